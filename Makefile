@@ -1,0 +1,61 @@
+# The two commands of a newcomer are `make run` and `make test`; every target sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test verify lint format proto lock bench setup setup-dev clean
+
+run: setup ## serve the embedded model in a sandbox
+	@$(BIN)/athanor demo
+
+test: setup-dev ## the whole test suite, small counts
+	$(BIN)/python -m pytest -q -m "not full"
+
+verify: setup-dev ## every bar at its full count
+	$(BIN)/python -m pytest -q
+
+lint: setup-dev ## style, types, import contracts, shell, units
+	$(BIN)/python -m pytest -q tests/test_linters.py tests/test_architecture.py
+
+format: setup-dev
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+proto: setup-dev ## regenerate the gRPC code
+	$(BIN)/python -m appliance.api.generate
+
+lock: setup-dev ## renew the pinned versions
+	$(BIN)/python requirements/lock.py
+
+bench: setup ## figures of the hot paths
+	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py
+
+setup: $(VENV)/.run $(BIN)/runsc
+setup-dev: $(VENV)/.dev $(BIN)/runsc
+
+# A CUDA build of torch brings packages that only cuda.lock pins; where pip chooses it, the first line fails and the second serves.
+define install
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(1) \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(1) -r requirements/cuda.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+endef
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Athanor needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements/run.lock pyproject.toml | $(BIN)/python
+	@echo "Installing what Athanor needs into $(VENV) ..."
+	$(call install,requirements/run.lock)
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(BIN)/python
+	@echo "Installing what Athanor and its tests need into $(VENV) ..."
+	$(call install,requirements/dev.lock)
+	@touch $@ $(VENV)/.run
+
+$(BIN)/runsc: | $(BIN)/python
+	@$(BIN)/python images/runsc.py --into $(BIN)
+
+clean:
+	rm -rf $(VENV) .athanor

@@ -1,0 +1,145 @@
+"""Every error that a caller or an operator can meet, and the one table that maps it to gRPC and HTTP.
+
+Errors that leave the machine come from this closed list (GUARANTEES, mistake 16): the message is written here or by
+code that knows only the caller's own request; no exception text, path or other tenant's name is ever put into one.
+A test walks the tree and demands a row for each class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How an error looks from outside.
+
+    ``grpc`` is the name of a canonical status code; ``http`` a status; ``kind`` and ``code`` are OpenAI's
+    ``error.type`` and ``error.code``; ``reason`` is the UPPER_SNAKE reason of google.rpc.ErrorInfo.
+    """
+
+    grpc: str
+    http: int
+    kind: str
+    code: str
+    reason: str
+
+
+class ApplianceError(Exception):
+    """Base of all. ``message`` is for the caller; ``retry_after_s`` is set where trying again later helps; ``param``
+    names the field of the request at fault; ``details`` are short facts (limit, actual) with the unit in the key."""
+
+    wire: ClassVar[Wire]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        param: str | None = None,
+        details: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.param = param
+        self.details = details or {}
+
+
+class ConfigError(ApplianceError):
+    """The machine's configuration cannot be used; met at start-up by the operator only."""
+
+    wire = Wire("FAILED_PRECONDITION", 500, "server_error", "configuration_error", "CONFIGURATION_ERROR")
+
+
+class StartError(ApplianceError):
+    """The appliance cannot start or go on: no runsc, a port in use, a model that does not load."""
+
+    wire = Wire("FAILED_PRECONDITION", 500, "server_error", "start_error", "START_ERROR")
+
+
+class InvalidRequestError(ApplianceError):
+    """The request is malformed or a value is out of range."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_value", "INVALID_REQUEST")
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and output do not fit the model's context or the tenant's cap."""
+
+    wire = Wire(
+        "INVALID_ARGUMENT", 400, "invalid_request_error", "context_length_exceeded", "CONTEXT_LENGTH_EXCEEDED"
+    )
+
+
+class QuarantinedError(InvalidRequestError):
+    """The engine died twice while serving this very request; it will not be tried again."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "request_quarantined", "REQUEST_QUARANTINED")
+
+
+class PayloadTooLargeError(ApplianceError):
+    """The body is larger than the limit."""
+
+    wire = Wire("INVALID_ARGUMENT", 413, "invalid_request_error", "payload_too_large", "PAYLOAD_TOO_LARGE")
+
+
+class UnauthenticatedError(ApplianceError):
+    """No credential, or one that is not known."""
+
+    wire = Wire("UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key", "UNAUTHENTICATED")
+
+
+class PermissionDeniedError(ApplianceError):
+    """The tenant may not do this."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "model_not_allowed", "PERMISSION_DENIED")
+
+
+class ModelNotFoundError(ApplianceError):
+    """No such model here, or none that this tenant may know of."""
+
+    wire = Wire("NOT_FOUND", 404, "invalid_request_error", "model_not_found", "MODEL_NOT_FOUND")
+
+
+class RouteNotFoundError(ApplianceError):
+    """No such route."""
+
+    wire = Wire("UNIMPLEMENTED", 404, "invalid_request_error", "unknown_url", "ROUTE_NOT_FOUND")
+
+
+class MethodNotAllowedError(ApplianceError):
+    """The route exists under another method."""
+
+    wire = Wire("UNIMPLEMENTED", 405, "invalid_request_error", "method_not_allowed", "METHOD_NOT_ALLOWED")
+
+
+class RateLimitedError(ApplianceError):
+    """A rate or concurrency limit of the tenant was hit."""
+
+    wire = Wire("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded", "RATE_LIMITED")
+
+
+class CancelledError(ApplianceError):
+    """The client left."""
+
+    wire = Wire("CANCELLED", 499, "invalid_request_error", "request_cancelled", "CANCELLED")
+
+
+class UnavailableError(ApplianceError):
+    """The model's sandbox is not there now: booting, restarting after a death, draining, or full."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "server_is_overloaded", "UNAVAILABLE")
+
+
+class DeadlineExceededError(ApplianceError):
+    """The request's deadline passed before its answer was complete."""
+
+    wire = Wire("DEADLINE_EXCEEDED", 504, "timeout_error", "deadline_exceeded", "DEADLINE_EXCEEDED")
+
+
+class InternalError(ApplianceError):
+    """A defect of the appliance; the request id finds it in the logs."""
+
+    wire = Wire("INTERNAL", 500, "server_error", "internal_error", "INTERNAL")

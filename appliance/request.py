@@ -1,0 +1,193 @@
+"""What both front ends translate to, and what a session gives back: values only.
+
+``GenerateRequest`` is checked by its builder (``appliance.api.limits``), so a session may trust its ranges. Times are
+seconds of ``time.monotonic``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from isolation.ipc.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks: made by ``appliance.api.auth`` alone, from a verified credential."""
+
+    tenant: str
+    credential: str
+    """As the policy spells it: ``key:ID`` or a SPIFFE URI."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation: JSON object ``{"messages": [...], "tools": [...]?}`` as UTF-8, shape checked, content not read."""
+
+    source: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text for a completion."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, typecode ``I``, used as they are."""
+
+    token_ids: array[int]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class Operation(Enum):
+    """``gen_ai.operation.name`` of a request."""
+
+    CHAT = "chat"
+    TEXT_COMPLETION = "text_completion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generation, whichever front end it came through."""
+
+    request_id: str
+    """Made by the server, unguessable; a client's own id is never an internal key."""
+    operation: Operation
+    model: str
+    prompt: Prompt
+    sampling: Sampling
+    max_tokens: int | None = None
+    """Output tokens asked for; None: as much as policy and context leave."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output and are not part of it."""
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = -1
+    """-1 none, 0 the chosen token's, n alternatives besides."""
+    deadline: float | None = None
+    stream: bool = False
+
+
+class FinishReason(Enum):
+    """OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token with its log-probability and the likeliest alternatives; ``text`` may hold part of a character."""
+
+    token_id: int
+    text: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine took the request up; always the first event."""
+
+    input_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text (whole characters, possibly empty) and the tokens that carried it."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request that ended well."""
+
+    reason: FinishReason
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
+
+
+Event = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a tenant may know of a model."""
+
+    name: str
+    created: int
+    """Unix seconds at which the appliance began to serve it."""
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """What is left of the tenant's request and token rate, for ``x-ratelimit-*`` headers."""
+
+    limit_requests: int
+    remaining_requests: int
+    reset_requests_s: float
+    limit_tokens: int
+    remaining_tokens: int
+    reset_tokens_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a front end knows of a call besides its content."""
+
+    route: str
+    """``POST /v1/chat/completions`` or the full gRPC method name: the server span's name."""
+    front_end: str
+    """``http`` or ``grpc``."""
+    traceparent: str | None = None
+    attributes: dict[str, str | int] = field(default_factory=dict)
+
+
+class Service(Protocol):
+    """What the front ends ask of the gateway: the one session object behind gRPC and HTTP."""
+
+    def generate(
+        self, principal: Principal, request: GenerateRequest, context: CallContext
+    ) -> AsyncIterator[Event]:
+        """Run the request: ``Started``, ``Delta`` ..., ``Finished``.
+
+        Closing the iterator (``aclose``) or cancelling its task stops compute within one step.
+
+        Raises:
+            ApplianceError: typed, from the closed list, at any point of the iteration.
+        """
+        ...
+
+    def models(self, principal: Principal) -> tuple[ModelCard, ...]:
+        """The models that this principal may use, by name."""
+        ...
+
+    def rates(self, principal: Principal) -> RateState:
+        """What is left of the tenant's rates now."""
+        ...
+
+    def authenticate(self, credential: str) -> Principal | None:
+        """The principal behind an already verified credential, by the policy in force; None if it names none."""
+        ...
+
+    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+        """Make the trace, metric and log line of a call that ended before a session began (bad body, no
+        credential); gives its request id."""
+        ...

@@ -1,0 +1,93 @@
+"""What the host tells a sandbox about its work; stdlib only, since the host writes it and the guest reads it.
+
+Both configurations travel as one JSON object in ``Configure``. Unknown keys, missing keys and wrong types are refused,
+so that host and guest of different versions cannot half-understand each other.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from engine.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine sandbox needs to know besides the weights."""
+
+    model_dir: str
+    """Directory inside the sandbox with config.json, generation_config.json (if any) and the safetensors files."""
+    model_digest: str
+    """Hex digest of the model's files, computed by the host; root of every block hash."""
+    dtype: str = "auto"
+    """``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``."""
+    threads: int = 1
+    """Compute threads: one fewer than the cores the sandbox has, at least one."""
+    block_size: int = 16
+    """Tokens in one KV block."""
+    kv_bytes: int = 256 << 20
+    """Bytes for the KV cache."""
+    max_context: int = 32_768
+    """Tokens of prompt and output; the model's own limit holds when it is lower."""
+    max_num_seqs: int = 128
+    """Sequences in one step."""
+    max_num_batched_tokens: int = 512
+    """Tokens in one step, prefill and decode together."""
+    max_waiting: int = 1_024
+    """Requests that may wait; one more fails at once as ``OVERLOADED``."""
+    prefix_caching: bool = True
+
+    def to_json(self) -> bytes:
+        """The configuration as it travels."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> EngineConfig:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ConfigurationError: not a JSON object with exactly the known keys and types.
+        """
+        return cls(**_checked(cls, data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextConfig:
+    """Everything the text sandbox needs to know besides the tokenizer files."""
+
+    model_dir: str
+    """Directory inside the sandbox with tokenizer.json, tokenizer_config.json and, if any, chat_template.jinja."""
+    render_limit_bytes: int = 8 << 20
+    """Bytes a chat template may give."""
+
+    def to_json(self) -> bytes:
+        """The configuration as it travels."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> TextConfig:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ConfigurationError: not a JSON object with exactly the known keys and types.
+        """
+        return cls(**_checked(cls, data))
+
+
+def _checked(cls: type, data: bytes) -> dict[str, object]:
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise ConfigurationError(f"configuration is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError("configuration is not a JSON object")
+    kinds = {"str": str, "int": int, "bool": bool}
+    known = {field.name: kinds[str(field.type)] for field in fields(cls)}
+    if values.keys() != known.keys():
+        odd = sorted(values.keys() ^ known.keys())
+        raise ConfigurationError(f"configuration has unknown or missing keys: {', '.join(odd)}")
+    for name, kind in known.items():
+        if type(values[name]) is not kind:
+            raise ConfigurationError(f"configuration key {name} is not {kind.__name__}")
+    return values

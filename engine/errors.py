@@ -1,0 +1,34 @@
+"""What can go wrong inside a sandbox, and how far it reaches.
+
+``EngineError``
+  * ``ConfigurationError``: the host's configuration cannot be used; the process ends.
+  * ``ModelLoadError``: the model's files cannot be used; the process ends.
+  * ``RequestRejectedError``: one request cannot be served; it fails, all others go on.
+
+Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
+"""
+
+from __future__ import annotations
+
+from isolation.ipc.messages import FailureCode
+
+
+class EngineError(Exception):
+    """Base of all errors of the engine package."""
+
+
+class ConfigurationError(EngineError):
+    """The configuration is malformed or asks for something that this build cannot do."""
+
+
+class ModelLoadError(EngineError):
+    """The model's files are malformed, incomplete or of an unsupported kind; the message names the file or tensor."""
+
+
+class RequestRejectedError(EngineError):
+    """This one request cannot be served."""
+
+    def __init__(self, code: FailureCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason

@@ -1,0 +1,28 @@
+"""Whose fault a broken wire is.
+
+``ProtocolError`` is abstract: ``LocalProtocolError`` is our own bug (we tried to send what the protocol forbids),
+``RemoteProtocolError`` is the peer's. Only the second one is a reason to kill a sandbox. ``RingFull`` is flow control
+and no error: the caller waits or keeps the frame.
+"""
+
+from __future__ import annotations
+
+
+class ProtocolError(Exception):
+    """Base of the two below; never raised itself."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We tried to send something the protocol does not allow."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes, cursors or an order of messages that the protocol does not allow."""
+
+
+class PeerGoneError(ProtocolError):
+    """The peer closed its end: its process ended or was killed."""
+
+
+class RingFull(Exception):  # noqa: N818 - flow control, not an error
+    """The frame does not fit now; it will once the peer has read."""

@@ -1,0 +1,305 @@
+"""The messages that cross a sandbox border: frozen, typed, bounded.
+
+Two peers speak over one channel: the *host* (supervisor during the handshake, gateway after it) and the *guest* (the
+program in a sandbox). A message is one frame. Every message that concerns a request carries the request's wire id, an
+unsigned 64-bit number that the gateway draws and never reuses on one channel.
+
+Order: guest ``Hello`` -> host ``Configure`` -> guest ``EngineReady`` or ``TextReady``; then, by role,
+
+* engine: host ``Submit | Abort | Drain``, guest ``StepOutput``;
+* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``.
+
+The bounds below are part of the protocol: a frame outside them is refused by the codec on both sides.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+PROTOCOL_VERSION = 1
+"""Raised by one whenever a frame of the last version would be read differently."""
+
+MAX_FRAME_BYTES = 5 << 20
+"""Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
+
+MAX_CONFIG_BYTES = 64 << 10
+"""Bytes of the JSON configuration in ``Configure``."""
+
+MAX_TOKENS_PER_REQUEST = 1 << 20
+"""Token ids in one prompt or in one ``Encoded``/``Decode`` message; the longest published context is 1 Mi tokens."""
+
+MAX_SOURCE_BYTES = 4 << 20
+"""Bytes of the UTF-8 text or JSON conversation in one ``Encode``."""
+
+MAX_STOP_IDS = 64
+"""Additional stop token ids of one request."""
+
+MAX_TOKENS_PER_FRAME = 65_536
+"""Token events in one ``StepOutput``: 4,096 sequences times 16 steps of a replay."""
+
+MAX_TOP_LOGPROBS = 20
+"""Alternatives reported beside a token, the limit of OpenAI's API."""
+
+MAX_REASON_BYTES = 512
+"""Bytes of the human text in ``Failed``."""
+
+MAX_VOCABULARY_ENTRIES = 8_192
+"""Entries in one ``Vocabulary`` frame; a larger table takes several frames."""
+
+MAX_ENTRY_BYTES = 1_024
+"""Bytes of one token's text; the longest in published vocabularies is 512 (runs of spaces)."""
+
+NAMESPACE_KEY_BYTES = 32
+"""Bytes of a namespace key, the key of the tenant's block hashes."""
+
+
+class Role(IntEnum):
+    """Which program a sandbox runs."""
+
+    ENGINE = 1
+    TEXT = 2
+
+
+class Finish(IntEnum):
+    """Why a request's last token is its last; ``NONE`` on every other token."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+
+class FailureCode(IntEnum):
+    """Why a request ended without its answer, or a text job without its result."""
+
+    ABORTED = 1
+    """The host asked for it."""
+    INVALID = 2
+    """The request cannot be run as asked (an id outside the vocabulary, a malformed conversation, a template's own refusal)."""
+    TOO_LONG = 3
+    """Prompt and output do not fit the context or the KV cache, or the text gives more tokens than allowed."""
+    OVERLOADED = 4
+    """A bounded queue inside the sandbox is full; asking again later may help."""
+    INTERNAL = 5
+    """A defect met while serving this request; other requests go on."""
+
+
+class SourceKind(IntEnum):
+    """What ``Encode.source`` holds."""
+
+    TEXT = 1
+    """UTF-8 text, tokenised as it is, with the tokenizer's own special tokens added."""
+    CHAT = 2
+    """UTF-8 JSON object ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?}`` for the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The guest is up and speaks this protocol version in this role."""
+
+    version: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """The guest's configuration: JSON of ``EngineConfig`` or ``TextConfig``."""
+
+    config: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The model is loaded and warm. Counts are the guest's claims; the host uses them within its own bounds."""
+
+    vocab_size: int
+    """Width of the logits: every id in a prompt must be below it."""
+    max_context: int
+    """Tokens of prompt and output together."""
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextReady:
+    """Tokenizer and template are loaded."""
+
+    vocab_size: int
+    """One more than the highest id the tokenizer can give."""
+    has_chat_template: bool
+    exact_vocabulary: bool
+    """Whether the id-to-bytes table reproduces the tokenizer's own decoding (checked by the guest on samples)."""
+    strip_leading_space: bool
+    """Whether the first character of a decoded text is dropped when it is a space (SentencePiece's dummy prefix)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Numbers that choose a token. Greedy when ``temperature`` is 0. Order of application: penalties, temperature,
+    top-k, top-p, min-p."""
+
+    temperature: float = 1.0
+    """0 or more, finite."""
+    top_k: int = 0
+    """0 keeps all."""
+    top_p: float = 1.0
+    """In (0, 1]."""
+    min_p: float = 0.0
+    """In [0, 1]."""
+    repetition_penalty: float = 1.0
+    """Above 0; over prompt and output, as in CTRL (arXiv 1909.05858)."""
+    presence_penalty: float = 0.0
+    """In [-2, 2]; over the output."""
+    frequency_penalty: float = 0.0
+    """In [-2, 2]; over the output."""
+    seed: int = 0
+    """Unsigned 64-bit; the host always draws one, so a request is reproducible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run this request. The grant (``max_tokens``) is the most output tokens the host will accept."""
+
+    request: int
+    namespace: bytes
+    """``NAMESPACE_KEY_BYTES`` random bytes that key the block hashes: same key, same namespace."""
+    token_ids: array[int]
+    """Prompt, typecode ``I``, at least one id."""
+    max_tokens: int
+    sampling: Sampling
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the output besides the model's own."""
+    ignore_eos: bool = False
+    """Whether the model's own stop ids are passed over (``stop_ids`` still hold)."""
+    retain: bool = True
+    """Whether finished blocks may serve later requests of the namespace (retention ``none`` says no)."""
+    logprobs: int = -1
+    """-1 none; 0 the chosen token's; n its and the n likeliest alternatives', at most ``MAX_TOP_LOGPROBS``."""
+    weight: int = 1
+    """Share of the namespace in fair service, 1..1000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop the request at the next step. Idempotent; an unknown id is ignored. Answered by a failure ``ABORTED``
+    when the request was live."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what runs, accept nothing more, then end the process with status 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A request was scheduled for the first time in this step."""
+
+    request: int
+    cached_tokens: int
+    """Prompt tokens served from the namespace's own earlier blocks."""
+    queue_us: int
+    """Microseconds between receipt in the engine and scheduling."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities beside one token event."""
+
+    index: int
+    """Position in the frame's parallel arrays."""
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """A request ended without finishing; nothing more will come for it."""
+
+    request: int
+    code: FailureCode
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """All that one step gave: the one frame of the step. ``requests``, ``token_ids`` and ``finishes`` run in parallel."""
+
+    requests: array[int] = field(default_factory=lambda: array("Q"))
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    finishes: bytes = b""
+    """One ``Finish`` a token."""
+    starts: tuple[Started, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    failures: tuple[RequestFailure, ...] = ()
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Turn text or a conversation into token ids."""
+
+    request: int
+    kind: SourceKind
+    source: bytes
+    max_tokens: int
+    """More ids than this is ``TOO_LONG``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Answer to ``Encode``."""
+
+    request: int
+    token_ids: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Turn ids into text, for tokenizers whose table is not exact."""
+
+    request: int
+    token_ids: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Answer to ``Decode``: UTF-8, special tokens left out; an unfinished character at the end shows as U+FFFD."""
+
+    request: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadVocabulary:
+    """Ask for the id-to-bytes table from ``start`` on."""
+
+    request: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A slice of the id-to-bytes table; special tokens have no bytes."""
+
+    request: int
+    start: int
+    entries: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A text job failed. ``reason`` is for the caller and names nothing of the host."""
+
+    request: int
+    code: FailureCode
+    reason: str
+
+
+HostMessage = Configure | Submit | Abort | Drain | Encode | Decode | ReadVocabulary
+GuestMessage = Hello | EngineReady | TextReady | StepOutput | Encoded | Decoded | Vocabulary | Failed
+Message = HostMessage | GuestMessage

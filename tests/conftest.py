@@ -1,0 +1,37 @@
+"""Fixtures shared by all tests: where things are; no logic."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Public data beside the repository (traces, a trained model); the test is skipped where it is absent."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("no shared data beside the repository")
+    return path
+
+
+@pytest.fixture(scope="session")
+def runsc_path() -> Path:
+    """A runsc binary: the one `make` obtained, or one on PATH."""
+    own = ROOT / ".venv" / "bin" / "runsc"
+    if own.is_file():
+        return own
+    found = shutil.which("runsc")
+    if found is None:
+        pytest.skip("no runsc: run `make setup`")
+    return Path(found)
