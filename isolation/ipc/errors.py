@@ -1,15 +1,16 @@
 """Whose fault a broken wire is.
 
-``ProtocolError`` is abstract: ``LocalProtocolError`` is our own bug (we tried to send what the protocol forbids),
-``RemoteProtocolError`` is the peer's. Only the second one is a reason to kill a sandbox. ``RingFull`` is flow control
-and no error: the caller waits or keeps the frame.
+``ProtocolError`` is abstract: ``LocalProtocolError`` is our own bug (we tried to send what the
+protocol forbids), ``RemoteProtocolError`` is the peer's. Only the second one is a reason to kill
+a sandbox. ``PeerGoneError`` and ``AttachError`` are nobody's breach: a process ended, or the two
+never met. ``RingFull`` is flow control and no error: the caller waits or keeps the frame.
 """
 
 from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """Base of the two below; never raised itself."""
+    """Base of the four below; never raised itself."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -24,5 +25,9 @@ class PeerGoneError(ProtocolError):
     """The peer closed its end: its process ended or was killed."""
 
 
-class RingFull(Exception):  # noqa: N818 - flow control, not an error
+class AttachError(ProtocolError):
+    """Host and guest did not meet: nobody came in time, or the descriptors did not arrive."""
+
+
+class RingFull(Exception):
     """The frame does not fit now; it will once the peer has read."""

@@ -1,15 +1,18 @@
 """The messages that cross a sandbox border: frozen, typed, bounded.
 
-Two peers speak over one channel: the *host* (supervisor during the handshake, gateway after it) and the *guest* (the
-program in a sandbox). A message is one frame. Every message that concerns a request carries the request's wire id, an
-unsigned 64-bit number that the gateway draws and never reuses on one channel.
+Two peers speak over one channel: the *host* (supervisor during the handshake, gateway after it)
+and the *guest* (the program in a sandbox). A message is one frame. Every message that concerns a
+request carries the request's wire id, an unsigned 64-bit number that the gateway draws and never
+reuses on one channel.
 
-Order: guest ``Hello`` -> host ``Configure`` -> guest ``EngineReady`` or ``TextReady``; then, by role,
+Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
 * engine: host ``Submit | Abort | Drain``, guest ``StepOutput``;
-* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``.
+* text: host ``Encode | Decode | ReadVocabulary``,
+  guest ``Encoded | Decoded | Vocabulary | Failed``.
 
-The bounds below are part of the protocol: a frame outside them is refused by the codec on both sides.
+The bounds here are part of the protocol: the codec refuses a frame outside them on both sides.
+Integers are unsigned 32-bit where nothing else is said.
 """
 
 from __future__ import annotations
@@ -20,37 +23,26 @@ from enum import IntEnum
 
 PROTOCOL_VERSION = 1
 """Raised by one whenever a frame of the last version would be read differently."""
-
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
-
 MAX_CONFIG_BYTES = 64 << 10
 """Bytes of the JSON configuration in ``Configure``."""
-
 MAX_TOKENS_PER_REQUEST = 1 << 20
-"""Token ids in one prompt or in one ``Encoded``/``Decode`` message; the longest published context is 1 Mi tokens."""
-
+"""Token ids in a prompt, ``Encoded`` or ``Decode``; the longest published context is 1 Mi."""
 MAX_SOURCE_BYTES = 4 << 20
 """Bytes of the UTF-8 text or JSON conversation in one ``Encode``."""
-
 MAX_STOP_IDS = 64
 """Additional stop token ids of one request."""
-
 MAX_TOKENS_PER_FRAME = 65_536
 """Token events in one ``StepOutput``: 4,096 sequences times 16 steps of a replay."""
-
 MAX_TOP_LOGPROBS = 20
 """Alternatives reported beside a token, the limit of OpenAI's API."""
-
 MAX_REASON_BYTES = 512
 """Bytes of the human text in ``Failed``."""
-
 MAX_VOCABULARY_ENTRIES = 8_192
 """Entries in one ``Vocabulary`` frame; a larger table takes several frames."""
-
 MAX_ENTRY_BYTES = 1_024
 """Bytes of one token's text; the longest in published vocabularies is 512 (runs of spaces)."""
-
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
 
@@ -76,9 +68,9 @@ class FailureCode(IntEnum):
     ABORTED = 1
     """The host asked for it."""
     INVALID = 2
-    """The request cannot be run as asked (an id outside the vocabulary, a malformed conversation, a template's own refusal)."""
+    """It cannot be run as asked: an id out of range, a malformed chat, a template's refusal."""
     TOO_LONG = 3
-    """Prompt and output do not fit the context or the KV cache, or the text gives more tokens than allowed."""
+    """It does not fit context or KV cache, or a text gives more tokens than allowed."""
     OVERLOADED = 4
     """A bounded queue inside the sandbox is full; asking again later may help."""
     INTERNAL = 5
@@ -91,7 +83,7 @@ class SourceKind(IntEnum):
     TEXT = 1
     """UTF-8 text, tokenised as it is, with the tokenizer's own special tokens added."""
     CHAT = 2
-    """UTF-8 JSON object ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?}`` for the chat template."""
+    """UTF-8 JSON for the template: ``{"messages": [], "tools": []?, "template_kwargs": {}?}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The model is loaded and warm. Counts are the guest's claims; the host uses them within its own bounds."""
+    """Loaded and warm. Counts are 1 or more, and claims: the host uses them within its bounds."""
 
     vocab_size: int
     """Width of the logits: every id in a prompt must be below it."""
@@ -129,15 +121,15 @@ class TextReady:
     """One more than the highest id the tokenizer can give."""
     has_chat_template: bool
     exact_vocabulary: bool
-    """Whether the id-to-bytes table reproduces the tokenizer's own decoding (checked by the guest on samples)."""
+    """Whether the id-to-bytes table decodes as the tokenizer does (the guest tries samples)."""
     strip_leading_space: bool
-    """Whether the first character of a decoded text is dropped when it is a space (SentencePiece's dummy prefix)."""
+    """Whether a decoded text loses its first character when a space (SentencePiece's prefix)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Numbers that choose a token. Greedy when ``temperature`` is 0. Order of application: penalties, temperature,
-    top-k, top-p, min-p."""
+    """Numbers that choose a token. Greedy when ``temperature`` is 0. Order of application:
+    penalties, temperature, top-k, top-p, min-p."""
 
     temperature: float = 1.0
     """0 or more, finite."""
@@ -159,7 +151,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Run this request. The grant (``max_tokens``) is the most output tokens the host will accept."""
+    """Run this request. ``max_tokens`` is the grant: the most output tokens the host accepts."""
 
     request: int
     namespace: bytes
@@ -173,17 +165,17 @@ class Submit:
     ignore_eos: bool = False
     """Whether the model's own stop ids are passed over (``stop_ids`` still hold)."""
     retain: bool = True
-    """Whether finished blocks may serve later requests of the namespace (retention ``none`` says no)."""
+    """Whether finished blocks may serve later requests of the namespace."""
     logprobs: int = -1
-    """-1 none; 0 the chosen token's; n its and the n likeliest alternatives', at most ``MAX_TOP_LOGPROBS``."""
+    """-1 none; 0 the chosen token's; n also the n likeliest's, at most ``MAX_TOP_LOGPROBS``."""
     weight: int = 1
     """Share of the namespace in fair service, 1..1000."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop the request at the next step. Idempotent; an unknown id is ignored. Answered by a failure ``ABORTED``
-    when the request was live."""
+    """Stop the request at the next step. Idempotent; an unknown id is ignored. Answered by a
+    failure ``ABORTED`` when the request was live."""
 
     request: int
 
@@ -201,7 +193,7 @@ class Started:
     cached_tokens: int
     """Prompt tokens served from the namespace's own earlier blocks."""
     queue_us: int
-    """Microseconds between receipt in the engine and scheduling."""
+    """Microseconds between receipt in the engine and scheduling, unsigned 64-bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +201,9 @@ class TokenLogprobs:
     """Log-probabilities beside one token event."""
 
     index: int
-    """Position in the frame's parallel arrays."""
+    """Position in the frame's parallel arrays; ascends within a frame, each at most once."""
     logprob: float
+    """Finite, as are the alternatives'."""
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
 
@@ -225,7 +218,8 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """All that one step gave: the one frame of the step. ``requests``, ``token_ids`` and ``finishes`` run in parallel."""
+    """All that one step gave, in one frame. ``requests`` (typecode ``Q``), ``token_ids`` (``I``)
+    and ``finishes`` run in parallel. Starts and failures are bounded as the tokens are."""
 
     requests: array[int] = field(default_factory=lambda: array("Q"))
     token_ids: array[int] = field(default_factory=lambda: array("I"))
@@ -268,7 +262,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Answer to ``Decode``: UTF-8, special tokens left out; an unfinished character at the end shows as U+FFFD."""
+    """Answer to ``Decode``: UTF-8 without special tokens; an unfinished end shows as U+FFFD."""
 
     request: int
     text: bytes
@@ -301,5 +295,6 @@ class Failed:
 
 
 HostMessage = Configure | Submit | Abort | Drain | Encode | Decode | ReadVocabulary
-GuestMessage = Hello | EngineReady | TextReady | StepOutput | Encoded | Decoded | Vocabulary | Failed
+TextAnswer = Encoded | Decoded | Vocabulary | Failed
+GuestMessage = Hello | EngineReady | TextReady | StepOutput | TextAnswer
 Message = HostMessage | GuestMessage

@@ -1,0 +1,234 @@
+"""The gRPC front end: one method table, default deny, one boundary for errors.
+
+Every method goes through ``_call``: authenticate, run, and turn whatever is raised into a rich status. Methods are
+coroutines that write to the context rather than generators: grpc.aio closes a generator late when its call is
+cancelled, and a coroutine's ``finally`` runs at once. Our own requests arrive as bytes and are parsed inside the
+boundary, so that a malformed one is the caller's INVALID_ARGUMENT and not our INTERNAL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_status import rpc_status
+
+from appliance.api import grpc_errors, grpc_messages, http_headers
+from appliance.api.auth import Auth, Resolver
+from appliance.api.cut import Cut
+from appliance.api.generated import inference_pb2 as pb
+from appliance.api.limits import Stamp
+from appliance.errors import (
+    ApplianceError,
+    CancelledError,
+    InternalError,
+    InvalidRequestError,
+    RouteNotFoundError,
+    UnavailableError,
+)
+from appliance.ids import new_request_id
+from appliance.request import CallContext, Event, GenerateRequest, Principal, Service
+
+SERVICE = "athanor.inference.v1.InferenceService"
+HEALTH = "grpc.health.v1.Health"
+REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The two names of the same messages; newer clients ask for the first."""
+
+STALL_S = 30.0
+"""Seconds for which a client may leave one message unread before its call is ended."""
+
+DRAIN_RETRY_S = 2.0
+
+_M = TypeVar("_M", bound=Message)
+
+
+class _Call:
+    """What one call is known by."""
+
+    def __init__(self, method: str, context: Any) -> None:
+        metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
+        self.context = context
+        self.authorization = [value for name, value in metadata if name == "authorization"]
+        self.facts = CallContext(
+            route=method,
+            front_end="grpc",
+            traceparent=http_headers.traceparent([value for name, value in metadata if name == "traceparent"]),
+            attributes={"rpc.system": "grpc"},
+        )
+        self.principal: Principal | None = None
+        self.request_id: str | None = None
+        """Set when a session begins: from then on the session traces its own errors."""
+
+    def peer_uris(self) -> list[str]:
+        """The URI names of a verified client certificate."""
+        names: Iterable[bytes] = (self.context.auth_context() or {}).get("peer_uri") or ()
+        return [name.decode("ascii", "replace") for name in names]
+
+
+Behaviour = Callable[[Any, _Call], Awaitable[Message | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """One row of the method table. ``wrap`` is grpc's handler factory for its cardinality."""
+
+    auth: Auth
+    wrap: Callable[..., Any]
+    behaviour: Behaviour
+    parse: Callable[[bytes], Any] | None = None
+
+
+class GrpcFrontEnd:
+    """The methods, as a generic handler for ``grpc.aio.Server``."""
+
+    def __init__(self, service: Service, resolver: Resolver, stall_s: float = STALL_S) -> None:
+        self.health = health.aio.HealthServicer()
+        self._service = service
+        self._resolver = resolver
+        self._stall_s = stall_s
+        self._draining = False
+        self._live: set[Cut] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._reflection = reflection.aio.ReflectionServicer([SERVICE, HEALTH, *REFLECTION])
+        self._table = self._methods()
+
+    async def idle(self) -> None:
+        """Return when no generation runs."""
+        await self._idle.wait()
+
+    def begin_drain(self) -> None:
+        """Take no new generations; those that run go on."""
+        self._draining = True
+
+    def cut_all(self) -> None:
+        """End those that still run with a retryable error."""
+        for cut in list(self._live):
+            cut.end(_shutting_down())
+
+    def methods(self) -> dict[str, Auth]:
+        """Every method there is and what it asks of its caller."""
+        return {name: method.auth for name, method in self._table.items()}
+
+    def service(self, details: Any) -> Any:
+        """grpc's hook: the handler of a method. Never None, so that an unknown method too is authenticated first."""
+        unknown = _Method(Auth.TENANT, grpc.stream_stream_rpc_method_handler, self._unknown)
+        method = self._table.get(details.method, unknown)
+        name = details.method if details.method in self._table else "*"
+
+        async def handle(request: Any, context: Any) -> Message | None:
+            return await self._call(method, _Call(name, context), request)
+
+        return method.wrap(
+            handle,
+            request_deserializer=method.parse,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+
+    async def _call(self, method: _Method, call: _Call, request: Any) -> Message | None:
+        try:
+            if method.auth is not Auth.PUBLIC:
+                call.principal = self._resolver.resolve(call.authorization, call.peer_uris())
+            return await method.behaviour(request, call)
+        except ApplianceError as error:
+            shown = error
+            request_id = call.request_id or self._record(call, error)
+        except grpc.aio.BaseError:
+            raise  # an abort under way, or a call that grpc itself has ended
+        except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect shows its request id, nothing else
+            request_id = self._record(call, error)
+            shown = InternalError(f"internal error; the operator finds it under request id {request_id}")
+        await call.context.abort_with_status(rpc_status.to_status(grpc_errors.status_of(shown, request_id)))
+        return None
+
+    def _record(self, call: _Call, error: Exception) -> str:
+        tenant = call.principal.tenant if call.principal is not None else None
+        return self._service.record_refusal(call.facts, error, tenant)
+
+    async def _generate(self, request: bytes, call: _Call) -> None:
+        if self._draining:
+            raise _shutting_down()
+        message = _parsed(pb.GenerateRequest, request)
+        left = call.context.time_remaining()
+        deadline = None if left is None else time.monotonic() + left
+        asked = grpc_messages.to_request(message, Stamp(new_request_id(), deadline))
+        cut = Cut()
+        self._live.add(cut)
+        self._idle.clear()
+        try:
+            call.request_id = asked.request_id
+            await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
+            events = self._service.generate(_principal(call), asked, call.facts)
+            await cut.run(self._stream(call, cast("AsyncGenerator[Event, None]", events), asked))
+        finally:
+            self._live.discard(cut)
+            if not self._live:
+                self._idle.set()
+
+    async def _stream(self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest) -> None:
+        async with aclosing(events):
+            async for event in events:
+                await self._write(call, grpc_messages.to_response(event, asked))
+
+    async def _write(self, call: _Call, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await call.context.write(message)
+        except TimeoutError:
+            raise CancelledError("the client stopped reading; the request was ended") from None
+
+    async def _list_models(self, request: bytes, call: _Call) -> Message:
+        _parsed(pb.ListModelsRequest, request)
+        return grpc_messages.to_models(self._service.models(_principal(call)))
+
+    async def _check(self, request: bytes, call: _Call) -> Message:
+        answer: Message = await self.health.Check(_parsed(health_pb2.HealthCheckRequest, request), call.context)
+        return answer
+
+    async def _watch(self, request: bytes, call: _Call) -> None:
+        await self.health.Watch(_parsed(health_pb2.HealthCheckRequest, request), call.context)
+
+    async def _reflect(self, requests: Any, call: _Call) -> None:
+        async for answer in self._reflection.ServerReflectionInfo(requests, call.context):
+            await call.context.write(answer)
+
+    async def _unknown(self, _requests: Any, _call: _Call) -> None:
+        raise RouteNotFoundError("no such method; ask server reflection for those served")
+
+    def _methods(self) -> dict[str, _Method]:
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        both = grpc.stream_stream_rpc_method_handler
+        reflect = _Method(Auth.TENANT, both, self._reflect, reflection_pb2.ServerReflectionRequest.FromString)
+        return {
+            f"/{SERVICE}/Generate": _Method(Auth.TENANT, stream, self._generate),
+            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, unary, self._list_models),
+            f"/{HEALTH}/Check": _Method(Auth.PUBLIC, unary, self._check),
+            f"/{HEALTH}/Watch": _Method(Auth.TENANT, stream, self._watch),
+            **{f"/{name}/ServerReflectionInfo": reflect for name in REFLECTION},
+        }
+
+
+def _parsed(kind: type[_M], data: bytes) -> _M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise InvalidRequestError("the message is not valid protobuf of this method's type") from None
+    return message
+
+
+def _principal(call: _Call) -> Principal:
+    assert call.principal is not None, "a TENANT method runs after authentication"
+    return call.principal
+
+
+def _shutting_down() -> UnavailableError:
+    return UnavailableError("the appliance is shutting down; try again shortly", retry_after_s=DRAIN_RETRY_S)

@@ -1,0 +1,123 @@
+"""Messages of ``athanor.inference.v1`` <-> ours: pure, no range is checked here but presence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.api import limits
+from appliance.api.generated import inference_pb2 as pb
+from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
+from appliance.errors import InvalidRequestError
+from appliance.request import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+    Operation,
+    Prompt,
+    Started,
+    TokenLogprob,
+)
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+_NAMES = {"max_tokens": "max_output_tokens", "stop_ids": "stop_token_ids"} | {
+    name: f"sampling.{name}" for name in _SAMPLING
+}
+_ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
+    """The request that the message asks for.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    operation, prompt = _prompt(message)
+    given = {field.name: value for field, value in message.sampling.ListFields()}
+    draft = Draft(
+        operation=operation,
+        model=message.model,
+        prompt=prompt,
+        sampling=SamplingDraft(**given),
+        max_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
+        stop=tuple(message.stop),
+        stop_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        stream=True,
+    )
+    return limits.build(draft, stamp, _NAMES)
+
+
+def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
+    """The message for one event of the session."""
+    if isinstance(event, Delta):
+        delta = pb.Delta(
+            text=event.text, token_ids=event.token_ids, logprobs=[_logprob(entry) for entry in event.logprobs]
+        )
+        return pb.GenerateResponse(delta=delta)
+    if isinstance(event, Started):
+        started = pb.Started(
+            request_id=request.request_id,
+            model=request.model,
+            input_tokens=event.input_tokens,
+            cached_input_tokens=event.cached_tokens,
+        )
+        return pb.GenerateResponse(started=started)
+    return pb.GenerateResponse(finished=_finished(event))
+
+
+def to_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
+    """The message for a tenant's models."""
+    models = [
+        pb.Model(name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context) for card in cards
+    ]
+    return pb.ListModelsResponse(models=models)
+
+
+def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt]:
+    kind = message.WhichOneof("input")
+    if kind == "conversation":
+        turns = [_turn(turn, f"conversation.messages[{i}]") for i, turn in enumerate(message.conversation.messages)]
+        return Operation.CHAT, limits.chat_prompt(turns, "conversation.messages")
+    if kind == "text":
+        return Operation.TEXT_COMPLETION, limits.text_prompt(message.text, "text")
+    if kind == "token_ids":
+        return Operation.TEXT_COMPLETION, limits.token_prompt(message.token_ids.ids, "token_ids.ids")
+    raise InvalidRequestError("one of conversation, text and token_ids is required", param="input")
+
+
+def _turn(message: pb.ChatMessage, at: str) -> Turn:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequestError(f"{at}.role must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT", param=f"{at}.role")
+    return Turn(role, message.content, message.name if message.HasField("name") else None)
+
+
+def _logprob(entry: TokenLogprob) -> pb.TokenLogprob:
+    top = [pb.TopLogprob(token_id=token_id, text=text, logprob=logprob) for token_id, text, logprob in entry.top]
+    return pb.TokenLogprob(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
+
+
+def _finished(event: Finished) -> pb.Finished:
+    counted = pb.Usage(
+        input_tokens=event.input_tokens,
+        cached_input_tokens=event.cached_tokens,
+        output_tokens=event.output_tokens,
+    )
+    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop)

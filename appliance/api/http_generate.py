@@ -1,0 +1,187 @@
+"""The two endpoints that generate: one session each, streamed or collected, ended early when nobody wants the answer.
+
+While a session runs, three things may cut it: the client's disconnect (seen by a task that keeps reading the
+connection, also while nothing is written), the caller's deadline (the session holds it too; this is the backstop), and
+the appliance's drain. A cut closes the session's iterator, which stops the engine within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import cast
+
+from appliance.api import http_headers, openai, sse
+from appliance.api.cut import Cut
+from appliance.api.http_body import ClientGoneError, read_body, wait_disconnect
+from appliance.api.http_exchange import Exchange
+from appliance.api.http_settings import HttpSettings
+from appliance.api.limits import Stamp
+from appliance.api.openai_objects import Writer
+from appliance.errors import ApplianceError, DeadlineExceededError
+from appliance.ids import new_request_id
+from appliance.request import (
+    Delta,
+    Event,
+    Finished,
+    GenerateRequest,
+    Operation,
+    Principal,
+    Service,
+    Started,
+)
+
+DEADLINE_MARGIN_S = 0.25
+"""Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""
+
+Events = AsyncGenerator[Event, None]
+
+
+class Generation:
+    """Serves ``/v1/chat/completions`` and ``/v1/completions``."""
+
+    def __init__(self, service: Service, settings: HttpSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._live: set[Cut] = set()
+
+    def cut_all(self, reason: ApplianceError) -> None:
+        """End every session that runs with ``reason``."""
+        for cut in list(self._live):
+            cut.end(reason)
+
+    async def serve(self, exchange: Exchange, principal: Principal, operation: Operation) -> None:
+        """One request, body to last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        deadline = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
+        body = await read_body(
+            exchange.receive,
+            exchange.headers,
+            self._settings.max_body_bytes,
+            self._settings.body_timeout_s,
+        )
+        exchange.body_pending = False
+        parsed = openai.parse(operation, body, Stamp(new_request_id(), deadline))
+        request = parsed.request
+        writer = Writer(request, int(time.time()), parsed.include_usage)
+        notes = http_headers.ignored(parsed.ignored)
+        async with self._guarded(exchange, request) as cut:
+            exchange.request_id = request.request_id
+            events = cast(Events, self._service.generate(principal, request, exchange.context))
+            if request.stream:
+                await cut.run(self._stream(exchange, principal, writer, events, notes))
+            else:
+                await cut.run(self._collect(exchange, principal, writer, events, notes))
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        writer: Writer,
+        events: Events,
+        notes: http_headers.Headers,
+    ) -> None:
+        async with aclosing(events):
+            await _started(events)
+            await exchange.stream(
+                cast(str, exchange.request_id), [*http_headers.rates(self._service.rates(principal)), *notes]
+            )
+            opening = writer.opening()
+            if opening is not None:
+                await exchange.write(opening)
+            finished = False
+            async for event in events:
+                if isinstance(event, Delta):
+                    chunk = writer.delta(event)
+                    if chunk is not None:
+                        await exchange.write(chunk)
+                elif isinstance(event, Finished):
+                    finished = True
+                    for chunk in writer.closing(event):
+                        await exchange.write(chunk)
+            _check_finished(finished)
+            await exchange.end()
+
+    async def _collect(
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        writer: Writer,
+        events: Events,
+        notes: http_headers.Headers,
+    ) -> None:
+        deltas: list[Delta] = []
+        finished: Finished | None = None
+        async with aclosing(events):
+            await _started(events)
+            async for event in events:
+                if isinstance(event, Delta):
+                    deltas.append(event)
+                elif isinstance(event, Finished):
+                    finished = event
+        _check_finished(finished is not None)
+        await exchange.answer(
+            200,
+            writer.collected(deltas, cast(Finished, finished)),
+            cast(str, exchange.request_id),
+            [*http_headers.rates(self._service.rates(principal)), *notes],
+        )
+
+    @asynccontextmanager
+    async def _guarded(self, exchange: Exchange, request: GenerateRequest) -> AsyncIterator[Cut]:
+        """A ``Cut`` that the client's leaving, the deadline and a drain end; keepalives meanwhile."""
+        cut = Cut()
+        helpers = [asyncio.ensure_future(_watch(exchange, cut))]
+        if request.stream:
+            helpers.append(asyncio.ensure_future(_pulse(exchange, self._settings.sse_keepalive_s)))
+        timer = None
+        if request.deadline is not None:
+            left = request.deadline - time.monotonic() + DEADLINE_MARGIN_S
+            timer = asyncio.get_running_loop().call_later(left, cut.end, _too_late())
+        self._live.add(cut)
+        try:
+            yield cut
+        finally:
+            self._live.discard(cut)
+            if timer is not None:
+                timer.cancel()
+            for helper in helpers:
+                helper.cancel()
+            for helper in helpers:
+                with suppress(asyncio.CancelledError):
+                    await helper
+
+
+async def _watch(exchange: Exchange, cut: Cut) -> None:
+    await wait_disconnect(exchange.receive)
+    cut.end(ClientGoneError())
+
+
+async def _pulse(exchange: Exchange, keepalive_s: float) -> None:
+    """Write a comment after each ``keepalive_s`` of silence inside a stream."""
+    while True:
+        silence = time.monotonic() - exchange.last_sent
+        if exchange.streaming and not exchange.sending and silence >= keepalive_s:
+            await exchange.write(sse.KEEPALIVE)
+        else:
+            await asyncio.sleep(max(keepalive_s - silence, keepalive_s / 8))
+
+
+async def _started(events: Events) -> None:
+    if not isinstance(await anext(events, None), Started):
+        raise RuntimeError("the session's first event is not Started")
+
+
+def _check_finished(finished: bool) -> None:
+    if not finished:
+        raise RuntimeError("the session ended without Finished")
+
+
+def _too_late() -> DeadlineExceededError:
+    return DeadlineExceededError("the deadline passed before the answer was complete; raise it or ask for fewer tokens")

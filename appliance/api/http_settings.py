@@ -1,0 +1,34 @@
+"""Numbers of the HTTP front end that an operator or a test may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.api.limits import MAX_BODY_BYTES
+
+MAX_HEAD_BYTES = 32 << 10
+"""Bytes of request line and headers together; a SPIFFE-issued bearer token and tracing headers need 4 KiB."""
+
+MAX_HEADERS = 100
+"""Headers of one request, trailers included; browsers and SDKs send under 30."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Limits and timeouts; ``_s`` is seconds."""
+
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_connections: int = 1_024
+    """Open connections; one more is closed at once."""
+    head_timeout_s: float = 10.0
+    """From a connection's opening, or from a request's first byte, to the end of its headers."""
+    body_timeout_s: float = 30.0
+    """For the whole body: 4 MiB at 1.1 Mbit/s."""
+    keep_alive_s: int = 75
+    """Between two requests on a connection; longer than the pools of common clients keep one."""
+    sse_keepalive_s: float = 15.0
+    """Silence in a stream after which a comment is sent; common proxies cut at 30 to 60."""
+    stall_s: float = 30.0
+    """For how long a client may take nothing of what was sent before the kernel ends its connection."""
+    allowed_hosts: frozenset[str] = frozenset()
+    """Names (with port, as sent) that the Host header must be one of; empty: any. Guards against DNS rebinding."""

@@ -1,0 +1,186 @@
+"""Events -> OpenAI's objects: chat and text completions, whole and in chunks, models, errors; pure.
+
+A ``Writer`` serves one request. Streamed, it gives the bytes of server-sent events; collected, the one object of the
+answer. Source of the shapes: OpenAI's API specification of 2026-08.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from appliance.api import sse
+from appliance.errors import ApplianceError
+from appliance.request import Delta, Finished, GenerateRequest, ModelCard, Operation, TokenLogprob
+
+LEAST_LOGPROB = -9999.0
+"""OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
+
+OWNER = "athanor"
+
+_OBJECTS = {
+    (Operation.CHAT, False): "chat.completion",
+    (Operation.CHAT, True): "chat.completion.chunk",
+    (Operation.TEXT_COMPLETION, False): "text_completion",
+    (Operation.TEXT_COMPLETION, True): "text_completion",
+}
+"""``object`` of an answer by operation and whether it is streamed."""
+
+
+class Writer:
+    """Writes the answer to one request in the shape of its endpoint."""
+
+    def __init__(self, request: GenerateRequest, created: int, include_usage: bool) -> None:
+        self._chat = request.operation is Operation.CHAT
+        self._logprobs = request.logprobs >= 0
+        self._alternatives = request.logprobs > 0
+        self._include_usage = include_usage
+        self._head: dict[str, Any] = {
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + request.request_id.removeprefix("req_"),
+            "object": _OBJECTS[request.operation, request.stream],
+            "created": created,
+            "model": request.model,
+        }
+        self._offsets = _Offsets()
+        self._template = sse.ChunkTemplate.around(lambda text: self._chunk(text, None, None))
+
+    def opening(self) -> bytes | None:
+        """The event before any text, if the endpoint has one: the role."""
+        if not self._chat:
+            return None
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return sse.event(self._with_usage({**self._head, "choices": [choice]}))
+
+    def delta(self, delta: Delta) -> bytes | None:
+        """The event for new text; None when there is nothing to say yet (part of a character)."""
+        if self._logprobs:
+            if not delta.text and not delta.logprobs:
+                return None
+            return sse.event(self._chunk(delta.text, self._rendered(delta.logprobs), None))
+        return self._template.fill(delta.text) if delta.text else None
+
+    def closing(self, finished: Finished) -> list[bytes]:
+        """The last events: reason, usage where asked for, end mark."""
+        events = [sse.event(self._chunk("", None, finished.reason.value))]
+        if self._include_usage:
+            events.append(sse.event({**self._head, "choices": [], "usage": usage(finished)}))
+        return [*events, sse.DONE]
+
+    def collected(self, deltas: Sequence[Delta], finished: Finished) -> dict[str, Any]:
+        """The whole answer as one object."""
+        text = "".join(delta.text for delta in deltas)
+        logprobs = None
+        if self._logprobs:
+            logprobs = self._rendered([entry for delta in deltas for entry in delta.logprobs])
+        choice: dict[str, Any] = {"index": 0}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        choice |= {"logprobs": logprobs, "finish_reason": finished.reason.value}
+        return {**self._head, "choices": [choice], "usage": usage(finished)}
+
+    def _chunk(self, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0}
+        if self._chat:
+            choice["delta"] = {} if reason is not None else {"content": text}
+        else:
+            choice["text"] = text
+        choice |= {"logprobs": logprobs, "finish_reason": reason}
+        return self._with_usage({**self._head, "choices": [choice]})
+
+    def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+    def _rendered(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        if self._chat:
+            return {"content": [_chat_logprob(entry) for entry in entries], "refusal": None}
+        return {
+            "tokens": [_token_text(entry.text) for entry in entries],
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [_likeliest(entry) for entry in entries] if self._alternatives else None,
+            "text_offset": [self._offsets.next(entry.text) for entry in entries],
+        }
+
+
+def usage(finished: Finished) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": finished.input_tokens,
+        "completion_tokens": finished.output_tokens,
+        "total_tokens": finished.input_tokens + finished.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+    }
+
+
+def model_object(card: ModelCard) -> dict[str, Any]:
+    """One model; ``max_model_len`` is vLLM's name for the context."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": OWNER,
+        "max_model_len": card.max_context,
+    }
+
+
+def model_list(cards: Sequence[ModelCard]) -> dict[str, Any]:
+    """The models of a tenant."""
+    return {"object": "list", "data": [model_object(card) for card in cards]}
+
+
+def error_object(error: ApplianceError) -> dict[str, Any]:
+    """OpenAI's error object: exactly message, type, param and code."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.wire.kind,
+            "param": error.param,
+            "code": error.wire.code,
+        }
+    }
+
+
+class _Offsets:
+    """Where in the output, in characters, each token begins."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def next(self, token: bytes) -> int:
+        start = self._characters
+        self._characters += len(self._decoder.decode(token))
+        return start
+
+
+def _chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    chosen = _chat_token(entry.text, entry.logprob)
+    return {**chosen, "top_logprobs": [_chat_token(text, logprob) for _, text, logprob in entry.top]}
+
+
+def _chat_token(text: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(text)}
+
+
+def _likeliest(entry: TokenLogprob) -> dict[str, float]:
+    """Alternatives and the chosen token by text; of two tokens with one text the likelier counts."""
+    found: dict[str, float] = {}
+    for text, logprob in [(entry.text, entry.logprob), *((text, logprob) for _, text, logprob in entry.top)]:
+        name = _token_text(text)
+        found[name] = max(found.get(name, LEAST_LOGPROB), _finite(logprob))
+    return found
+
+
+def _token_text(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        # OpenAI's spelling of a token that is part of a character: names stay distinct.
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) and logprob > LEAST_LOGPROB else LEAST_LOGPROB

@@ -1,0 +1,257 @@
+"""Both front ends on one event loop: bind, serve, drain.
+
+uvicorn gives the HTTP/1.1 protocol; its ``Server`` is not used, because it takes over the process's signals, wakes ten
+times a second, and sets no timeout on TLS handshakes. gRPC is ``grpc.aio``. A port of 0 binds a free one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health_pb2
+from uvicorn.server import ServerState
+
+from appliance.api.auth import Resolver
+from appliance.api.grpc import HEALTH, SERVICE, STALL_S, GrpcFrontEnd
+from appliance.api.http import HttpFrontEnd, build_http
+from appliance.api.http_protocol import GuardedProtocol
+from appliance.api.http_settings import HttpSettings
+from appliance.api.limits import MAX_BODY_BYTES
+from appliance.errors import StartError
+from appliance.request import Service
+
+BACKLOG = 1_024
+"""Connections that the kernel may hold before we accept them."""
+
+TICK_S = 1.0
+"""Between two looks at readiness, and two values of the Date header."""
+
+CUT_S = 1.0
+"""Seconds that a session cut by a drain has to tell its client."""
+
+_GRPC_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a second process on our port is a mistake or an attack, never a wish
+    ("grpc.max_receive_message_length", MAX_BODY_BYTES + (64 << 10)),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 32 << 10),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 2),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files. ``client_ca`` makes gRPC demand a client certificate that it signed."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEndSettings:
+    """Where and how to listen."""
+
+    http_host: str = "127.0.0.1"
+    http_port: int = 8080
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = 8081
+    http: HttpSettings = field(default_factory=HttpSettings)
+    tls: TlsFiles | None = None
+    """None: plain text, for loopback or behind a proxy that ends TLS."""
+    max_rpcs: int = 1_024
+    """Calls at once over all gRPC connections; one more ends with RESOURCE_EXHAUSTED."""
+    grpc_stall_s: float = STALL_S
+
+
+class FrontEnds:
+    """The running pair. Made by ``serve_front_ends``."""
+
+    def __init__(
+        self, settings: FrontEndSettings, http: HttpFrontEnd, grpc_front: GrpcFrontEnd, ready: Callable[[], bool]
+    ) -> None:
+        self.http_port = 0
+        self.grpc_port = 0
+        self._settings = settings
+        self._http = http
+        self._grpc = grpc_front
+        self._ready = ready
+        self._state = ServerState()
+        self._listener: asyncio.AbstractServer | None = None
+        self._rpcs: Any = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bind both ports and serve.
+
+        Raises:
+            StartError: a port cannot be bound or a TLS file not used.
+        """
+        # HTTP binds first: it can be unbound again without a trace.
+        bound = _bind(self._settings)
+        try:
+            await self._start_grpc()
+            await self._start_http(bound)
+        except BaseException:
+            bound.close()
+            raise
+        await self._look()
+        self._ticker = asyncio.ensure_future(self._tick())
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, give what runs ``grace_s`` seconds, then end it with a retryable error. Idempotent."""
+        if self._ticker is None or self._listener is None:
+            return
+        ticker, self._ticker = self._ticker, None
+        ticker.cancel()
+        self._http.begin_drain()
+        self._grpc.begin_drain()
+        await self._grpc.health.enter_graceful_shutdown()
+        self._listener.close()
+        rpcs_ended = asyncio.ensure_future(self._rpcs.stop(grace_s + CUT_S))
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        await self._settle(grace_s)
+        self._http.cut_all()
+        self._grpc.cut_all()
+        await self._settle(CUT_S)
+        for task in list(self._state.tasks):
+            task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await self._listener.wait_closed()
+        await rpcs_ended
+
+    async def _settle(self, timeout_s: float) -> None:
+        """Wait until nothing runs in either front end, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._state.tasks:
+                    await asyncio.wait(list(self._state.tasks))
+                await self._grpc.idle()
+
+    async def _start_grpc(self) -> None:
+        settings = self._settings
+        self._rpcs = grpc.aio.server(options=_GRPC_OPTIONS, maximum_concurrent_rpcs=settings.max_rpcs)
+        self._rpcs.add_generic_rpc_handlers((self._grpc,))
+        host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host else settings.grpc_host
+        address = f"{host}:{settings.grpc_port}"
+        try:
+            if settings.tls is None:
+                self.grpc_port = self._rpcs.add_insecure_port(address)
+            else:
+                self.grpc_port = self._rpcs.add_secure_port(address, _grpc_tls(settings.tls))
+        except RuntimeError:
+            raise StartError(f"gRPC cannot listen on {address}; is the port in use, the key PEM?") from None
+        await self._rpcs.start()
+
+    async def _start_http(self, bound: socket.socket) -> None:
+        settings = self._settings
+        context = None if settings.tls is None else _http_tls(settings.tls)
+        config = uvicorn.Config(
+            self._http,
+            interface="asgi3",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=settings.http.keep_alive_s,
+        )
+        config.load()
+
+        def connection() -> GuardedProtocol:
+            return GuardedProtocol(settings.http, config=config, server_state=self._state, app_state={})
+
+        self._listener = await asyncio.get_running_loop().create_server(
+            connection,
+            sock=bound,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else settings.http.head_timeout_s,
+            backlog=BACKLOG,
+        )
+        self.http_port = bound.getsockname()[1]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode("ascii"))]
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if self._ready() else kinds.NOT_SERVING
+        for name in ("", SERVICE, HEALTH):
+            await self._grpc.health.set(name, status)
+
+
+@contextlib.asynccontextmanager
+async def serve_front_ends(
+    service: Service,
+    resolver: Resolver,
+    settings: FrontEndSettings,
+    ready: Callable[[], bool] = lambda: True,
+) -> AsyncIterator[FrontEnds]:
+    """Serve both front ends inside the block; leaving it stops them at once (call ``stop`` before to drain).
+
+    ``ready`` says whether requests would be served now; it is asked often and must not raise.
+
+    Raises:
+        StartError: a port cannot be bound or a TLS file not used.
+    """
+    http = build_http(service, resolver, settings.http, ready)
+    front_ends = FrontEnds(settings, http, GrpcFrontEnd(service, resolver, settings.grpc_stall_s), ready)
+    await front_ends.start()
+    try:
+        yield front_ends
+    finally:
+        await front_ends.stop(0.0)
+
+
+def _bind(settings: FrontEndSettings) -> socket.socket:
+    host, port = settings.http_host, settings.http_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
+    # Accepted sockets inherit it: the kernel ends a connection whose peer takes nothing, dead or alive (RFC 5482).
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.http.stall_s * 1_000))
+    return bound
+
+
+def _http_tls(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError):
+        raise StartError("the TLS certificate and key cannot be used; are both PEM and do they match?") from None
+    return context
+
+
+def _grpc_tls(tls: TlsFiles) -> Any:
+    try:
+        pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+        client_ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
+    except OSError as error:
+        raise StartError(f"a TLS file cannot be read: {error.strerror}") from None
+    return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)

@@ -1,0 +1,118 @@
+"""The models on disk: which files go to which sandbox, and their digest. The host reads bytes, never their meaning."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigError
+
+EMBEDDED_MODEL = "athanor-mini"
+"""Name and folder of the model that comes with the project."""
+
+ENGINE_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json")
+"""What the engine sandbox sees, besides every ``*.safetensors``."""
+
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
+"""What the text sandbox sees."""
+
+MAX_MODEL_FILES = 1_024
+"""Weight shards of one model; the largest published checkpoints have a few hundred."""
+
+READ_BYTES = 8 << 20
+"""Bytes read at a time while hashing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model as the host knows it: names, real paths, digest."""
+
+    name: str
+    engine: tuple[tuple[str, Path], ...]
+    """(name inside /model, real path) pairs."""
+    text: tuple[tuple[str, Path], ...]
+    digest: str
+    """Hex SHA-256 over the framed names and digests of all files."""
+
+
+def embedded_model() -> Path:
+    """The folder of ``athanor-mini``: in the source tree, or where the distribution installed it.
+
+    Raises:
+        ConfigError: it is in neither place.
+    """
+    source = Path(__file__).resolve().parents[1] / "images" / "mini" / EMBEDDED_MODEL
+    installed = Path(sys.prefix) / "share" / "athanor" / "models" / EMBEDDED_MODEL
+    for path in (source, installed):
+        if (path / "config.json").is_file():
+            return path
+    raise ConfigError(f"the embedded model is missing: looked in {source} and {installed}")
+
+
+def read_model(name: str, folder: Path) -> ModelFiles:
+    """Find a model's files and hash them.
+
+    Raises:
+        ConfigError: a needed file is missing, unreadable, or not readable by the sandbox's user.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"model {name}: {folder} is not a directory")
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not weights:
+        raise ConfigError(
+            f"model {name}: no *.safetensors in {folder}; a directory in the Hugging Face layout is needed"
+        )
+    if len(weights) > MAX_MODEL_FILES:
+        raise ConfigError(f"model {name}: more than {MAX_MODEL_FILES} weight files in {folder}")
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise ConfigError(f"model {name}: {needed} is missing in {folder}")
+    engine = _real_files(name, folder, (*ENGINE_FILES, *weights))
+    text = _real_files(name, folder, TEXT_FILES)
+    return ModelFiles(name, engine, text, _digest(name, engine + text))
+
+
+def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    """Existing files with links resolved (hub caches are links), checked to be readable inside the sandbox."""
+    found = []
+    for name in names:
+        path = (folder / name).resolve()
+        if not path.is_file():
+            continue
+        if not path.stat().st_mode & 0o004:
+            raise ConfigError(
+                f"model {model}: {path} is not readable by the sandbox's user; "
+                f"make it so with: chmod o+r '{path}'"
+            )
+        found.append((name, path))
+    return tuple(found)
+
+
+def _digest(model: str, files: tuple[tuple[str, Path], ...]) -> str:
+    total = hashlib.sha256(b"athanor model v1\0")
+    for name, path in files:
+        try:
+            inner = _hash_file(path)
+        except OSError as error:
+            raise ConfigError(f"model {model}: cannot read {path}: {error.strerror}") from error
+        total.update(len(name).to_bytes(4, "little") + name.encode() + inner)
+    return total.hexdigest()
+
+
+def _hash_file(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while chunk := os.read(fd, READ_BYTES):
+            digest.update(chunk)
+    finally:
+        os.close(fd)
+    return digest.digest()

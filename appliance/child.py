@@ -1,0 +1,81 @@
+"""Entry of one host process: ``python -m appliance.child ROLE CONFIG``; started by the launcher or by ``serve --role``."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import sys
+from pathlib import Path
+
+EXIT_CANNOT_START = 4
+"""As documented in ``appliance.cli.exits``."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+
+
+def run_gateway(config_path: Path) -> None:
+    """Run the gateway in this process until it is told to stop.
+
+    Raises:
+        ApplianceError: it cannot start.
+        PolicyError: the policy is wrong.
+    """
+    import uvloop
+
+    from appliance.config import load_config
+    from appliance.gateway.process import Gateway
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # Nobody may read our memory, in life or in a core file: prompts and keys are in it.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    config = load_config(config_path)
+
+    async def main() -> None:
+        await Gateway(config).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def run_supervisor(config_path: Path) -> None:
+    """Run the supervisor in this process until it is told to stop.
+
+    Raises:
+        ApplianceError: it cannot start.
+        IsolationError: the machine cannot hold sandboxes.
+    """
+    from appliance.config import load_config
+    from appliance.supervisor.machine import enter_confinement
+    from appliance.supervisor.service import supervise
+
+    config = load_config(config_path)
+    enter_confinement(config)
+    asyncio.run(supervise(config))
+
+
+def main(argv: list[str]) -> int:
+    """Run the role; gives the exit status."""
+    from appliance.errors import ApplianceError
+    from appliance.telemetry.log import configure
+    from isolation.errors import IsolationError
+    from policy.errors import PolicyError
+
+    libc = ctypes.CDLL(None)
+    # Whoever started us shall not leave us behind.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    configure()
+    role, config = argv
+    try:
+        {"gateway": run_gateway, "supervisor": run_supervisor}[role](Path(config))
+    except (ApplianceError, IsolationError, PolicyError) as error:
+        print(f"athanor {role}: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

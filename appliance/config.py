@@ -1,0 +1,149 @@
+"""The machine's configuration: ``athanor.yaml`` to frozen objects; unknown keys, wrong types and missing files refused.
+
+Relative paths are taken from the file's own folder, so that a configuration can be moved with what it names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from appliance.errors import ConfigError
+from policy.errors import PolicyError
+from policy.positions import dotted, load_yaml
+
+MAX_CONFIG_BYTES = 256 << 10
+"""Bytes of athanor.yaml."""
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TlsConfig(_Section):
+    """Certificates of both front ends; with ``client_ca`` gRPC demands and verifies client certificates."""
+
+    certificate: Path = Field(strict=False)
+    key: Path = Field(strict=False)
+    client_ca: Path | None = Field(default=None, strict=False)
+
+
+class ListenConfig(_Section):
+    """Where the appliance listens: ``HOST:PORT``; port 0 lets the kernel choose. Admin may be ``unix:PATH``."""
+
+    http: str = "127.0.0.1:8080"
+    grpc: str = "127.0.0.1:8081"
+    admin: str = "127.0.0.1:8082"
+    tls: TlsConfig | None = None
+
+    @field_validator("http", "grpc", "admin")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if not value.startswith("unix:"):
+            split_address(value)
+        return value
+
+
+class ModelConfig(_Section):
+    """One model to serve. ``kv_bytes`` is host memory on a CPU machine."""
+
+    name: str = Field(pattern=_NAME)
+    path: Path = Field(strict=False)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_context: Annotated[int, Field(ge=16, le=1 << 20)] = 32_768
+    kv_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
+    max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536)] = 512
+
+
+class SandboxConfig(_Section):
+    """How sandboxes are made. Without ``image`` the running Python is mounted read-only. ``cores`` bounds each
+    sandbox where the machine's cgroups allow it; 0 means all of the machine's."""
+
+    runsc: str = ""
+    image: Path | None = Field(default=None, strict=False)
+    unsafe_no_sandbox: bool = False
+    memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
+    cores: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ApplianceConfig(_Section):
+    """Everything ``athanor serve`` needs."""
+
+    listen: ListenConfig = ListenConfig()
+    models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
+    policy: Path = Field(strict=False)
+    credentials: Path = Field(strict=False)
+    pepper: Path = Field(strict=False)
+    run_dir: Path = Field(strict=False)
+    sandbox: SandboxConfig = SandboxConfig()
+
+    @field_validator("models")
+    @classmethod
+    def _unique(cls, value: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        names = [model.name for model in value]
+        if len(set(names)) != len(names):
+            raise ValueError("two models have one name")
+        return value
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[V6]:PORT`` to its parts.
+
+    Raises:
+        ValueError: not of that form, or a port beyond 65535.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def load_config(path: Path) -> ApplianceConfig:
+    """Read and check the configuration.
+
+    Raises:
+        ConfigError: unreadable, or wrong; each problem as ``file:line:column: key: what``.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        values, locate = load_yaml(data.decode(), str(path))
+        config = ApplianceConfig.model_validate(values)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8") from error
+    except PolicyError as error:
+        raise ConfigError(str(error)) from error
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            where = tuple(item["loc"])
+            line, column = locate(where)
+            problems.append(f"{path}:{line}:{column}: {dotted(where)}: {item['msg']}")
+        raise ConfigError("\n".join(problems)) from error
+    return _anchored(config, path.resolve().parent)
+
+
+def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
+    """The same configuration with every path absolute."""
+    models = tuple(
+        model.model_copy(update={"path": folder / model.path}) for model in config.models
+    )
+    listen = config.listen
+    if listen.tls is not None:
+        tls = listen.tls
+        moved = {name: folder / value for name, value in tls if value is not None}
+        listen = listen.model_copy(update={"tls": tls.model_copy(update=moved)})
+    sandbox = config.sandbox
+    if sandbox.image is not None:
+        sandbox = sandbox.model_copy(update={"image": folder / sandbox.image})
+    paths = {name: folder / getattr(config, name) for name in ("policy", "credentials", "pepper", "run_dir")}
+    return config.model_copy(update={"models": models, "listen": listen, "sandbox": sandbox, **paths})

@@ -1,0 +1,142 @@
+"""``athanor demo``: the real appliance with a generated configuration, policy and keys in a state directory.
+
+What was generated once is kept, so that keys stay good over restarts; configuration is written anew each time, because
+ports and models come from the command line. The plain keys lie in ``keys.json``, readable by their owner only: it is a
+demo, and a newcomer shall be able to find them again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from appliance.api.keys import KeyRecord, issue, serialise_records
+from appliance.catalog import EMBEDDED_MODEL, embedded_model
+from appliance.credentials import new_pepper, write_private
+from appliance.errors import ConfigError
+from appliance.launcher import Addresses
+from appliance.serve import launch
+
+TENANTS = ("alpha", "beta")
+"""The demo's two tenants."""
+
+POLICY = """\
+# Who may do what. Check a change with `athanor policy check`, put it in force with `athanor reload`.
+version: 1
+tenants:
+"""
+
+TENANT = """\
+  {name}:
+    credentials: ["key:{key}"]
+    models: ["*"]
+    limits:
+      requests_per_minute: 6000
+      tokens_per_minute: 10000000
+      concurrency: 256
+      max_context_tokens: 131072
+      max_output_tokens: 8192
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the command line may set."""
+
+    http_port: int = 8080
+    grpc_port: int = 8081
+    admin_port: int = 8082
+    state_dir: Path = field(default_factory=lambda: Path(".athanor"))
+    models: tuple[Path, ...] = ()
+    unsafe_no_sandbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReady:
+    """What the ready line says."""
+
+    addresses: Addresses
+    api_keys: dict[str, str]
+    state_dir: Path
+
+    def to_json(self) -> str:
+        """The one line of ``--json``."""
+        where = self.addresses
+        return json.dumps({
+            "http": where.http, "grpc": where.grpc, "admin": where.admin, "models": where.models,
+            "tenants": {tenant: {"api_key": key} for tenant, key in self.api_keys.items()},
+            "sandbox": where.sandbox,
+        })
+
+
+def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
+    """Prepare the state directory and serve until SIGTERM.
+
+    Raises:
+        ApplianceError: it cannot start.
+    """
+    state = options.state_dir.resolve()
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        os.chmod(state, 0o700)
+        keys = prepare_keys(state)
+        prepare_policy(state)
+        config = write_config(state, options)
+    except OSError as error:
+        raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
+    return launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
+
+
+def prepare_keys(state: Path) -> dict[str, str]:
+    """The tenants' plain keys; made at the first start."""
+    plain_file = state / "keys.json"
+    if plain_file.exists() and (state / "credentials.json").exists() and (state / "pepper").exists():
+        kept = json.loads(plain_file.read_text())
+        return {tenant: str(kept[tenant]) for tenant in TENANTS}
+    pepper = new_pepper()
+    plain: dict[str, str] = {}
+    records: dict[str, KeyRecord] = {}
+    for tenant in TENANTS:
+        plain[tenant], digest = issue(f"{tenant}-1", pepper)
+        records[f"{tenant}-1"] = KeyRecord(digest, datetime.now(UTC))
+    write_private(state / "pepper", pepper)
+    write_private(state / "credentials.json", serialise_records(records).encode())
+    write_private(plain_file, (json.dumps(plain, indent=2) + "\n").encode())
+    return plain
+
+
+def prepare_policy(state: Path) -> None:
+    """Write the policy unless there is one: an edited policy is the operator's own."""
+    path = state / "policy.yaml"
+    if not path.exists():
+        text = POLICY + "".join(TENANT.format(name=name, key=f"{name}-1") for name in TENANTS)
+        path.write_text(text)
+
+
+def write_config(state: Path, options: DemoOptions) -> Path:
+    """Write ``athanor.yaml`` for these options; gives its path."""
+    models = [{"name": EMBEDDED_MODEL, "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 128 << 20}]
+    for folder in options.models:
+        path = folder.resolve()
+        models.append({"name": path.name, "path": str(path), "kv_bytes": 128 << 20})
+    config = {
+        "listen": {
+            "http": f"127.0.0.1:{options.http_port}",
+            "grpc": f"127.0.0.1:{options.grpc_port}",
+            "admin": f"127.0.0.1:{options.admin_port}",
+        },
+        "models": models,
+        "policy": "policy.yaml",
+        "credentials": "credentials.json",
+        "pepper": "pepper",
+        "run_dir": "run",
+        "sandbox": {"unsafe_no_sandbox": options.unsafe_no_sandbox},
+    }
+    path = state / "athanor.yaml"
+    # JSON is YAML: what is generated needs no second writer.
+    path.write_text("# Written by `athanor demo` at each start.\n" + json.dumps(config, indent=2) + "\n")
+    return path

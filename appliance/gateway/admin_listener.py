@@ -1,0 +1,86 @@
+"""The admin listener: one small HTTP server on loopback or on a Unix socket, for the operator alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import uvicorn
+
+from appliance.config import split_address
+from appliance.errors import StartError
+from appliance.gateway.report import Report
+from appliance.status import ReloadOutcome
+from appliance.telemetry.admin import AdminParts, admin_app
+from appliance.telemetry.tracer import OtelTelemetry
+
+MAX_CONNECTIONS = 64
+"""Connections of dashboards, scrapers and commands; one more is refused."""
+
+SOCKET_MODE = 0o660
+"""The operator's group may use a Unix socket; the folder keeps everybody else out."""
+
+
+@contextlib.asynccontextmanager
+async def serve_admin(
+    address: str, telemetry: OtelTelemetry, report: Report, reload: Callable[[], Awaitable[ReloadOutcome]]
+) -> AsyncIterator[str]:
+    """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
+
+    Raises:
+        StartError: the address cannot be bound.
+    """
+    sock, shown = _bind(address)
+    parts = AdminParts(
+        traces=telemetry.store, metrics=telemetry.metrics.render, status=report.status,
+        ready=report.readiness, reload=reload,
+    )
+    server = _Quiet(
+        uvicorn.Config(
+            admin_app(parts), log_config=None, access_log=False, lifespan="off", server_header=False,
+            limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=5,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield shown
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+        sock.close()
+        if shown.startswith("unix:"):
+            Path(shown.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+class _Quiet(uvicorn.Server):
+    """A server that leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - uvicorn's own signature
+        yield
+
+
+def _bind(address: str) -> tuple[socket.socket, str]:
+    try:
+        if address.startswith("unix:"):
+            path = Path(address.removeprefix("unix:"))
+            path.unlink(missing_ok=True)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.bind(str(path))
+            os.chmod(path, SOCKET_MODE)
+            shown = address
+        else:
+            host, port = split_address(address)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+            shown_host = f"[{host}]" if family is socket.AF_INET6 else host
+            shown = f"http://{shown_host}:{sock.getsockname()[1]}"
+    except OSError as error:
+        raise StartError(f"cannot listen for admin on {address}: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock, shown

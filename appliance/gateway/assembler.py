@@ -1,0 +1,100 @@
+"""Token ids to text, on the host, without a hop: table look-ups, UTF-8 across token borders, stop strings across deltas.
+
+An assembler serves one request. ``push`` gives text that is final: never half a character, and never text that could
+still turn out to be the beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyTable:
+    """The id-to-bytes table of one tokenizer, as the text sandbox exported it."""
+
+    entries: tuple[bytes, ...]
+    strip_leading_space: bool
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The token's bytes; an id beyond the table (padding rows of the logits) has none."""
+        return self.entries[token_id] if token_id < len(self.entries) else b""
+
+
+class StopScanner:
+    """Finds the first stop string in a growing text and holds back what might become one."""
+
+    __slots__ = ("_held", "_stops", "stopped")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped: str | None = None
+        """The stop string that was met."""
+
+    def push(self, text: str) -> str:
+        """Text that is safe to show now; after a stop string nothing more is."""
+        if self.stopped is not None:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            at = text.find(stop)
+            if at >= 0 and (best is None or at < best[0]):
+                best = (at, stop)
+        if best is not None:
+            self._held, self.stopped = "", best[1]
+            return text[: best[0]]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """What was held back, once it is sure that no stop string will complete."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+class Assembler:
+    """One request's text: bytes of tokens, decoded incrementally, scanned for stop strings."""
+
+    __slots__ = ("_decode", "_first", "_scanner", "_table")
+
+    def __init__(self, table: VocabularyTable, stops: Sequence[str] = ()) -> None:
+        self._table = table
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._scanner = StopScanner(stops)
+        self._first = table.strip_leading_space
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._scanner.stopped
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Add tokens; gives the text that became final."""
+        entries = self._table.entries
+        width = len(entries)
+        data = b"".join([entries[token] for token in token_ids if token < width])
+        if self._first and data:
+            self._first = False
+            data = data.removeprefix(b" ")
+        return self._scanner.push(self._decode(data))
+
+    def finish(self) -> str:
+        """The rest at the end of the output: an unfinished character shows as U+FFFD, held text is let go."""
+        last = self._scanner.push(self._decode(b"", True))
+        return last + self._scanner.flush()

@@ -1,0 +1,111 @@
+"""The session's way to the text sandbox: exact ids before admission, text of ids where the table is not exact.
+
+A text sandbox may die under a job. The job that it was working on is tried once more; when that ends the next sandbox
+too, the job is refused. Jobs that merely waited are sent again as often as their deadline allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+
+from appliance.errors import (
+    ApplianceError,
+    ContextLengthError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    QuarantinedError,
+    UnavailableError,
+)
+from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
+from appliance.gateway.text_link import Answer, Job, TextFullError, TextLostError
+from appliance.request import ChatPrompt, Prompt, TokenPrompt
+from isolation.ipc.messages import (
+    MAX_TOKENS_PER_REQUEST,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Failed,
+    FailureCode,
+    SourceKind,
+)
+
+
+class TextRoom:
+    """One session's questions to the text sandbox."""
+
+    def __init__(self, rooms: ModelRooms, next_id: Callable[[], int]) -> None:
+        self._rooms = rooms
+        self._next_id = next_id
+
+    async def encode(self, prompt: Prompt, until: float) -> array[int]:
+        """The prompt's token ids, at least one.
+
+        Raises:
+            ApplianceError: the text was refused, too long, or could not be worked on in time.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids
+        if isinstance(prompt, ChatPrompt):
+            kind, source = SourceKind.CHAT, prompt.source
+        else:
+            kind, source = SourceKind.TEXT, prompt.text.encode()
+        answer = await self._ask(
+            lambda: Encode(self._next_id(), kind, source, self._most_tokens()), until
+        )
+        assert isinstance(answer, Encoded)
+        if not answer.token_ids:
+            raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        return answer.token_ids
+
+    async def decode(self, token_ids: array[int]) -> str:
+        """The text of these ids."""
+        if not token_ids:
+            return ""
+        answer = await self._ask(
+            lambda: Decode(self._next_id(), token_ids), time.monotonic() + 60.0
+        )
+        assert isinstance(answer, Decoded)
+        return answer.text.decode("utf-8", "replace")
+
+    def _most_tokens(self) -> int:
+        capacity = self._rooms.capacity
+        return capacity.max_context if capacity is not None else MAX_TOKENS_PER_REQUEST
+
+    async def _ask(self, make_job: Callable[[], Job], until: float) -> Answer:
+        blamed = 0
+        while True:
+            link = await self._rooms.wait_text(until)
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    answer = await link.ask(make_job())
+            except TimeoutError:
+                raise DeadlineExceededError("the request's deadline passed in tokenising") from None
+            except TextFullError:
+                raise UnavailableError("too many prompts wait", retry_after_s=RETRY_AFTER_S) from None
+            except TextLostError as error:
+                blamed += error.culprit
+                if blamed >= 2:
+                    raise QuarantinedError("this prompt ended its tokenizer twice") from error
+                # The link is closed but rooms may not have been told in this turn of the loop.
+                self._rooms.forget_text(link)
+                continue
+            if isinstance(answer, Failed):
+                raise _refusal(answer)
+            return answer
+
+
+def _refusal(answer: Failed) -> ApplianceError:
+    """What the caller is told. The reason is the text sandbox's own; it is shown as data, shortened and printable."""
+    reason = "".join(char if char.isprintable() else " " for char in answer.reason)
+    if answer.code is FailureCode.TOO_LONG:
+        return ContextLengthError(f"the prompt is too long: {reason}", param="messages")
+    if answer.code is FailureCode.INVALID:
+        return InvalidRequestError(f"the prompt cannot be used: {reason}", param="messages")
+    if answer.code is FailureCode.OVERLOADED:
+        return UnavailableError("the tokenizer is overloaded", retry_after_s=RETRY_AFTER_S)
+    return InternalError("the tokenizer met a defect with this prompt")

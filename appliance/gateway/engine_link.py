@@ -1,0 +1,208 @@
+"""One engine sandbox as the gateway sees it: streams of tokens by wire id, every claim checked against the grant.
+
+Per step the engine sends one frame. It is walked once, without awaiting: each token goes to its request's stream, and
+each stream wakes its session at most once. What the engine says about a request that is not live here (it ended or was
+aborted a moment ago) is dropped; what it says beyond a request's grant, or about a request never sent, breaks the
+protocol and ends the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from appliance.gateway.link import Link, LinkFullError
+from isolation.ipc.channel import Channel
+from isolation.ipc.messages import (
+    Abort,
+    EngineReady,
+    FailureCode,
+    Finish,
+    Message,
+    Started,
+    StepOutput,
+    Submit,
+    TokenLogprobs,
+)
+
+MAX_LIVE_REQUESTS = 1_024
+"""Requests in one engine, running or waiting: beyond it new ones are refused at once."""
+
+MAX_UNREAD_TOKENS = 4_096
+"""Tokens a session may leave unread before its request is aborted: a slow reader loses its own request only."""
+
+
+class EngineFullError(Exception):
+    """The engine has as many requests as it may."""
+
+
+@dataclass(slots=True)
+class TokenStream:
+    """What has arrived for one request and was not read yet."""
+
+    request: int
+    grant: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    started: Started | None = None
+    finish: Finish = Finish.NONE
+    failure: FailureCode | None = None
+    engine_gone: str | None = None
+    overrun: bool = False
+    """Whether it was aborted because nobody read it."""
+    received: int = 0
+    """Tokens ever received: what a replay is judged by."""
+    fingerprint: bytes = b""
+    """What ``suspects`` knows the request by."""
+    on_probation: bool = False
+    expired: bool = False
+    """Whether the request's deadline passed; set by a timer of the session, which then wakes."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will arrive."""
+        return (
+            self.finish is not Finish.NONE
+            or self.failure is not None
+            or self.engine_gone is not None
+            or self.overrun
+        )
+
+    def take(self) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """The unread tokens and their logprobs, which then count as read."""
+        taken = self.token_ids, self.logprobs
+        self.token_ids, self.logprobs = [], []
+        self.wake.clear()
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine's own counts of its last step: shown, never trusted with a decision about a tenant."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+
+
+class EngineLink:
+    """The engine's streams. ``on_end(link, reason, at_fault)`` is called once when the sandbox is lost."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        ready: EngineReady,
+        generation: int,
+        on_end: Callable[[EngineLink, str, bool], None],
+    ) -> None:
+        self.ready = ready
+        self.generation = generation
+        self.stats = EngineStats(free_blocks=ready.num_blocks)
+        self._on_end = on_end
+        self._live: dict[int, TokenStream] = {}
+        self._last_sent = 0
+        self._link = Link(channel, self._on_message, self._ended)
+
+    @property
+    def live(self) -> tuple[TokenStream, ...]:
+        """The streams that have not ended."""
+        return tuple(self._live.values())
+
+    def submit(self, message: Submit, fingerprint: bytes, *, on_probation: bool) -> TokenStream:
+        """Send a request; its tokens arrive in the stream.
+
+        Raises:
+            EngineFullError: a bound is reached; nothing was sent.
+        """
+        if len(self._live) >= MAX_LIVE_REQUESTS:
+            raise EngineFullError
+        stream = TokenStream(
+            message.request, message.max_tokens, fingerprint=fingerprint, on_probation=on_probation
+        )
+        if self._link.closed:
+            stream.engine_gone = "the sandbox is gone"
+            return stream
+        self._live[message.request] = stream
+        self._last_sent = max(self._last_sent, message.request)
+        try:
+            self._link.send(message)
+        except LinkFullError as error:
+            del self._live[message.request]
+            raise EngineFullError from error
+        return stream
+
+    def abort(self, stream: TokenStream) -> None:
+        """Stop a request; idempotent. The stream counts as ended at once."""
+        if self._live.pop(stream.request, None) is not None:
+            try:
+                self._link.send(Abort(stream.request))
+            except LinkFullError:
+                self._link.close()
+                self._ended("does not read its ring", at_fault=True)
+
+    def close(self) -> None:
+        """Let the engine go: all streams end."""
+        if not self._link.closed:
+            self._link.close()
+            self._lose("the sandbox was let go")
+
+    def _on_message(self, message: Message) -> None:
+        if not isinstance(message, StepOutput):
+            self._break(f"sent {type(message).__name__}")
+            return
+        for start in message.starts:
+            stream = self._live.get(start.request)
+            if stream is not None:
+                stream.started = start
+                stream.wake.set()
+        if not self._take_tokens(message):
+            return
+        for failure in message.failures:
+            stream = self._live.pop(failure.request, None)
+            if stream is not None:
+                stream.failure = failure.code
+                stream.wake.set()
+        self.stats = EngineStats(message.running, message.waiting, message.free_blocks)
+
+    def _take_tokens(self, message: StepOutput) -> bool:
+        """Hand out the step's tokens; False when the engine broke the protocol."""
+        logprobs = {item.index: item for item in message.logprobs}
+        live = self._live
+        for index, request in enumerate(message.requests):
+            stream = live.get(request)
+            if stream is None:
+                if request > self._last_sent:
+                    self._break("sent tokens for a request it was never given")
+                    return False
+                continue
+            stream.received += 1
+            if stream.received > stream.grant:
+                self._break("sent more tokens than granted")
+                return False
+            stream.token_ids.append(message.token_ids[index])
+            stream.logprobs.append(logprobs.get(index))
+            finish = message.finishes[index]
+            if finish:
+                stream.finish = Finish(finish)
+                del live[request]
+            elif len(stream.token_ids) > MAX_UNREAD_TOKENS:
+                stream.overrun = True
+                self.abort(stream)
+            stream.wake.set()
+        return True
+
+    def _break(self, reason: str) -> None:
+        self._link.close()
+        self._ended(f"broke the protocol: {reason}", at_fault=True)
+
+    def _ended(self, reason: str, at_fault: bool) -> None:
+        self._on_end(self, reason, at_fault)
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        live, self._live = self._live, {}
+        for stream in live.values():
+            stream.engine_gone = reason
+            stream.wake.set()

@@ -1,0 +1,231 @@
+"""What every tenant uses now, and the verbs on it: admit, reserve, charge, settle.
+
+The arithmetic is ``policy.limits``'s; this module holds the state between two calls. A request is admitted once
+(concurrency, request rate), reserves its exact prompt and its grant of output tokens, and is settled once, with what
+it really used: a refund, never a debt of somebody else. A reload keeps the levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from appliance.errors import (
+    ApplianceError,
+    ContextLengthError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    RateLimitedError,
+    UnauthenticatedError,
+)
+from appliance.request import RateState
+from policy.decision import Decision, Reason
+from policy.evaluate import evaluate
+from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, full, refill, rescale, settle
+from policy.model import Limits, PolicySet, Tenant
+from policy.request import AccessRequest, Usage
+
+
+@dataclass(slots=True)
+class _Account:
+    requests: Bucket
+    tokens: Bucket
+    concurrency: int = 0
+
+
+class Ledger:
+    """All tenants' accounts under one policy. ``namespaces`` maps each tenant to its namespace key."""
+
+    def __init__(
+        self,
+        policy: PolicySet,
+        namespaces: dict[str, bytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._namespaces = namespaces
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    @property
+    def policy(self) -> PolicySet:
+        """The policy in force."""
+        return self._policy
+
+    def replace(self, policy: PolicySet, namespaces: dict[str, bytes]) -> None:
+        """Put a new policy in force: levels are rescaled, running requests keep what they were granted."""
+        now = self._clock()
+        for tenant, account in self._accounts.items():
+            old, new = self._policy.tenants.get(tenant), policy.tenants.get(tenant)
+            if old is None or new is None:
+                continue
+            account.requests = rescale(
+                account.requests, Rate(old.limits.requests_per_minute), Rate(new.limits.requests_per_minute), now
+            )
+            account.tokens = rescale(
+                account.tokens, Rate(old.limits.tokens_per_minute), Rate(new.limits.tokens_per_minute), now
+            )
+        self._policy, self._namespaces = policy, namespaces
+        for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
+            if tenant not in policy.tenants:
+                del self._accounts[tenant]
+
+    def concurrency(self, tenant: str) -> int:
+        """Requests of the tenant that are admitted and not settled."""
+        account = self._accounts.get(tenant)
+        return account.concurrency if account else 0
+
+    def admit(self, tenant: str, model: str, max_tokens: int | None) -> Reservation:
+        """The first decision; on allowance the request holds a concurrency slot until it is settled.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        now = self._clock()
+        account = self._account(tenant, now)
+        access = AccessRequest(tenant=tenant, model=model, input_tokens=None, max_output_tokens=max_tokens)
+        decision = evaluate(self._policy, access, self._usage(account), now)
+        if not decision.allowed:
+            raise denial(decision)
+        limits = self._policy.tenants[tenant].limits
+        rate = Rate(limits.requests_per_minute)
+        current = refill(account.requests, rate, now)
+        account.requests = Bucket(current.level - 1, now)
+        account.concurrency += 1
+        return Reservation(self, self._policy.tenants[tenant], model, decision, self._namespaces[tenant])
+
+    def reserve(self, tenant: str, access: AccessRequest) -> Decision:
+        """The second decision, with exact counts; on allowance the tokens are taken from the bucket.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        now = self._clock()
+        account = self._account(tenant, now)
+        decision = evaluate(self._policy, access, self._usage(account), now)
+        if not decision.allowed:
+            raise denial(decision)
+        assert decision.obligations is not None
+        amount = (access.input_tokens or 0) + decision.obligations.max_output_tokens
+        rate = Rate(self._policy.tenants[tenant].limits.tokens_per_minute)
+        current = refill(account.tokens, rate, now)
+        account.tokens = Bucket(current.level - amount, now)
+        return decision
+
+    def settle(self, tenant: str, reserved: int, used: int) -> None:
+        """The end of a request: its slot is free, what it did not use flows back."""
+        account = self._accounts[tenant]
+        account.concurrency -= 1
+        known = self._policy.tenants.get(tenant)
+        if known is not None and reserved:
+            rate = Rate(known.limits.tokens_per_minute)
+            account.tokens = settle(account.tokens, rate, reserved=reserved, used=used, now=self._clock())
+
+    def rates(self, tenant: str) -> RateState:
+        """What is left of both rates."""
+        now = self._clock()
+        limits = self._limits(tenant)
+        account = self._account(tenant, now)
+        requests, tokens = Rate(limits.requests_per_minute), Rate(limits.tokens_per_minute)
+        left_requests = refill(account.requests, requests, now).level
+        left_tokens = refill(account.tokens, tokens, now).level
+        return RateState(
+            limit_requests=requests.per_minute,
+            remaining_requests=max(0, int(left_requests)),
+            reset_requests_s=(requests.per_minute - left_requests) / requests.per_second,
+            limit_tokens=tokens.per_minute,
+            remaining_tokens=max(0, int(left_tokens)),
+            reset_tokens_s=(tokens.per_minute - left_tokens) / tokens.per_second,
+        )
+
+    def _limits(self, tenant: str) -> Limits:
+        known = self._policy.tenants.get(tenant)
+        if known is None:
+            raise UnauthenticatedError("the credential belongs to no tenant of this service")
+        return known.limits
+
+    def _account(self, tenant: str, now: float) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            known = self._policy.tenants.get(tenant)
+            if known is None:
+                return _Account(Bucket(0.0, now), Bucket(0.0, now))
+            account = self._accounts[tenant] = _Account(
+                full(Rate(known.limits.requests_per_minute), now),
+                full(Rate(known.limits.tokens_per_minute), now),
+            )
+        return account
+
+    @staticmethod
+    def _usage(account: _Account) -> Usage:
+        return Usage(
+            concurrency=account.concurrency, request_bucket=account.requests, token_bucket=account.tokens
+        )
+
+
+class Reservation:
+    """One admitted request's hold on its tenant's account."""
+
+    def __init__(
+        self, ledger: Ledger, tenant: Tenant, model: str, decision: Decision, namespace: bytes
+    ) -> None:
+        self._ledger = ledger
+        self._tenant = tenant
+        self._model = model
+        self._reserved = 0
+        self._settled = False
+        self.decision = decision
+        self.namespace = namespace
+        self.grant = 0
+        """Output tokens that the engine may give."""
+
+    def reserve(self, input_tokens: int, asked: int | None, room: int) -> Decision:
+        """Reserve the exact prompt and the grant; ``room`` is what the model's context leaves for output.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        if asked is None:
+            limits = self._tenant.limits
+            most = min(room, limits.max_output_tokens, limits.max_context_tokens - input_tokens)
+            asked = most if most >= 1 else None
+        access = AccessRequest(
+            tenant=self._tenant.id, model=self._model, input_tokens=input_tokens, max_output_tokens=asked
+        )
+        self.decision = self._ledger.reserve(self._tenant.id, access)
+        assert self.decision.obligations is not None
+        self.grant = min(room, self.decision.obligations.max_output_tokens)
+        self._reserved = input_tokens + self.decision.obligations.max_output_tokens
+        return self.decision
+
+    def settle(self, input_tokens: int, output_tokens: int) -> None:
+        """Charge what was used and free the slot; the second and later calls do nothing."""
+        if not self._settled:
+            self._settled = True
+            self._ledger.settle(self._tenant.id, self._reserved, input_tokens + output_tokens)
+
+
+def denial(decision: Decision) -> ApplianceError:
+    """A denial as the error that the caller sees."""
+    details = {}
+    if decision.limit is not None:
+        details["limit"] = str(decision.limit)
+    if decision.actual is not None:
+        details["actual"] = str(decision.actual)
+    details["rule"] = decision.rule.rpartition(".")[2]
+    wait = decision.retry_after_s
+    match decision.reason:
+        case Reason.UNKNOWN_CREDENTIAL:
+            return UnauthenticatedError(decision.message)
+        case Reason.MODEL_NOT_ALLOWED:
+            return PermissionDeniedError(decision.message, param="model")
+        case Reason.CONTEXT_TOO_LONG:
+            return ContextLengthError(decision.message, details=details)
+        case Reason.OUTPUT_TOO_LONG:
+            return InvalidRequestError(decision.message, param="max_tokens", details=details)
+        case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
+            return RateLimitedError(decision.message, retry_after_s=min(wait, SECONDS_PER_MINUTE), details=details)
+        case _:
+            # A request larger than a whole minute's tokens: waiting does not help.
+            return InvalidRequestError(decision.message, details=details)

@@ -1,0 +1,76 @@
+"""The policy in force and its replacement: read, check, fetch what it needs, then switch in one step, or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from appliance.api.keys import KeyTable
+from appliance.credentials import read_key_table
+from appliance.errors import ApplianceError, ConfigError
+from appliance.gateway.ledger import Ledger
+from appliance.status import PolicyStatus, ReloadOutcome
+from policy.errors import PolicyError
+from policy.files import read_sources
+from policy.loader import load_policy
+from policy.model import PolicySet
+
+log = structlog.get_logger()
+
+FetchNamespaces = Callable[[list[str]], Awaitable[dict[str, bytes]]]
+
+
+class PolicyFile:
+    """The policy file (or folder of drop-ins) and the credentials beside it."""
+
+    def __init__(self, policy: Path, credentials: Path, pepper: Path) -> None:
+        self._policy, self._credentials, self._pepper = policy, credentials, pepper
+        self._loaded_at = time.time()
+        self._last_error: str | None = None
+
+    def read(self) -> tuple[PolicySet, KeyTable]:
+        """Both, checked.
+
+        Raises:
+            PolicyError: the policy is wrong; each problem with file, line and column.
+            ConfigError: the credentials cannot be used.
+        """
+        try:
+            sources = read_sources(self._policy)
+        except OSError as error:
+            raise ConfigError(f"cannot read {self._policy}: {error.strerror}") from error
+        return load_policy(sources), read_key_table(self._credentials, self._pepper)
+
+    async def reload(
+        self, ledger: Ledger, fetch: FetchNamespaces, use_keys: Callable[[KeyTable], None]
+    ) -> ReloadOutcome:
+        """Replace policy and keys together. A problem changes nothing and is told."""
+        try:
+            policy, keys = self.read()
+            namespaces = await fetch(list(policy.tenants))
+        except (PolicyError, ApplianceError) as error:
+            problems = tuple(str(error).splitlines())
+            self._last_error = problems[0] if problems else "unknown"
+            log.error("policy reload refused", problems=problems)
+            return ReloadOutcome(
+                ok=False, digest=ledger.policy.digest, problems=problems,
+                message="the new policy is not usable; the one before stays in force",
+            )
+        ledger.replace(policy, namespaces)
+        use_keys(keys)
+        self._loaded_at, self._last_error = time.time(), None
+        log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
+        return ReloadOutcome(
+            ok=True, digest=policy.digest,
+            message=f"policy {policy.digest[:12]} with {len(policy.tenants)} tenants is in force",
+        )
+
+    def status(self, policy: PolicySet) -> PolicyStatus:
+        """What status shows of it."""
+        return PolicyStatus(
+            digest=policy.digest, loaded_at=self._loaded_at, file=str(self._policy),
+            last_error=self._last_error,
+        )

@@ -1,0 +1,158 @@
+"""The gateway process: front ends, admin listener, sessions. It can be reached from the network, so it holds no root
+key, starts no program and reads no model file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from appliance import notify
+from appliance.api.keys import KeyTable
+from appliance.api.servers import FrontEndSettings, serve_front_ends
+from appliance.config import ApplianceConfig
+from appliance.gateway.admin_listener import serve_admin
+from appliance.gateway.ledger import Ledger
+from appliance.gateway.policy_file import PolicyFile
+from appliance.gateway.report import Report
+from appliance.gateway.rooms import ModelRooms
+from appliance.gateway.sandboxes import Sandboxes
+from appliance.gateway_words import ADDRESSES_KEY
+from appliance.gateway.service import GatewayService
+from appliance.status import ReloadOutcome
+from appliance.supervisor.paths import CONTROL_SOCKET
+from appliance.telemetry import names
+from appliance.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
+from appliance.version import VERSION
+
+log = structlog.get_logger()
+
+DRAIN_S = 20.0
+"""How long running requests may take to end after SIGTERM."""
+
+FIRST_READY_S = 600.0
+"""How long the first boot of all models may take: large weights are read from slow disks."""
+
+GAUGE_PERIOD_S = 2.0
+"""How often gauges follow the engines' counts."""
+
+
+@dataclass(slots=True)
+class _Keys:
+    """The key table in force."""
+
+    table: KeyTable
+
+
+class Gateway:
+    """Everything of one gateway process; ``run`` is its life."""
+
+    def __init__(self, config: ApplianceConfig) -> None:
+        self._config = config
+        self._file = PolicyFile(config.policy, config.credentials, config.pepper)
+        policy, table = self._file.read()
+        self._keys = _Keys(table)
+        self._rooms = {model.name: ModelRooms(model.name) for model in config.models}
+        self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
+        self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry)
+        self._sandboxes = Sandboxes(
+            config.run_dir / CONTROL_SOCKET, self._rooms, self._service.next_id, self._service.engine_ended
+        )
+        self._report = Report(self._service, self._sandboxes, self._file)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        attach = asyncio.create_task(self._sandboxes.run())
+        background: list[asyncio.Task[None]] = []
+        try:
+            policy = self._service.ledger.policy
+            namespaces = await self._sandboxes.namespaces(list(policy.tenants))
+            self._service.ledger.replace(policy, namespaces)
+            self._service.sandbox = self._sandboxes.attachment.sandbox
+            self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
+            background.append(asyncio.create_task(self._refresh_gauges()))
+            await self._serve(background)
+        finally:
+            for task in (attach, *background):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await attach
+            await asyncio.to_thread(self._telemetry.close)
+
+    async def _serve(self, background: list[asyncio.Task[None]]) -> None:
+        listen = self._config.listen
+        settings = FrontEndSettings.from_config(listen)
+        async with (
+            serve_front_ends(self._service, lambda: self._keys.table, settings, self._report.readiness) as front,
+            serve_admin(listen.admin, self._telemetry, self._report, self.reload) as admin,
+        ):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+            background.append(asyncio.create_task(self._announce(front.http, front.grpc, admin)))
+            await self._stop.wait()
+            notify.stopping()
+            log.info("draining", seconds=DRAIN_S)
+            drained = await self._service.drain(DRAIN_S)
+            if not drained:
+                log.warning("requests were cut off at the end of the drain")
+            await front.stop(1.0)
+
+    async def reload(self) -> ReloadOutcome:
+        """Replace policy and keys, or keep both."""
+        notify.reloading()
+        outcome = await self._file.reload(self._service.ledger, self._sandboxes.namespaces, self._use_keys)
+        self._telemetry.count(names.POLICY_RELOADS, outcome="ok" if outcome.ok else "failed")
+        self._telemetry.metrics.know(tenants=self._service.ledger.policy.tenants)
+        notify.ready(outcome.message)
+        return outcome
+
+    def _use_keys(self, table: KeyTable) -> None:
+        self._keys.table = table
+
+    def _hang_up(self) -> None:
+        task = asyncio.ensure_future(self.reload())
+        task.add_done_callback(lambda done: done.exception() if not done.cancelled() else None)
+
+    async def _announce(self, http: str, grpc: str, admin: str) -> None:
+        """Say READY once every model answers."""
+        for rooms in self._rooms.values():
+            await rooms.wait_ready(time.monotonic() + FIRST_READY_S)
+        self._service.sandbox = self._sandboxes.attachment.sandbox
+        addresses = {
+            "http": http, "grpc": grpc, "admin": admin,
+            "models": list(self._rooms), "sandbox": self._service.sandbox,
+        }
+        notify.notify(
+            "READY=1",
+            f"STATUS=serving {', '.join(self._rooms)} in {self._service.sandbox}",
+            f"{ADDRESSES_KEY}={json.dumps(addresses)}",
+        )
+        log.info("ready", **addresses)
+        interval = notify.watchdog_interval_s()
+        while interval is not None:
+            await asyncio.sleep(interval)
+            notify.watchdog()
+
+    async def _refresh_gauges(self) -> None:
+        while True:
+            for name, rooms in self._rooms.items():
+                engine = rooms.engine
+                if engine is not None:
+                    self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
+                    self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
+                    self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
+                    self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
+                for role, link in (("engine", engine), ("text", rooms.text)):
+                    self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)
+            await asyncio.sleep(GAUGE_PERIOD_S)
+
+

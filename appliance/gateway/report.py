@@ -1,0 +1,79 @@
+"""The gateway's state as the values that status, readiness and the console show."""
+
+from __future__ import annotations
+
+import time
+
+from appliance.gateway.policy_file import PolicyFile
+from appliance.gateway.sandboxes import SandboxRecord, Sandboxes
+from appliance.gateway.service import GatewayService
+from appliance.status import (
+    ApplianceStatus,
+    EngineStatus,
+    ModelStatus,
+    Readiness,
+    TenantStatus,
+    TextStatus,
+)
+from appliance.version import VERSION
+
+
+class Report:
+    """Reads, never changes."""
+
+    def __init__(self, service: GatewayService, sandboxes: Sandboxes, policy: PolicyFile) -> None:
+        self._service = service
+        self._sandboxes = sandboxes
+        self._policy = policy
+        self._started_at = time.time()
+
+    def readiness(self) -> Readiness:
+        """Whether a request would be taken now."""
+        missing = [name for name, rooms in self._service.rooms.items() if not rooms.ready]
+        if any(rooms.draining for rooms in self._service.rooms.values()):
+            return Readiness(ready=False, reason="draining")
+        if missing:
+            return Readiness(ready=False, reason=f"sandboxes of {', '.join(missing)} are not up")
+        return Readiness(ready=True)
+
+    def status(self) -> ApplianceStatus:
+        """The whole picture."""
+        ledger = self._service.ledger
+        attachment = self._sandboxes.attachment
+        tenants = tuple(
+            TenantStatus(
+                id=tenant.id, isolation_class=tenant.isolation_class.value,
+                in_flight=ledger.concurrency(tenant.id), max_in_flight=tenant.limits.concurrency,
+            )
+            for tenant in ledger.policy.tenants.values()
+        )
+        return ApplianceStatus(
+            version=VERSION, started_at=self._started_at, sandbox=attachment.sandbox, cgroup=attachment.limits,
+            models=tuple(self._model(name) for name in self._service.rooms),
+            tenants=tenants, policy=self._policy.status(ledger.policy),
+        )
+
+    def _model(self, name: str) -> ModelStatus:
+        rooms = self._service.rooms[name]
+        kind = self._sandboxes.attachment.sandbox
+        engine, text = self._sandboxes.records[name, "engine"], self._sandboxes.records[name, "text"]
+        stats = rooms.engine.stats if rooms.engine is not None else None
+        state = "draining" if rooms.draining else "ready" if rooms.ready else "starting"
+        return ModelStatus(
+            name=name, state=state,
+            engine=EngineStatus(
+                state=engine.state, kind=kind, generation=engine.generation, restarts=engine.restarts,
+                pid=engine.pid or None, uptime_s=_uptime(engine),
+                num_blocks=rooms.capacity.num_blocks if rooms.capacity else 0,
+                free_blocks=stats.free_blocks if stats else 0,
+                running=stats.running if stats else 0, waiting=stats.waiting if stats else 0,
+            ),
+            text=TextStatus(
+                state=text.state, kind=kind, generation=text.generation, restarts=text.restarts,
+                pid=text.pid or None, uptime_s=_uptime(text),
+            ),
+        )
+
+
+def _uptime(record: SandboxRecord) -> float | None:
+    return time.time() - record.since if record.state == "ready" else None

@@ -1,0 +1,180 @@
+"""The two sandboxes of one model as they come and go: whoever needs one waits here, within a bound.
+
+``ModelRooms`` also keeps the probation gate: while a suspect runs alone, nobody else enters the engine; a suspect
+waits a little for the engine to be empty, and meanwhile nobody new goes in. On a busy engine it does not wait for
+ever: it then enters beside the others, and a death is judged by ``suspects`` as an ambiguous one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from appliance.errors import UnavailableError
+from appliance.gateway.assembler import VocabularyTable
+from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.text_link import TextLink
+from isolation.ipc.messages import EngineReady
+
+BOOT_WAIT_S = 8.0
+"""The longest that a request waits for a sandbox that is booting: a client hears within ten seconds what is the
+matter."""
+
+EMPTY_WAIT_S = 2.0
+"""The longest that a suspect waits for an empty engine, and so the longest that it keeps others out."""
+
+RETRY_AFTER_S = 2.0
+"""What a client is told when the sandbox is not there: about the time one boot takes."""
+
+
+class EngineVisit:
+    """One request's stay in the engine; ``alone`` while it is on probation."""
+
+    __slots__ = ("_rooms", "alone", "engine")
+
+    def __init__(self, rooms: ModelRooms, engine: EngineLink, alone: bool) -> None:
+        self._rooms = rooms
+        self.engine = engine
+        self.alone = alone
+
+    def passed(self) -> None:
+        """The first token came, or the visit ended: others may enter. Idempotent."""
+        if self.alone:
+            self.alone = False
+            self._rooms.end_probation()
+
+
+class ModelRooms:
+    """One model's engine and text link, or their absence. All methods run in one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.created = int(time.time())
+        self.engine: EngineLink | None = None
+        self.text: TextLink | None = None
+        self.draining = False
+        self.capacity: EngineReady | None = None
+        """What the engine last announced; kept over restarts, since it is the same model."""
+        self.table: VocabularyTable | None = None
+        """The id-to-bytes table; kept likewise."""
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._inside = 0
+        self._probation = False
+        self._suspects_waiting = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether both are there."""
+        return self.engine is not None and self.text is not None
+
+    def set_engine(self, link: EngineLink | None) -> None:
+        """The engine is there, or gone."""
+        self.engine = link
+        if link is not None:
+            self.capacity = link.ready
+        self._tell()
+
+    def set_text(self, link: TextLink | None) -> None:
+        """The text sandbox is there (its table read), or gone."""
+        self.text = link
+        if link is not None:
+            self.table = link.table
+        self._tell()
+
+    def forget_text(self, link: TextLink) -> None:
+        """This link is lost; nobody shall be handed it again."""
+        if self.text is link:
+            self.text = None
+
+    def end_probation(self) -> None:
+        """The suspect showed a sign of health, or left."""
+        self._probation = False
+        self._tell()
+
+    async def wait_ready(self, until: float) -> None:
+        """Until both are there; ``until`` is monotonic seconds.
+
+        Raises:
+            UnavailableError: they were not there in time.
+        """
+        await self._wait(lambda: self.ready, until)
+
+    async def wait_text(self, until: float) -> TextLink:
+        """The text link, as soon as there is one.
+
+        Raises:
+            UnavailableError: none came in time.
+        """
+        await self._wait(lambda: self.text is not None, min(until, time.monotonic() + BOOT_WAIT_S))
+        assert self.text is not None
+        return self.text
+
+    @contextlib.asynccontextmanager
+    async def enter_engine(self, until: float, *, suspect: bool) -> AsyncIterator[EngineVisit]:
+        """A place in the engine.
+
+        Raises:
+            UnavailableError: no engine, or no turn, in time.
+        """
+        until = min(until, time.monotonic() + BOOT_WAIT_S)
+        alone = suspect and await self._wait_empty(until)
+        if not alone:
+            await self._wait(lambda: self._may_enter(suspect), until)
+        assert self.engine is not None
+        self._inside += 1
+        self._probation = self._probation or alone
+        visit = EngineVisit(self, self.engine, alone)
+        try:
+            yield visit
+        finally:
+            self._inside -= 1
+            visit.passed()
+            self._tell()
+
+    def _may_enter(self, suspect: bool) -> bool:
+        waits = self._suspects_waiting > 0 and not suspect
+        return self.engine is not None and not self._probation and not waits
+
+    async def _wait_empty(self, until: float) -> bool:
+        """Wait for an empty engine; False when it stays busy."""
+        self._suspects_waiting += 1
+        try:
+            await self._wait(lambda: self.engine is not None, until)
+            await self._wait(
+                lambda: self.engine is not None and self._inside == 0 and not self._probation,
+                min(until, time.monotonic() + EMPTY_WAIT_S),
+            )
+        except UnavailableError:
+            if self.engine is None:
+                raise
+            return False
+        else:
+            return True
+        finally:
+            self._suspects_waiting -= 1
+            self._tell()
+
+    def _tell(self) -> None:
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self, predicate: Callable[[], bool], until: float) -> None:
+        while not predicate():
+            if self.draining:
+                raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    await waiter
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the model {self.name} is not available at the moment: its sandbox is starting",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from None
+            finally:
+                self._waiters.discard(waiter)

@@ -1,0 +1,253 @@
+"""The gateway's end of the control socket: sandboxes that come become links in their model's rooms.
+
+When the supervisor goes, its sandboxes go with it as far as the gateway is concerned; the gateway keeps answering
+(with ``UNAVAILABLE``) and tries to attach again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from appliance.control import (
+    CONTROL_VERSION,
+    Attach,
+    Control,
+    ControlError,
+    Fault,
+    Namespaces,
+    NamespaceQuery,
+    SandboxDown,
+    SandboxUp,
+    Welcome,
+    receive,
+    send,
+)
+from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.rooms import ModelRooms
+from appliance.gateway.text_link import TextLink, TextLostError
+from isolation.ipc.channel import Channel
+from isolation.ipc.messages import EngineReady, Role, TextReady
+from isolation.ipc.segment import Layout
+
+log = structlog.get_logger()
+
+RETRY_S = 0.2
+"""How soon an absent supervisor is looked for again."""
+
+
+@dataclass(slots=True)
+class SandboxRecord:
+    """What status shows of one sandbox."""
+
+    state: str = "booting"
+    generation: int = 0
+    restarts: int = 0
+    pid: int = 0
+    since: float = field(default_factory=time.time)
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class Attachment:
+    """What the supervisor told on attaching."""
+
+    sandbox: str = "unknown"
+    limits: str = "unknown"
+    attached: bool = False
+
+
+class Sandboxes:
+    """Attaches to the supervisor and keeps every model's rooms current."""
+
+    def __init__(
+        self,
+        path: Path,
+        rooms: dict[str, ModelRooms],
+        next_id: Callable[[], int],
+        on_engine_end: Callable[[ModelRooms, EngineLink], None],
+    ) -> None:
+        self._path = path
+        self._rooms = rooms
+        self._next_id = next_id
+        self._on_engine_end = on_engine_end
+        self._sock: socket.socket | None = None
+        self._lost = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._namespaces: dict[str, bytes] = {}
+        self._named = asyncio.Event()
+        self.attachment = Attachment()
+        self.records = {
+            (name, role): SandboxRecord() for name in rooms for role in ("engine", "text")
+        }
+
+    async def run(self) -> None:
+        """Attach, and attach again whenever the supervisor was lost; ends by cancellation."""
+        try:
+            while True:
+                if not self._attach():
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                await self._lost.wait()
+                self._lost.clear()
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._detach("the gateway stops")
+
+    async def namespaces(self, tenants: list[str], timeout_s: float = 30.0) -> dict[str, bytes]:
+        """The namespace keys of these tenants.
+
+        Raises:
+            ControlError: the supervisor did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._namespaces.keys() >= set(tenants):
+            self._named.clear()
+            if self._sock is not None:
+                send(self._sock, NamespaceQuery(tenants))
+            try:
+                async with asyncio.timeout(min(1.0, deadline - time.monotonic())):
+                    await self._named.wait()
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise ControlError("the supervisor did not give namespace keys in time") from None
+        return {tenant: self._namespaces[tenant] for tenant in tenants}
+
+    def _attach(self) -> bool:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        sock.setblocking(False)
+        try:
+            sock.connect(str(self._path))
+            send(sock, Attach(CONTROL_VERSION))
+        except (OSError, ControlError):
+            sock.close()
+            return False
+        self._sock = sock
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
+        return True
+
+    def _detach(self, reason: str) -> None:
+        if self._sock is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._sock = None
+        self.attachment = Attachment()
+        self._namespaces.clear()
+        log.warning("supervisor is gone", reason=reason)
+        for rooms in self._rooms.values():
+            engine, text = rooms.engine, rooms.text
+            rooms.set_engine(None)
+            rooms.set_text(None)
+            if engine is not None:
+                engine.close()
+            if text is not None:
+                text.close()
+        self._lost.set()
+
+    def _read(self) -> None:
+        while self._sock is not None:
+            try:
+                item = receive(self._sock)
+            except BlockingIOError:
+                return
+            except ControlError as error:
+                self._detach(error.message)
+                return
+            if item is None:
+                self._detach("it closed its end")
+                return
+            self._serve(*item)
+
+    def _serve(self, message: Control, fds: tuple[int, ...]) -> None:
+        if isinstance(message, SandboxUp) and len(fds) == 3:
+            self._up(message, (fds[0], fds[1], fds[2]))
+            return
+        for stray in fds:
+            os.close(stray)
+        if isinstance(message, Welcome):
+            self.attachment = Attachment(message.sandbox, message.limits, attached=True)
+        elif isinstance(message, Namespaces):
+            self._namespaces.update((name, bytes.fromhex(key)) for name, key in message.keys.items())
+            self._named.set()
+        elif isinstance(message, SandboxDown):
+            self._down(message)
+        else:
+            self._detach(f"it sent {type(message).__name__}")
+
+    def _up(self, message: SandboxUp, fds: tuple[int, int, int]) -> None:
+        rooms = self._rooms.get(message.model)
+        if rooms is None:
+            for fd in fds:
+                os.close(fd)
+            return
+        role = Role[message.role.upper()]
+        layout = Layout.decode(bytes.fromhex(message.layout))
+        channel = Channel.host(*fds, layout, role, established=True)
+        self._record(message.model, message.role).generation = message.generation
+        if role is Role.ENGINE:
+            ready = EngineReady(**message.ready)
+            rooms.set_engine(EngineLink(channel, ready, message.generation, partial(self._engine_ended, rooms)))
+            self._note_up(message)
+        else:
+            values = {name: bool(value) for name, value in message.ready.items()}
+            ready_text = TextReady(**{**values, "vocab_size": message.ready["vocab_size"]})
+            link = TextLink(channel, ready_text, message.generation, partial(self._text_ended, rooms))
+            task = asyncio.create_task(self._welcome_text(rooms, link, message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _welcome_text(self, rooms: ModelRooms, link: TextLink, message: SandboxUp) -> None:
+        """A text sandbox counts as there once its table is read."""
+        try:
+            if link.ready.exact_vocabulary:
+                await link.read_table(self._next_id)
+        except TextLostError as error:
+            log.warning("text sandbox was lost at once", model=rooms.name, reason=str(error))
+            return
+        rooms.set_text(link)
+        self._note_up(message)
+
+    def _engine_ended(self, rooms: ModelRooms, link: EngineLink, reason: str, at_fault: bool) -> None:
+        if rooms.engine is link:
+            rooms.set_engine(None)
+        self._on_engine_end(rooms, link)
+        self._note_end(rooms.name, "engine", link.generation, reason, at_fault)
+
+    def _text_ended(self, rooms: ModelRooms, link: TextLink, reason: str, at_fault: bool) -> None:
+        if rooms.text is link:
+            rooms.set_text(None)
+        self._note_end(rooms.name, "text", link.generation, reason, at_fault)
+
+    def _note_up(self, message: SandboxUp) -> None:
+        record = self._record(message.model, message.role)
+        record.state, record.cause = "ready", ""
+        record.pid, record.restarts, record.since = message.pid, message.restarts, time.time()
+
+    def _note_end(self, model: str, role: str, generation: int, reason: str, at_fault: bool) -> None:
+        record = self._record(model, role)
+        record.state, record.cause, record.since = "failed", reason, time.time()
+        log.warning("sandbox is lost", model=model, role=role, generation=generation, reason=reason)
+        if at_fault and self._sock is not None:
+            try:
+                send(self._sock, Fault(model, role, generation, reason))
+            except ControlError as error:
+                self._detach(error.message)
+
+    def _down(self, message: SandboxDown) -> None:
+        record = self._record(message.model, message.role)
+        record.generation, record.restarts = message.generation, message.restarts
+        if record.state != "ready" or message.generation >= record.generation:
+            record.state, record.cause = message.state, message.cause
+            record.since = time.time()
+
+    def _record(self, model: str, role: str) -> SandboxRecord:
+        return self.records.setdefault((model, role), SandboxRecord())

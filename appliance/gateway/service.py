@@ -1,0 +1,145 @@
+"""The one session object behind gRPC and HTTP: ``appliance.request.Service`` over rooms, ledger and telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from appliance.errors import ApplianceError, CancelledError, InternalError, ModelNotFoundError, UnavailableError
+from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.ledger import Ledger
+from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
+from appliance.gateway.session import Session, Tools
+from appliance.gateway.suspects import Suspects
+from appliance.ids import new_request_id
+from appliance.request import CallContext, Event, GenerateRequest, ModelCard, Principal, RateState
+from appliance.telemetry.api import Phase, RequestTrace, Telemetry
+from policy.evaluate import principal as find_tenant
+from policy.evaluate import visible_models
+
+FIRST_WIRE_ID_BITS = 32
+"""Wire ids start at a random number of this size, so that two gateways in a row do not reuse them by habit."""
+
+
+class GatewayService:
+    """What the front ends call. One a gateway process."""
+
+    def __init__(self, rooms: dict[str, ModelRooms], ledger: Ledger, telemetry: Telemetry) -> None:
+        self.rooms = rooms
+        self.ledger = ledger
+        self.sandbox = "unknown"
+        """What holds the sandboxes, as the supervisor said; a span attribute."""
+        self._telemetry = telemetry
+        self._suspects = {name: Suspects() for name in rooms}
+        self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
+        self._live = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def next_id(self) -> int:
+        """A wire id never used before in this process."""
+        self._wire_id += 1
+        return self._wire_id
+
+    async def generate(
+        self, principal: Principal, request: GenerateRequest, context: CallContext
+    ) -> AsyncGenerator[Event]:
+        """Run the request; see ``appliance.request.Service``."""
+        trace = self._telemetry.start(context, request.request_id, principal.tenant)
+        self._telemetry.describe(trace, request)
+        trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
+        self._live += 1
+        self._idle.clear()
+        session: Session | None = None
+        error: ApplianceError | None = CancelledError("the client left before the answer was complete")
+        try:
+            session = Session(self._tools(request.model), principal, request, trace)
+            async with aclosing(session.run()) as events:
+                async for event in events:
+                    yield event
+            error = None
+        except ApplianceError as raised:
+            error = raised
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException:
+            error = InternalError("a defect of the appliance")
+            raise
+        finally:
+            self._end(session, trace, error)
+
+    def models(self, principal: Principal) -> tuple[ModelCard, ...]:
+        """The models this principal may use."""
+        names = visible_models(self.ledger.policy, principal.tenant, self.rooms)
+        return tuple(self._card(self.rooms[name]) for name in sorted(names))
+
+    def rates(self, principal: Principal) -> RateState:
+        """What is left of the tenant's rates."""
+        return self.ledger.rates(principal.tenant)
+
+    def authenticate(self, credential: str) -> Principal | None:
+        """The principal behind a verified credential."""
+        tenant = find_tenant(self.ledger.policy, credential)
+        return Principal(tenant, credential) if tenant is not None else None
+
+    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+        """Trace, metric and log line of a call that never became a session; gives its request id."""
+        request_id = new_request_id()
+        trace = self._telemetry.start(context, request_id, tenant)
+        trace.begin(Phase.POLICY)
+        trace.end(Phase.POLICY)
+        known = error if isinstance(error, ApplianceError) else InternalError("a defect of the appliance")
+        trace.finish(error=known)
+        return request_id
+
+    def engine_ended(self, rooms: ModelRooms, link: EngineLink) -> None:
+        """Note who was in an engine that died."""
+        live = [(stream.fingerprint, stream.on_probation) for stream in link.live]
+        self._suspects[rooms.name].engine_died(live, time.monotonic())
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing more and wait for what runs; False when time ran out."""
+        for rooms in self.rooms.values():
+            rooms.draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tools(self, model: str) -> Tools:
+        rooms = self.rooms.get(model)
+        if rooms is None:
+            raise ModelNotFoundError(f"the model {model[:128]!r} does not exist here", param="model")
+        if rooms.draining:
+            raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
+        return Tools(rooms, self.ledger, self._suspects[model], self.next_id)
+
+    def _end(self, session: Session | None, trace: RequestTrace, error: ApplianceError | None) -> None:
+        self._live -= 1
+        if not self._live:
+            self._idle.set()
+        if session is None:
+            trace.finish(error=error)
+            return
+        outcome = session.outcome
+        if session.reservation is not None:
+            charged = outcome.input_tokens if session.started or outcome.output_tokens else 0
+            session.reservation.settle(charged, outcome.output_tokens)
+        trace.finish(
+            error=error,
+            input_tokens=outcome.input_tokens,
+            cached_tokens=outcome.cached_tokens,
+            output_tokens=outcome.output_tokens,
+            finish_reason=outcome.finish.value if outcome.finish else None,
+        )
+
+    @staticmethod
+    def _card(rooms: ModelRooms) -> ModelCard:
+        capacity = rooms.capacity
+        return ModelCard(rooms.name, rooms.created, capacity.max_context if capacity else 0)

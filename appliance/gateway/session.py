@@ -1,0 +1,294 @@
+"""One request from its first decision to its last token: the only place that knows the whole story.
+
+policy -> text -> policy with exact counts -> engine -> text of tokens -> charge. Whatever happens, ``run`` ends with
+compute stopped, the ledger settled and the trace closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from appliance.errors import (
+    ApplianceError,
+    ContextLengthError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    QuarantinedError,
+    UnavailableError,
+)
+from appliance.gateway.decoding import RemoteAssembler
+from appliance.gateway.assembler import Assembler
+from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
+from appliance.gateway.encoder import TextRoom
+from appliance.gateway.ledger import Ledger, Reservation
+from appliance.gateway.output import OutputText
+from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit, ModelRooms
+from appliance.gateway.suspects import Suspects, fingerprint
+from appliance.request import Delta, Event, Finished, FinishReason, GenerateRequest, Principal, Started
+from appliance.telemetry.api import Phase, RequestTrace
+from isolation.ipc.messages import EngineReady, FailureCode, Finish, Submit
+from policy.decision import Decision
+from policy.model import Retention
+
+NO_DEADLINE_S = 3_600.0
+"""Deadline of a request that names none: nothing may live for ever."""
+
+REPLAY_S = 9.0
+"""After an engine's death a request may be replayed until this long after it; a client hears within ten seconds."""
+
+MAX_ATTEMPTS = 3
+"""Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
+
+
+@dataclass(slots=True)
+class Tools:
+    """What a session uses of the gateway."""
+
+    rooms: ModelRooms
+    ledger: Ledger
+    suspects: Suspects
+    next_id: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the trace and the ledger are told at the end."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish: FinishReason | None = None
+
+
+class Session:
+    """Runs one request. ``outcome`` is valid at any time, so that ``finally`` can settle."""
+
+    def __init__(
+        self, tools: Tools, principal: Principal, request: GenerateRequest, trace: RequestTrace
+    ) -> None:
+        self._tools = tools
+        self._principal = principal
+        self._request = request
+        self._trace = trace
+        self._until = request.deadline or time.monotonic() + NO_DEADLINE_S
+        self.started = False
+        self._emitted = False
+        self.outcome = Outcome()
+        self.reservation: Reservation | None = None
+
+    async def run(self) -> AsyncGenerator[Event]:
+        """The request's events.
+
+        Raises:
+            ApplianceError: typed, at any point.
+        """
+        token_ids = await self._encode()
+        ready = await self._limits()
+        decision = self._admit(token_ids, ready)
+        submit = self._submit(token_ids, decision)
+        mark = fingerprint(self._principal.tenant, self._request.model, submit)
+        for attempt in range(MAX_ATTEMPTS):
+            deaths = self._tools.suspects.deaths(mark, time.monotonic())
+            if deaths >= 2:
+                raise QuarantinedError(
+                    "the engine ended twice while serving this request; it will not be run again"
+                )
+            if attempt:
+                self._trace.annotate(replays=attempt)
+            try:
+                async with self._tools.rooms.enter_engine(self._until, suspect=deaths > 0) as visit:
+                    async with aclosing(self._visit(visit, submit, mark)) as events:
+                        async for event in events:
+                            yield event
+                self._tools.suspects.cleared(mark)
+                return
+            except _EngineGoneError as error:
+                if self._emitted:
+                    raise UnavailableError(
+                        "the engine ended while it answered; the same request may be sent again",
+                        retry_after_s=RETRY_AFTER_S,
+                    ) from error
+                self._until = min(self._until, time.monotonic() + REPLAY_S)
+        raise UnavailableError("the engine ended again and again", retry_after_s=RETRY_AFTER_S)
+
+    async def _encode(self) -> array[int]:
+        """First decision, concurrency slot, then exact token ids."""
+        trace, request = self._trace, self._request
+        trace.begin(Phase.POLICY)
+        self.reservation = self._tools.ledger.admit(self._principal.tenant, request.model, request.max_tokens)
+        decision = self.reservation.decision
+        trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
+        trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        trace.begin(Phase.TEXT)
+        room = TextRoom(self._tools.rooms, self._tools.next_id)
+        token_ids = await room.encode(request.prompt, self._until)
+        self.outcome.input_tokens = len(token_ids)
+        trace.end(Phase.TEXT, input_tokens=len(token_ids))
+        return token_ids
+
+    async def _limits(self) -> EngineReady:
+        """What the engine can do; waits for the first boot."""
+        rooms = self._tools.rooms
+        if rooms.capacity is None:
+            await rooms.wait_ready(self._until)
+        if rooms.capacity is None:
+            raise UnavailableError("the model is starting", retry_after_s=RETRY_AFTER_S)
+        return rooms.capacity
+
+    def _admit(self, token_ids: array[int], ready: EngineReady) -> Decision:
+        """Second decision, with exact counts; reserves tokens."""
+        if max(token_ids) >= ready.vocab_size:
+            raise InvalidRequestError(
+                f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param="prompt"
+            )
+        room = ready.max_context - len(token_ids)
+        asked = self._request.max_tokens
+        if room < 1 or (asked is not None and asked > room):
+            raise ContextLengthError(
+                f"this model's context is {ready.max_context} tokens; the request has {len(token_ids)} in the "
+                f"prompt" + (f" and asks for {asked} more" if asked is not None else ""),
+                param="messages" if self._request.operation.value == "chat" else "prompt",
+                details={"max_tokens": str(ready.max_context), "prompt_tokens": str(len(token_ids))},
+            )
+        assert self.reservation is not None
+        return self.reservation.reserve(len(token_ids), asked, room)
+
+    def _submit(self, token_ids: array[int], decision: Decision) -> Submit:
+        request, obligations = self._request, decision.obligations
+        assert self.reservation is not None
+        return Submit(
+            request=0,
+            namespace=self.reservation.namespace,
+            token_ids=token_ids,
+            max_tokens=self.reservation.grant,
+            sampling=request.sampling,
+            stop_ids=request.stop_ids,
+            ignore_eos=request.ignore_eos,
+            retain=obligations.retention is not Retention.NONE,
+            logprobs=request.logprobs,
+            weight=obligations.weight,
+        )
+
+    async def _visit(self, visit: EngineVisit, submit: Submit, mark: bytes) -> AsyncGenerator[Event]:
+        """One run in one engine."""
+        self._trace.begin(Phase.QUEUE)
+        began_ns = time.time_ns()
+        try:
+            stream = visit.engine.submit(
+                replace(submit, request=self._tools.next_id()), mark, on_probation=visit.alone
+            )
+        except EngineFullError as error:
+            raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
+        timer = asyncio.get_running_loop().call_later(
+            max(0.0, self._until - time.monotonic()), _expire, stream
+        )
+        try:
+            async with aclosing(self._follow(stream, visit, began_ns)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            timer.cancel()
+            visit.engine.abort(stream)
+
+    async def _follow(
+        self, stream: TokenStream, visit: EngineVisit, began_ns: int
+    ) -> AsyncGenerator[Event]:
+        """The stream's tokens as events, until it ends."""
+        text = self._output_text(visit.engine)
+        first = True
+        while True:
+            if not stream.wake.is_set():
+                await stream.wake.wait()
+            token_ids, logprobs = stream.take()
+            if stream.started is not None and not self.started:
+                yield self._note_start(stream, began_ns)
+            if token_ids:
+                if first:
+                    first = False
+                    self._first_token(visit, stream)
+                ended = stream.finish is Finish.STOP
+                delta, used = await text.push(token_ids, logprobs, hide_last=ended)
+                self.outcome.output_tokens += used
+                if text.stopped is None and stream.finish is not Finish.NONE:
+                    delta = replace(delta, text=delta.text + await text.finish())
+                self._emitted = True
+                yield delta
+            if text.stopped is not None or stream.finish is not Finish.NONE:
+                yield self._finished(stream, text.stopped)
+                return
+            _raise_if_lost(stream)
+
+    def _output_text(self, engine: EngineLink) -> OutputText:
+        text = self._tools.rooms.text
+        room = TextRoom(self._tools.rooms, self._tools.next_id)
+        table = self._tools.rooms.table
+        if table is None or (text is not None and not text.ready.exact_vocabulary):
+            return OutputText(RemoteAssembler(room.decode, self._request.stop), table)
+        return OutputText(Assembler(table, self._request.stop), table)
+
+    def _note_start(self, stream: TokenStream, began_ns: int) -> Started:
+        assert stream.started is not None
+        self.started = True
+        now_ns = time.time_ns()
+        scheduled_ns = min(now_ns, began_ns + stream.started.queue_us * 1_000)
+        cached = min(stream.started.cached_tokens, self.outcome.input_tokens)
+        self.outcome.cached_tokens = cached
+        self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
+        self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
+        return Started(self.outcome.input_tokens, cached)
+
+    def _first_token(self, visit: EngineVisit, stream: TokenStream) -> None:
+        visit.passed()
+        stream.on_probation = False
+        self._trace.end(Phase.PREFILL, cached_tokens=self.outcome.cached_tokens)
+        self._trace.first_token()
+        self._trace.begin(Phase.DECODE)
+
+    def _finished(self, stream: TokenStream, stopped: str | None) -> Finished:
+        length = stopped is None and stream.finish is Finish.LENGTH
+        self.outcome.finish = FinishReason.LENGTH if length else FinishReason.STOP
+        self._trace.end(Phase.DECODE, output_tokens=self.outcome.output_tokens)
+        return Finished(
+            self.outcome.finish,
+            self.outcome.input_tokens,
+            self.outcome.cached_tokens,
+            self.outcome.output_tokens,
+            stopped,
+        )
+
+
+class _EngineGoneError(Exception):
+    """The engine ended under the request."""
+
+
+def _expire(stream: TokenStream) -> None:
+    stream.expired = True
+    stream.wake.set()
+
+
+def _raise_if_lost(stream: TokenStream) -> None:
+    """What ended the stream besides its last token, as the error the caller sees."""
+    if stream.engine_gone is not None:
+        raise _EngineGoneError(stream.engine_gone)
+    if stream.expired:
+        raise DeadlineExceededError("the request's deadline passed before its answer was complete")
+    if stream.overrun:
+        raise UnavailableError("the answer was not read fast enough; the request was stopped")
+    if stream.failure is not None:
+        raise _FAILURES[stream.failure]()
+
+
+_FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
+    FailureCode.ABORTED: lambda: UnavailableError("the engine stopped this request", retry_after_s=RETRY_AFTER_S),
+    FailureCode.INVALID: lambda: InvalidRequestError("the engine cannot run this request as asked"),
+    FailureCode.TOO_LONG: lambda: ContextLengthError("prompt and output do not fit the engine's KV cache"),
+    FailureCode.OVERLOADED: lambda: UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S),
+    FailureCode.INTERNAL: lambda: InternalError("the engine met a defect while serving this request"),
+}
+

@@ -1,0 +1,175 @@
+"""Runs both host processes from one command: a service manager of two children, with systemd's own words between them.
+
+Each child reports over a notification socket (sd_notify(3)) as it would to systemd. A child that ends before it was
+ready ends the start; one that ends later is started again, after a growing delay. SIGTERM drains the gateway first,
+then the supervisor cleans up; SIGHUP goes to the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from appliance import notify
+from appliance.errors import StartError
+from appliance.gateway_words import ADDRESSES_KEY
+from isolation.process import MINIMAL_ENVIRONMENT, Child, start
+
+log = structlog.get_logger()
+
+NOTIFY_SOCKET = "notify.sock"
+"""Name of the notification socket in the run directory."""
+
+MAX_DATAGRAM_BYTES = 64 << 10
+"""Bytes of one notification."""
+
+STDERR = 2
+"""Both outputs of a child go to our standard error: our standard output is for the ready line."""
+
+END_GRACE_S = 60.0
+"""The longest a child may take to end by itself: a drain of 20 s and the removal of every sandbox."""
+
+BASE_DELAY_S = 0.5
+MAX_DELAY_S = 10.0
+"""Delays between restarts of a child: doubling from the first, up to the second."""
+
+STABLE_S = 30.0
+"""A child that ran this long starts its delays afresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the appliance listens and what it serves, as the gateway said when it was ready."""
+
+    http: str
+    grpc: str
+    admin: str
+    models: list[str]
+    sandbox: str
+
+
+class Launcher:
+    """Keeps supervisor and gateway running; ``run`` is its life."""
+
+    def __init__(self, config: Path, run_dir: Path, on_ready: Callable[[Addresses], None]) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._on_ready = on_ready
+        self._stop = asyncio.Event()
+        self._children: dict[str, Child] = {}
+        self._ready: asyncio.Future[Addresses] | None = None
+
+    async def run(self) -> None:
+        """Start both, tell when they are ready, keep them until SIGTERM or SIGINT.
+
+        Raises:
+            StartError: a child ended before the appliance was ready.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        self._ready = loop.create_future()
+        with self._notifications():
+            tasks = [asyncio.create_task(self._keep(role)) for role in ("supervisor", "gateway")]
+            try:
+                await self._wait_ready(tasks)
+                await self._stop.wait()
+            finally:
+                notify.stopping()
+                await self._end_all(tasks)
+
+    async def _wait_ready(self, tasks: list[asyncio.Task[None]]) -> None:
+        assert self._ready is not None
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((self._ready, stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in tasks:
+            if task.done() and task.exception() is not None:
+                raise StartError(str(task.exception()))
+        if self._ready.done():
+            addresses = self._ready.result()
+            notify.ready(f"serving {', '.join(addresses.models)} in {addresses.sandbox}")
+            self._on_ready(addresses)
+
+    async def _keep(self, role: str) -> None:
+        """Run one child again and again until the stop."""
+        delay = BASE_DELAY_S
+        while not self._stop.is_set():
+            began = time.monotonic()
+            child = self._children[role] = self._start(role)
+            status = await self._until_end(child)
+            if self._stop.is_set():
+                return
+            assert self._ready is not None
+            if not self._ready.done():
+                raise StartError(f"the {role} ended with status {status} before the appliance was ready")
+            delay = BASE_DELAY_S if time.monotonic() - began > STABLE_S else min(MAX_DELAY_S, delay * 2)
+            log.error("host process ended; starting it again", role=role, status=status, delay_s=delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), delay)
+
+    def _start(self, role: str) -> Child:
+        argv = (sys.executable, "-m", "appliance.child", role, str(self._config))
+        address = self._run_dir / NOTIFY_SOCKET
+        environment = {
+            **MINIMAL_ENVIRONMENT, **notify.telemetry_environment(), "NOTIFY_SOCKET": str(address),
+        }
+        return start(argv, env=environment, stdio=STDERR, own_group=True)
+
+    async def _until_end(self, child: Child) -> int:
+        while (status := await asyncio.to_thread(child.wait, 1.0)) is None:
+            continue
+        return status
+
+    async def _end_all(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Gateway first, so that it can drain into living sandboxes; then the supervisor."""
+        self._stop.set()
+        for role in ("gateway", "supervisor"):
+            child = self._children.get(role)
+            if child is not None:
+                await asyncio.to_thread(child.end, END_GRACE_S)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _hang_up(self) -> None:
+        gateway = self._children.get("gateway")
+        if gateway is not None and gateway.poll() is None:
+            os.kill(gateway.pid, signal.SIGHUP)
+
+    @contextlib.contextmanager
+    def _notifications(self):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        """Listen for the children's words while the block runs."""
+        path = self._run_dir / NOTIFY_SOCKET
+        path.unlink(missing_ok=True)
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
+            sock.bind(str(path))
+            path.chmod(0o600)
+            loop.add_reader(sock.fileno(), self._heard, sock)
+            try:
+                yield
+            finally:
+                loop.remove_reader(sock.fileno())
+                path.unlink(missing_ok=True)
+
+    def _heard(self, sock: socket.socket) -> None:
+        try:
+            lines = sock.recv(MAX_DATAGRAM_BYTES).decode("utf-8", "replace").splitlines()
+        except BlockingIOError:
+            return
+        for line in lines:
+            key, _, value = line.partition("=")
+            if key == ADDRESSES_KEY and self._ready is not None and not self._ready.done():
+                self._ready.set_result(Addresses(**json.loads(value)))

@@ -1,0 +1,261 @@
+"""One boot: from a plan to a sandbox that has given a real token, or to nothing at all. Blocking; called in threads."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from appliance.catalog import ModelFiles
+from appliance.config import ApplianceConfig, ModelConfig
+from appliance.supervisor.layout import sandbox_spec
+from engine.config import EngineConfig, TextConfig
+from isolation.errors import SandboxStartError
+from isolation.ipc.channel import Channel
+from isolation.ipc.errors import AttachError
+from isolation.ipc.listener import Listener
+from isolation.ipc.messages import (
+    NAMESPACE_KEY_BYTES,
+    Configure,
+    Encode,
+    Encoded,
+    EngineReady,
+    Hello,
+    Message,
+    Role,
+    Sampling,
+    SourceKind,
+    StepOutput,
+    Submit,
+    TextReady,
+)
+from isolation.ipc.segment import standard_layout
+from isolation.reaper import descendants
+from isolation.runtime import Runtime, Sandbox
+from isolation.spec import SandboxSpec
+
+log = structlog.get_logger()
+
+CONNECT_TIMEOUT_S = 60.0
+"""From start to connection: the guest imports torch first, 2-5 s in gVisor, more on a busy machine."""
+
+LOAD_TIMEOUT_S = 600.0
+"""From configuration to ready: weights are read and warmed."""
+
+PROBE_TIMEOUT_S = 60.0
+"""For the first real token of a large model on a slow machine."""
+
+SLICE_S = 0.25
+"""How often a wait looks whether the sandbox still lives."""
+
+PROBE_ID = 1
+"""Wire id of the readiness probe; the gateway's ids start far above."""
+
+SOCKET_NAME = "host.sock"
+"""The socket that the guest connects to, in its directory mounted at /ipc."""
+
+
+@dataclass(frozen=True, slots=True)
+class BootPlan:
+    """What to boot; made once from the configuration, used at every boot."""
+
+    name: str
+    model: str
+    role: Role
+    spec: SandboxSpec
+    socket_dir: Path
+    configuration: bytes
+
+    @property
+    def role_name(self) -> str:
+        """``engine`` or ``text``."""
+        return self.role.name.lower()
+
+
+@dataclass(slots=True)
+class Booted:
+    """A ready sandbox. ``channel`` is None once the gateway has it."""
+
+    sandbox: Sandbox
+    channel: Channel | None
+    socket_dir: Path
+    layout: str
+    ready: dict[str, int]
+    boot_s: float
+
+    def describe_end(self) -> str:
+        """How it ended, for people."""
+        self.sandbox.wait(1.0)
+        ending = self.sandbox.ending()
+        tail = self.sandbox.output_tail()
+        last = f"; its last words: {tail[-1]}" if tail else ""
+        return (ending.reason if ending is not None else "was ended") + last
+
+
+def plan_boots(
+    config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime
+) -> tuple[BootPlan, BootPlan]:
+    """The two sandboxes of one model."""
+    plans = []
+    for role in (Role.ENGINE, Role.TEXT):
+        name = sandbox_name(model.name, role)
+        socket_dir = config.run_dir / "ipc" / name
+        spec = sandbox_spec(config, files, role, name, socket_dir)
+        guest_model = runtime.guest_path(spec, "/model")
+        if role is Role.ENGINE:
+            configuration = EngineConfig(
+                model_dir=guest_model, model_digest=files.digest, dtype=model.dtype,
+                threads=spec_threads(spec), kv_bytes=model.kv_bytes, max_context=model.max_context,
+                max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
+            ).to_json()
+        else:
+            configuration = TextConfig(model_dir=guest_model).to_json()
+        plans.append(BootPlan(name, model.name, role, spec, socket_dir, configuration))
+    return plans[0], plans[1]
+
+
+def sandbox_name(model: str, role: Role) -> str:
+    """A name that a container may have: lower case, digits, hyphens; short; different for different models."""
+    plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in model.lower()).strip("-")
+    tag = secrets.token_hex(3) if plain != model or len(plain) > 32 else ""
+    return "-".join(part for part in (role.name.lower(), plain[:32].strip("-"), tag) if part)
+
+
+def spec_threads(spec: SandboxSpec) -> int:
+    """The compute threads that the sandbox's environment was made for."""
+    return int(dict(spec.env)["OMP_NUM_THREADS"])
+
+
+def boot(plan: BootPlan, runtime: Runtime) -> Booted:
+    """Boot, connect, configure, load, and get one real token.
+
+    Raises:
+        IsolationError, ProtocolError: it did not come up; nothing of it is left.
+    """
+    began = time.monotonic()
+    plan.socket_dir.mkdir(parents=True, exist_ok=True)
+    plan.socket_dir.chmod(0o755)
+    with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
+        sandbox = runtime.boot(plan.spec, on_line=_line_logger(plan.name))
+        try:
+            channel = _connect(sandbox, listener, plan, runtime)
+        except BaseException:
+            _remove(sandbox)
+            raise
+    try:
+        ready = _handshake(channel, sandbox, plan)
+        _probe(channel, sandbox, plan, ready)
+    except BaseException:
+        channel.close()
+        _remove(sandbox)
+        raise
+    numbers = {name: int(value) for name, value in asdict(ready).items()}
+    layout = standard_layout().encode().hex()
+    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, time.monotonic() - began)
+
+
+def end(booted: Booted) -> None:
+    """End a sandbox and remove all of it."""
+    if booted.channel is not None:
+        booted.channel.close()
+        booted.channel = None
+    _remove(booted.sandbox)
+    shutil.rmtree(booted.socket_dir, ignore_errors=True)
+
+
+def _remove(sandbox: Sandbox) -> None:
+    sandbox.kill()
+    sandbox.wait(20.0)
+    sandbox.delete()
+
+
+def _connect(sandbox: Sandbox, listener: Listener, plan: BootPlan, runtime: Runtime) -> Channel:
+    # The sandbox process connects, or its gofer for it: both are ours, and no other sandbox sees this socket.
+    expected = descendants(os.getpid()) if runtime.label.startswith("gvisor") else None
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        _check_alive(sandbox)
+        try:
+            return listener.accept(expected, SLICE_S, standard_layout(), plan.role)
+        except AttachError:
+            if time.monotonic() > deadline:
+                raise SandboxStartError(
+                    f"sandbox {plan.name} did not connect within {CONNECT_TIMEOUT_S:g} s{_last_words(sandbox)}"
+                ) from None
+
+
+def _handshake(channel: Channel, sandbox: Sandbox, plan: BootPlan) -> EngineReady | TextReady:
+    _await(channel, sandbox, lambda message: isinstance(message, Hello), CONNECT_TIMEOUT_S)
+    channel.send(Configure(plan.configuration))
+    ready = _await(
+        channel, sandbox, lambda message: isinstance(message, EngineReady | TextReady), LOAD_TIMEOUT_S
+    )
+    assert isinstance(ready, EngineReady | TextReady)
+    return ready
+
+
+def _probe(channel: Channel, sandbox: Sandbox, plan: BootPlan, ready: EngineReady | TextReady) -> None:
+    """A real token, or real ids: what "ready" means. Nothing of it is kept in the engine."""
+    if isinstance(ready, TextReady):
+        channel.send(Encode(PROBE_ID, SourceKind.TEXT, b"ready?", 64))
+        _await(channel, sandbox, lambda message: isinstance(message, Encoded), PROBE_TIMEOUT_S)
+        return
+    prompt = array("I", [ready.vocab_size // 2])
+    namespace = secrets.token_bytes(NAMESPACE_KEY_BYTES)
+    channel.send(
+        Submit(PROBE_ID, namespace, prompt, 1, Sampling(temperature=0.0), ignore_eos=True, retain=False)
+    )
+    _await(channel, sandbox, _has_token, PROBE_TIMEOUT_S)
+
+
+def _has_token(message: Message) -> bool:
+    return isinstance(message, StepOutput) and PROBE_ID in message.requests
+
+
+def _await(
+    channel: Channel, sandbox: Sandbox, wanted: Callable[[Message], bool], timeout_s: float
+) -> Message:
+    """The first wanted message; others are passed over.
+
+    Raises:
+        SandboxStartError: the sandbox ended, or time ran out.
+        ProtocolError: it broke the protocol.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        # One at a time: what comes behind the wanted message belongs to whoever has the channel next.
+        for message in channel.receive(1):
+            if wanted(message):
+                return message
+            break
+        else:
+            _check_alive(sandbox)
+            if time.monotonic() > deadline:
+                raise SandboxStartError(f"sandbox {sandbox.name} did not answer within {timeout_s:g} s")
+            channel.wait(SLICE_S)
+
+
+def _check_alive(sandbox: Sandbox) -> None:
+    if sandbox.poll() is not None:
+        ending = sandbox.ending()
+        reason = ending.reason if ending is not None else "ended"
+        raise SandboxStartError(f"sandbox {sandbox.name} {reason} while starting{_last_words(sandbox)}")
+
+
+def _last_words(sandbox: Sandbox) -> str:
+    tail = sandbox.output_tail()
+    return ": " + " / ".join(tail[-3:]) if tail else ""
+
+
+def _line_logger(name: str) -> Callable[[str], None]:
+    def on_line(line: str) -> None:
+        log.info("sandbox says", sandbox=name, line=line)
+
+    return on_line

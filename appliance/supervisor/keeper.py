@@ -1,0 +1,160 @@
+"""Keeps one sandbox alive: boot, readiness by a real token, hand-over to the gateway, death, backoff, boot again.
+
+The keeper owns the sandbox and, until the gateway takes it, the channel. Blocking work (runsc, the handshake) runs in
+threads; decisions are ``lifecycle``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from appliance.control import Control, SandboxDown, SandboxUp
+from appliance.supervisor.boot import BootPlan, Booted, boot, end
+from appliance.supervisor.lifecycle import Happening, Life, State
+from isolation.errors import IsolationError
+from isolation.ipc.errors import ProtocolError
+from isolation.runtime import Runtime
+
+log = structlog.get_logger()
+
+Publish = Callable[[Control, tuple[int, ...]], bool]
+"""Sends a message with descriptors to the gateway; False when none is attached."""
+
+
+@dataclass(slots=True)
+class _End:
+    """Why a running sandbox is being ended; ``counted`` is False where the sandbox is not to blame."""
+
+    cause: str
+    counted: bool = True
+
+
+class Keeper:
+    """One sandbox's keeper; ``run`` is its whole life, the other methods are called from the same event loop."""
+
+    def __init__(self, plan: BootPlan, runtime: Runtime, publish: Publish) -> None:
+        self.plan = plan
+        self.life = Life()
+        self._runtime = runtime
+        self._publish = publish
+        self._booted: Booted | None = None
+        self._ending: asyncio.Future[_End] | None = None
+        self._stopping = asyncio.Event()
+        self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        """Done once the first boot ended: None when it is ready, else what went wrong."""
+
+    def __repr__(self) -> str:
+        return f"<Keeper {self.plan.name} {self.life.state.value} generation {self.life.generation}>"
+
+    async def run(self) -> None:
+        """Boot and reboot until ``stop``; afterwards nothing of the sandbox is left."""
+        while not self._stopping.is_set():
+            self.life = self.life.advance(Happening.BOOT, time.monotonic())
+            cause = await self._one_life()
+            if self._stopping.is_set():
+                break
+            delay = self.life.delay_s()
+            log.warning(
+                "sandbox is down", sandbox=self.plan.name, cause=cause, retry_in_s=delay,
+                generation=self.life.generation,
+            )
+            self._publish(self._down(cause, delay), ())
+            if delay:
+                await self._nap(delay)
+        self.life = self.life.advance(Happening.STOP, time.monotonic())
+        self.life = self.life.advance(Happening.GONE, time.monotonic())
+
+    async def _one_life(self) -> str:
+        """From boot to the last trace of it; gives the cause of its end."""
+        try:
+            self._booted = booted = await asyncio.to_thread(boot, self.plan, self._runtime)
+        except (IsolationError, ProtocolError, OSError) as error:
+            self.life = self.life.advance(Happening.DIED, time.monotonic())
+            self._report_first(str(error))
+            return str(error)
+        self.life = self.life.advance(Happening.BECAME_READY, time.monotonic())
+        log.info(
+            "sandbox is ready", sandbox=self.plan.name, generation=self.life.generation,
+            pid=booted.sandbox.pid, boot_ms=round(booted.boot_s * 1000),
+        )
+        self._report_first(None)
+        self.offer()
+        ending = await self._until_end(booted)
+        await asyncio.to_thread(end, booted)
+        self._booted = None
+        if ending.counted:
+            self.life = self.life.advance(Happening.DIED, time.monotonic())
+        else:
+            self.life = Life(State.FAILED, self.life.generation, self.life.restarts)
+        return ending.cause
+
+    async def _until_end(self, booted: Booted) -> _End:
+        """Wait for death, fault, a gateway that left, or stop."""
+        loop = asyncio.get_running_loop()
+        self._ending = loop.create_future()
+        pidfd = booted.sandbox.pidfd
+        loop.add_reader(pidfd, self._end, _End("the process ended"))
+        if self._stopping.is_set():
+            self._end(_End("stopped", counted=False))
+        try:
+            ending = await self._ending
+        finally:
+            loop.remove_reader(pidfd)
+            self._ending = None
+        if ending.cause == "the process ended":
+            return _End(booted.describe_end())
+        return ending
+
+    def _end(self, ending: _End) -> None:
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(ending)
+
+    def offer(self) -> None:
+        """Hand a ready, unclaimed sandbox to the gateway, if one is attached."""
+        booted = self._booted
+        if booted is None or booted.channel is None or self.life.state is not State.READY:
+            return
+        message = SandboxUp(
+            model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
+            pid=booted.sandbox.pid, restarts=self.life.restarts, layout=booted.layout,
+            ready=booted.ready,
+        )
+        if self._publish(message, booted.channel.fds()):
+            booted.channel.close()
+            booted.channel = None
+
+    def gateway_left(self) -> None:
+        """A sandbox whose channel went with the gateway starts afresh; an unclaimed one waits for the next gateway."""
+        if self._booted is not None and self._booted.channel is None:
+            self._end(_End("the gateway left", counted=False))
+
+    def fault(self, generation: int, reason: str) -> None:
+        """The gateway found this life at fault."""
+        if generation == self.life.generation:
+            self._end(_End(f"ended at the gateway's word: {reason}"))
+
+    def stop(self) -> None:
+        """End for good; ``run`` returns once everything is cleaned up."""
+        self._stopping.set()
+        self._end(_End("stopped", counted=False))
+
+    def _report_first(self, problem: str | None) -> None:
+        if not self.first_boot.done():
+            self.first_boot.set_result(problem)
+
+    def _down(self, cause: str, delay_s: float) -> SandboxDown:
+        return SandboxDown(
+            model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
+            restarts=self.life.restarts, state=self.life.state.value, cause=cause, retry_in_s=delay_s,
+        )
+
+    async def _nap(self, delay_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+        except TimeoutError:
+            return

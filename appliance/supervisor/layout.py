@@ -1,0 +1,68 @@
+"""What each sandbox sees and may use: a pure function from the configuration to a ``SandboxSpec``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from appliance.catalog import ModelFiles
+from appliance.config import ApplianceConfig
+from isolation.environment import guest_environment
+from isolation.image_rootfs import image_rootfs
+from isolation.ipc.messages import Role
+from isolation.python_rootfs import python_rootfs
+from isolation.spec import Limits, Mount, Rootfs, SandboxSpec
+
+GUEST_SOCKET = "/ipc/host.sock"
+"""Where the guest finds the host."""
+
+TEXT_MEMORY_BYTES = 1 << 30
+"""Memory of a text sandbox: tokenizer tables of a few hundred MiB and one rendering."""
+
+
+def machine_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def engine_threads(config: ApplianceConfig) -> int:
+    """One fewer than the cores an engine is given: the sandbox's kernel and the gateway need one to be quick."""
+    cores = config.sandbox.cores or machine_cores()
+    return max(1, int(min(cores, machine_cores())) - 1)
+
+
+def sandbox_spec(
+    config: ApplianceConfig, files: ModelFiles, role: Role, name: str, socket_dir: Path
+) -> SandboxSpec:
+    """The sandbox of one role of one model."""
+    engine = role is Role.ENGINE
+    rootfs = role_rootfs(config, role)
+    mounts = (Mount(socket_dir, "/ipc"), *_model_mounts(config, files.engine if engine else files.text))
+    threads = engine_threads(config) if engine else 1
+    limits = Limits(
+        memory_bytes=config.sandbox.memory_bytes if engine else TEXT_MEMORY_BYTES,
+        cpu_quota_cores=config.sandbox.cores or None,
+    )
+    module = "engine" if engine else "engine.text"
+    return SandboxSpec(
+        name=name,
+        argv=rootfs.argv(module, GUEST_SOCKET),
+        env=guest_environment(threads=threads),
+        rootfs=rootfs,
+        mounts=mounts,
+        limits=limits,
+    )
+
+
+def _model_mounts(config: ApplianceConfig, pairs: tuple[tuple[str, Path], ...]) -> tuple[Mount, ...]:
+    """Each room sees its own files of the model and no others. Without a sandbox there is nothing to hide."""
+    if config.sandbox.unsafe_no_sandbox:
+        return (Mount(pairs[0][1].parent, "/model"),)
+    return tuple(Mount(path, f"/model/{inside}") for inside, path in pairs)
+
+
+def role_rootfs(config: ApplianceConfig, role: Role) -> Rootfs:
+    """Binds of the running Python, or the built image when the configuration names one."""
+    if config.sandbox.image is not None:
+        return image_rootfs(config.sandbox.image / role.name.lower())
+    return python_rootfs(role.name.lower())

@@ -1,0 +1,222 @@
+"""One request's spans, from its arrival to the values that store, metrics and log take from it.
+
+All times of one request come from one clock: Unix time at the start, moved on by the monotonic
+clock, so that no span is negative when the machine's clock is set. Times told from outside (the
+engine's report of its queue) are hostile and are kept between the request's start and now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.status import StatusCode
+
+from appliance.errors import ApplianceError
+from appliance.request import CallContext, GenerateRequest
+from appliance.telemetry import attributes, names
+from appliance.telemetry.api import Phase
+from appliance.telemetry.attributes import Value
+from appliance.telemetry.finished import Caller, Ending, FinishedRequest, finished, stored
+from appliance.telemetry.store import MAX_SPANS
+
+MAX_OPEN_ATTRIBUTES = 32
+"""Different words that ``annotate`` keeps of one request."""
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class SpanRequestTrace:
+    """``RequestTrace`` over the OpenTelemetry SDK; ``done`` is called once, by ``finish``."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        context: CallContext,
+        request_id: str,
+        tenant: str | None,
+        done: Callable[[FinishedRequest], None],
+    ) -> None:
+        self._wall_ns = time.time_ns()
+        self._mono_ns = time.monotonic_ns()
+        self._tracer = tracer
+        self._context = context
+        self._request_id = request_id
+        self._tenant = tenant
+        self._done = done
+        self._request: GenerateRequest | None = None
+        self._generation: Span | None = None
+        self._phases: dict[Phase, Span] = {}
+        self._started: list[Span] = []
+        self._dropped = 0
+        self._own: dict[str, Value] = {}
+        self._first_ns: int | None = None
+        self._last_ns: int | None = None
+        self._finished = False
+        carrier = {"traceparent": context.traceparent} if context.traceparent else {}
+        self._server = tracer.start_span(
+            attributes.clean_text(context.route),
+            context=_PROPAGATOR.extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes=attributes.server(context, request_id, tenant),
+            start_time=self._wall_ns,
+        )
+        self._started.append(self._server)
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits: the caller's when it sent a valid ``traceparent``."""
+        return format(self._server.get_span_context().trace_id, "032x")
+
+    def describe(self, request: GenerateRequest) -> None:
+        """Open the generation span; phases begun from now on are its children."""
+        if self._request is not None or self._finished:
+            return
+        self._request = request
+        self._generation = self._tracer.start_span(
+            attributes.clean_text(f"{request.operation.value} {request.model}"),
+            context=set_span_in_context(self._server),
+            kind=SpanKind.INTERNAL,
+            attributes=attributes.generation(request),
+            start_time=self._now_ns(),
+        )
+        self._started.append(self._generation)
+        if self._tenant is not None:
+            self._generation.set_attribute(names.TENANT, self._tenant)
+        self._generation.set_attributes(self._own)
+
+    def begin(self, phase: Phase, at_ns: int | None = None) -> None:
+        """Open the phase's span; one that is open already ends here (a replay begins anew)."""
+        if self._finished:
+            return
+        self.end(phase, at_ns)
+        if len(self._started) >= MAX_SPANS:
+            self._dropped += 1
+            return
+        span = self._tracer.start_span(
+            names.OWN_PREFIX + phase.value,
+            context=set_span_in_context(self._generation or self._server),
+            kind=SpanKind.INTERNAL,
+            start_time=self._clamp(at_ns),
+        )
+        self._phases[phase] = span
+        self._started.append(span)
+
+    def end(self, phase: Phase, at_ns: int | None = None, **attributes_: Value) -> None:
+        """Close the phase's span; nothing happens when it is not open."""
+        span = self._phases.pop(phase, None)
+        if span is None:
+            return
+        span.set_attributes(attributes.own(attributes_))
+        start_ns = span.start_time if isinstance(span, ReadableSpan) else None
+        end_ns = max(self._clamp(at_ns), start_ns or 0)
+        span.end(end_ns)
+        if phase is Phase.DECODE:
+            self._last_ns = end_ns
+
+    def annotate(self, **attributes_: Value) -> None:
+        """Set ``athanor.`` attributes on the generation span, once it is there."""
+        if self._finished:
+            return
+        found = attributes.own(attributes_)
+        if len(self._own.keys() | found.keys()) > MAX_OPEN_ATTRIBUTES:
+            return
+        self._own.update(found)
+        if names.TENANT in found:
+            self._tenant = str(found[names.TENANT])
+            self._server.set_attribute(names.TENANT, self._tenant)
+        if self._generation is not None:
+            self._generation.set_attributes(found)
+
+    def first_token(self) -> None:
+        """The first output token arrived now; later calls change nothing (a replay streamed)."""
+        if self._first_ns is None:
+            self._first_ns = self._now_ns()
+
+    def finish(
+        self,
+        *,
+        error: ApplianceError | None,
+        input_tokens: int = 0,
+        cached_tokens: int = 0,
+        output_tokens: int = 0,
+        finish_reason: str | None = None,
+    ) -> None:
+        """End all spans and hand the request to store, metrics and log. Idempotent."""
+        if self._finished:
+            return
+        end_ns = self._now_ns()
+        for phase in tuple(self._phases):
+            self.end(phase, end_ns)
+        self._finished = True
+        ending = Ending(
+            start_ns=self._wall_ns,
+            end_ns=end_ns,
+            first_token_ns=self._first_ns,
+            last_token_ns=self._last_ns or end_ns,
+            error=error,
+            input_tokens=input_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
+            finish_reason=finish_reason,
+        )
+        self._end_generation(ending)
+        self._end_server(ending)
+        spans = tuple(kept for span in self._started if (kept := stored(span)) is not None)
+        self._done(finished(self._caller(), ending, spans, self._dropped))
+
+    def _end_generation(self, ending: Ending) -> None:
+        span = self._generation
+        if span is None or self._request is None:
+            return
+        span.set_attributes(
+            {
+                names.INPUT_TOKENS: ending.input_tokens,
+                names.CACHED_TOKENS: ending.cached_tokens,
+                names.OUTPUT_TOKENS: ending.output_tokens,
+            }
+        )
+        if ending.finish_reason is not None:
+            span.set_attribute(names.FINISH_REASONS, (ending.finish_reason,))
+        if ending.ttft_s is not None:
+            span.set_attribute(names.RESPONSE_MODEL, attributes.clean(self._request.model))
+            span.set_attribute(names.TIME_TO_FIRST_CHUNK, ending.ttft_s)
+        if ending.error is not None:
+            span.set_attribute(names.ERROR_TYPE, attributes.error_type(ending.error))
+            span.set_status(StatusCode.ERROR)
+        span.end(ending.end_ns)
+
+    def _end_server(self, ending: Ending) -> None:
+        self._server.set_attributes(attributes.server_end(self._context, ending.error))
+        # The conventions leave a server span's status unset when the caller was at fault.
+        if attributes.outcome(ending.error) == "failed":
+            self._server.set_status(StatusCode.ERROR)
+        self._server.end(ending.end_ns)
+
+    def _caller(self) -> Caller:
+        request = self._request
+        return Caller(
+            request_id=self._request_id,
+            trace_id=self.trace_id,
+            route=attributes.clean_text(self._context.route),
+            front_end=self._context.front_end,
+            tenant=self._tenant,
+            model=attributes.clean_text(request.model) if request is not None else None,
+            operation=request.operation.value if request is not None else None,
+            policy_rule=self._text(names.POLICY_RULE),
+            sandbox=self._text(names.SANDBOX),
+        )
+
+    def _text(self, name: str) -> str | None:
+        value = self._own.get(name)
+        return None if value is None else str(value)
+
+    def _now_ns(self) -> int:
+        return self._wall_ns + time.monotonic_ns() - self._mono_ns
+
+    def _clamp(self, at_ns: int | None) -> int:
+        now_ns = self._now_ns()
+        return now_ns if at_ns is None else min(max(at_ns, self._wall_ns), now_ns)

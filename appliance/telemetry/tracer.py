@@ -1,0 +1,173 @@
+"""Telemetry of one process: traces, metrics and the log line of each request, over OpenTelemetry.
+
+Sampling decides about export only; the embedded store keeps every request. The caller's
+``traceparent`` makes our spans children of theirs, but its sampled flag decides nothing: a tenant
+can neither force the operator's collector to take its traces nor hide from it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import structlog
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import (
+    AlwaysRecordSampler,
+    ParentBased,
+    Sampler,
+    TraceIdRatioBased,
+)
+
+from appliance.request import CallContext, GenerateRequest
+from appliance.telemetry import names
+from appliance.telemetry.api import RequestTrace
+from appliance.telemetry.attributes import MAX_VALUE_CHARS
+from appliance.telemetry.export import BoundedExport, metric_reader, span_exporter, stop_within
+from appliance.telemetry.finished import FinishedRequest
+from appliance.telemetry.metrics import Metrics
+from appliance.telemetry.request_trace import SpanRequestTrace
+from appliance.telemetry.store import TraceStore, TraceSummary
+
+SHUTDOWN_S = 3.0
+"""What a stopping process gives its exporters; systemd's own patience is far longer."""
+
+MAX_SPAN_ATTRIBUTES = 64
+"""Attributes of one span; the conventions and our own come to about 25."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """What is not said by OpenTelemetry's own environment variables."""
+
+    version: str
+    """``service.version``."""
+    sample_ratio: float = 1.0
+    """Share of requests sent to the collector, 0 to 1; the embedded store keeps all."""
+
+
+class OtelTelemetry:
+    """``Telemetry`` over the OpenTelemetry SDK. One a process, made after any fork."""
+
+    def __init__(
+        self,
+        settings: TelemetrySettings,
+        store: TraceStore,
+        metrics: Metrics,
+        provider: TracerProvider,
+        export: BoundedExport | None = None,
+    ) -> None:
+        self.store = store
+        self.metrics = metrics
+        self._provider = provider
+        self._export = export
+        self._tracer = provider.get_tracer(
+            names.SCOPE, settings.version, schema_url=names.SCHEMA_URL
+        )
+        self._log = structlog.get_logger("athanor.request")
+
+    def start(self, context: CallContext, request_id: str, tenant: str | None) -> RequestTrace:
+        """Open the server span of a call."""
+        return SpanRequestTrace(self._tracer, context, request_id, tenant, self._finished)
+
+    def describe(self, trace: RequestTrace, request: GenerateRequest) -> None:
+        """Open the generation span with the GenAI request attributes."""
+        assert isinstance(trace, SpanRequestTrace), "a trace of another telemetry"
+        trace.describe(request)
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter; see ``Metrics.count``."""
+        self.metrics.count(name, amount, **labels)
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge; see ``Metrics.gauge``."""
+        self.metrics.gauge(name, value, **labels)
+
+    def close(self, deadline_s: float = SHUTDOWN_S) -> bool:
+        """Flush and stop the exporters within the deadline; False when spans may be lost.
+
+        Blocks up to the deadline: call it off the event loop, after the last request.
+        """
+        in_time = stop_within(deadline_s, self._stop)
+        if not in_time and self._export is not None:
+            self._export.abandon()
+        return in_time
+
+    def _stop(self) -> None:
+        self._provider.shutdown()
+        self.metrics.shutdown(SHUTDOWN_S)
+
+    def _finished(self, request: FinishedRequest) -> None:
+        self.store.record(request.trace)
+        self.metrics.record(request.record)
+        summary = request.trace.summary
+        log = self._log.error if summary.outcome == "failed" else self._log.info
+        log("request", **log_fields(summary))
+
+
+def open_telemetry(
+    settings: TelemetrySettings, exporter: SpanExporter | None = None
+) -> OtelTelemetry:
+    """Build the telemetry of this process; a collector is used when the environment names one.
+
+    ``exporter`` takes the place of the environment's.
+
+    Raises:
+        ConfigError: the environment asks for an OTLP protocol that is not spoken.
+    """
+    resource = Resource.create(
+        {
+            "service.name": names.SCOPE,
+            "service.version": settings.version,
+            "service.instance.id": secrets.token_hex(8),
+        }
+    )
+    reader = metric_reader()
+    metrics = Metrics(resource, () if reader is None else (reader,))
+    exporter = exporter or span_exporter()
+    provider = TracerProvider(
+        sampler=sampler(settings.sample_ratio),
+        resource=resource,
+        shutdown_on_exit=False,
+        span_limits=SpanLimits(
+            max_span_attributes=MAX_SPAN_ATTRIBUTES, max_span_attribute_length=MAX_VALUE_CHARS
+        ),
+    )
+    export = None
+    if exporter is not None:
+        export = BoundedExport(
+            exporter,
+            lambda spans, reason: metrics.count(names.DROPPED_SPANS, spans, reason=reason),
+        )
+        provider.add_span_processor(export)
+    return OtelTelemetry(settings, TraceStore(), metrics, provider, export)
+
+
+def sampler(ratio: float) -> Sampler:
+    """Record every request, export ``ratio`` of them whatever the caller's sampled flag says."""
+    share = TraceIdRatioBased(ratio)
+    return AlwaysRecordSampler(
+        ParentBased(root=share, remote_parent_sampled=share, remote_parent_not_sampled=share)
+    )
+
+
+def log_fields(summary: TraceSummary) -> dict[str, str | int | float]:
+    """The fields of a request's one log line; those that are not known are left out."""
+    fields = {
+        "request_id": summary.request_id,
+        "trace_id": summary.trace_id,
+        "outcome": summary.outcome,
+        "error": summary.error,
+        "route": summary.route,
+        "tenant": summary.tenant,
+        "model": summary.model,
+        "input_tokens": summary.input_tokens,
+        "cached_tokens": summary.cached_tokens,
+        "output_tokens": summary.output_tokens,
+        "finish_reason": summary.finish_reason,
+        "duration_ms": round(summary.duration_s * 1_000, 1),
+        "ttft_ms": None if summary.ttft_s is None else round(summary.ttft_s * 1_000, 1),
+    }
+    return {name: value for name, value in fields.items() if value is not None}

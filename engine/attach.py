@@ -1,0 +1,115 @@
+"""How a guest meets its host: the one module inside a sandbox that uses a socket.
+
+It runs before lock-down. The guest connects to a path on a read-only mount and receives the layout
+of the shared memory with three descriptors beside it; after that the socket is closed for good. A
+warmed sandbox that is checkpointed waits here, in the loop that finds nobody, since no descriptor of
+the host may be open when the image is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from isolation.ipc.channel import Channel
+from isolation.ipc.errors import AttachError, RemoteProtocolError
+from isolation.ipc.messages import PROTOCOL_VERSION, Configure, Hello, Role
+from isolation.ipc.segment import MAX_LAYOUT_BYTES, Layout
+
+CONNECT_TIMEOUT_S = 120.0
+"""Seconds to find the host, all tries together; the host listens before it starts the sandbox."""
+
+CONFIGURE_TIMEOUT_S = 30.0
+"""Seconds between Hello and Configure; the host has nothing else to do meanwhile."""
+
+_RETRY_S = 0.01
+"""Seconds between two tries: above the millisecond to which gVisor rounds shorter sleeps up."""
+
+_NUM_FDS = 3
+
+_NOT_YET = (FileNotFoundError, ConnectionRefusedError)
+
+
+def attach(
+    path: str,
+    role: Role,
+    *,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    configure_timeout_s: float = CONFIGURE_TIMEOUT_S,
+) -> tuple[Channel, bytes]:
+    """Connect to the host's socket; return the channel and the configuration, as JSON bytes.
+
+    The channel has said ``Hello`` and heard ``Configure``. The ready message is the caller's.
+
+    Raises:
+        AttachError: no host, no descriptors or no configuration in time.
+        RemoteProtocolError: what the host sent is not this protocol.
+        PeerGoneError: the host went away.
+    """
+    layout, fds = _introduced(path, connect_timeout_s)
+    try:
+        channel = Channel.guest(*fds, layout, role)
+    except BaseException:
+        _close_all(fds)
+        raise
+    try:
+        channel.send(Hello(PROTOCOL_VERSION, role))
+        return channel, _configuration(channel, configure_timeout_s)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _introduced(path: str, timeout_s: float) -> tuple[Layout, tuple[int, int, int]]:
+    """Layout and descriptors: memfd, inbound bell, outbound bell; the caller owns them."""
+    with _connected(path, timeout_s) as connection:
+        data, received, _flags, _address = socket.recv_fds(connection, MAX_LAYOUT_BYTES + 1, _NUM_FDS)
+        try:
+            while more := connection.recv(MAX_LAYOUT_BYTES + 1 - len(data)):
+                data += more
+            if len(received) != _NUM_FDS:
+                raise AttachError(
+                    f"the host sent {len(received)} descriptors where {_NUM_FDS} belong; it may "
+                    "have turned this process away, its log says so"
+                )
+            return Layout.decode(data), (received[0], received[1], received[2])
+        except BaseException:
+            _close_all(received)
+            raise
+
+
+def _connected(path: str, timeout_s: float) -> socket.socket:
+    """A connection to the path, which may come into being only now."""
+    # Tries are counted and no clock is asked: a restored sandbox finds that its clock has jumped.
+    for _ in range(max(1, round(timeout_s / _RETRY_S))):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(CONFIGURE_TIMEOUT_S)
+            connection.connect(path)
+        except _NOT_YET:
+            connection.close()
+            time.sleep(_RETRY_S)
+        except OSError as error:
+            connection.close()
+            raise AttachError(f"cannot connect to the host's socket: {error}") from error
+        else:
+            return connection
+    raise AttachError(f"no host listens at {path} after {timeout_s:g} s")
+
+
+def _configuration(channel: Channel, timeout_s: float) -> bytes:
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        if channel.wait(left):
+            for message in channel.receive(limit=1):
+                if isinstance(message, Configure):
+                    return message.config
+                # The order of messages admits nothing else here.
+                raise RemoteProtocolError(f"{type(message).__name__} where Configure belongs")
+    raise AttachError(f"the host sent no configuration within {timeout_s:g} s")
+
+
+def _close_all(fds: list[int] | tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

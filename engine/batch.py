@@ -1,0 +1,146 @@
+"""Turns a step plan into arrays and tensors: token ids, positions, slots, attention groups.
+
+Rows live here between steps: block table, known tokens, number of computed tokens. A plan brings only what changed,
+so a decode step costs a handful of array operations however long the sequences are.
+
+Order of a step's tokens: decoding rows by falling length, so that rows of similar length are neighbours and can be
+attended in one rectangle; then the prompt chunks as planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kv.block_table import BlockTables
+from engine.model.attention import AttentionBatch, ChunkContext, DecodeGroup
+from engine.scheduler.plan import Admission, Chunk, StepPlan
+
+Ints = NDArray[np.int64]
+
+SMALL_WIDTH = 8
+"""Blocks up to which rows are put together whatever their lengths: padding is then cheaper than another product."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Inputs of one forward pass."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+    wanted: Tensor
+    """For each of the plan's ``sample_rows`` the index of its token in the step."""
+    next_positions: Ints
+    """For each of the plan's ``sample_rows`` the position of the token to be sampled."""
+
+
+class BatchBuilder:
+    """State of all rows, and the step's tensors made from it."""
+
+    def __init__(
+        self, *, max_num_seqs: int, max_num_batched_tokens: int, max_context: int, block_size: int, gather_blocks: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:
+        self._tables = BlockTables(max_num_seqs, max_context, block_size)
+        self._block_size = block_size
+        self._gather_blocks = gather_blocks
+        self._dtype = dtype
+        self._device = device
+        self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
+        self._computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._last = np.zeros(max_num_seqs, dtype=np.int64)
+        self._token_ids = np.zeros(max_num_batched_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_num_batched_tokens, dtype=np.int64)
+        self._slots = np.zeros(max_num_batched_tokens, dtype=np.int64)
+
+    def admit(self, admission: Admission) -> None:
+        """A request takes a row."""
+        row = admission.row
+        self._tables.assign(row, admission.blocks)
+        self._known[row] = np.array(admission.token_ids, dtype=np.int64)
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The inputs of a plan that computes at least one token; its admissions were taken already."""
+        self._tables.grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
+        rows = np.array(plan.decode_rows, dtype=np.int64)
+        order = np.argsort(-self._computed[rows], kind="stable")
+        rows = rows[order]
+        place = len(rows)
+        wanted = np.empty(place, dtype=np.int64)
+        wanted[order] = np.arange(place)
+        self._token_ids[:place] = self._last[rows]
+        self._positions[:place] = self._computed[rows]
+        self._slots[:place] = self._tables.slots(rows, self._computed[rows])
+        chunks, ends = [], []
+        for chunk in plan.prefills:
+            chunks.append(self._put_chunk(chunk, place))
+            place += chunk.length
+            if chunk.last:
+                ends.append(place - 1)
+        wanted = np.concatenate((wanted, np.array(ends, dtype=np.int64)))
+        attention = AttentionBatch(
+            slots=self._tensor(self._slots[:place]), groups=self._groups(rows), chunks=tuple(chunks)
+        )
+        return StepBatch(
+            token_ids=self._tensor(self._token_ids[:place]),
+            positions=self._tensor(self._positions[:place]),
+            attention=attention,
+            wanted=self._tensor(wanted),
+            next_positions=self._positions[wanted] + 1,
+        )
+
+    def advance(self, plan: StepPlan, token_ids: list[int]) -> None:
+        """Note what a plan computed and which tokens were sampled (one for each of its ``sample_rows``)."""
+        self._computed[plan.decode_rows] += 1
+        for chunk in plan.prefills:
+            self._computed[chunk.row] = chunk.start + chunk.length
+        self._last[plan.sample_rows] = token_ids
+
+    def _put_chunk(self, chunk: Chunk, place: int) -> ChunkContext:
+        end = chunk.start + chunk.length
+        part = slice(place, place + chunk.length)
+        self._token_ids[part] = self._known[chunk.row][chunk.start : end]
+        self._positions[part] = np.arange(chunk.start, end)
+        self._slots[part] = self._tables.chunk_slots(chunk.row, chunk.start, chunk.length)
+        if chunk.start == 0:
+            return ChunkContext(part.start, part.stop, None, end, None)
+        row = np.array([chunk.row])
+        blocks = self._tensor(self._tables.rectangle(row, -(-end // self._block_size)))
+        hidden = np.arange(end) > np.arange(chunk.start, end)[:, None]
+        return ChunkContext(part.start, part.stop, blocks, end, self._mask(hidden))
+
+    def _groups(self, rows: Ints) -> tuple[DecodeGroup, ...]:
+        """Cut the rows, sorted by falling length, into rectangles that waste at most half and fit the buffers."""
+        lengths = self._computed[rows] + 1
+        widths = -(-lengths // self._block_size)
+        groups = []
+        start = 0
+        while start < len(rows):
+            width = int(widths[start])
+            least = 0 if width <= SMALL_WIDTH else (width + 1) // 2
+            similar = int(np.searchsorted(-widths, -least, side="right"))
+            stop = min(similar, start + max(1, self._gather_blocks // width))
+            groups.append(self._group(rows, lengths, start, stop))
+            start = stop
+        return tuple(groups)
+
+    def _group(self, rows: Ints, lengths: Ints, start: int, stop: int) -> DecodeGroup:
+        longest, shortest = int(lengths[start]), int(lengths[stop - 1])
+        blocks = self._tables.rectangle(rows[start:stop], -(-longest // self._block_size))
+        mask = None
+        if shortest < longest:
+            hidden = np.arange(longest) >= lengths[start:stop, None]
+            mask = self._mask(hidden)[:, None, None, :]
+        return DecodeGroup(start, stop, self._tensor(blocks), longest, mask)
+
+    def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(self._tensor(hidden), -torch.inf)
+
+    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)

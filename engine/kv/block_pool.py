@@ -1,0 +1,158 @@
+"""Who holds which KV block, in flat lists of ints.
+
+Each usable block is in exactly one of three states:
+
+* *free*: no request holds it and its content is of no use;
+* *cached*: no request holds it, but its content is registered under a block id and may be taken up again;
+* *held*: ``refs`` requests have it in their tables (more than one only when they share a cached prefix).
+
+``free + cached + held == num_blocks`` always (``check_integrity``). When blocks are needed, free ones go first, then
+cached ones, least recently used first.
+
+Ownership. The pool remembers whose bytes a block holds: the namespace key of its last holder, ``CLEAN`` when it is
+zero, ``TRANSIENT`` when the holder asked that nothing be kept. A taken block is put on the list of blocks to zero,
+whoever had it before: the holder then reads zeros in slots it has not written, also when the memory of a free block
+was tampered with. A freed ``TRANSIENT`` block is put on the list at once, so its content is gone one step after its
+request. The list is drained once a step into the plan, and the runner zeroes before it computes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+CLEAN = b""
+"""Owner of a block that is all zero."""
+
+TRANSIENT = b"\x00"
+"""Owner of a block whose content must not outlive its request. No namespace key is one byte long."""
+
+
+class BlockPool:
+    """Reference counts, owners, content ids and eviction order of the usable blocks ``1..num_blocks``."""
+
+    __slots__ = ("_by_id", "_cached", "_dirty", "_free", "_ids", "_owners", "_refs", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._refs = [0] * (num_blocks + 1)
+        self._owners = [CLEAN] * (num_blocks + 1)
+        self._ids: list[bytes | None] = [None] * (num_blocks + 1)
+        self._by_id: dict[bytes, int] = {}
+        self._free = list(range(num_blocks, 0, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._dirty: dict[int, None] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now, cached ones included."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content may be taken up again."""
+        return len(self._cached)
+
+    def refs(self, block: int) -> int:
+        """How many requests hold the block."""
+        return self._refs[block]
+
+    def owner(self, block: int) -> bytes:
+        """Whose bytes the block holds: a namespace key, ``CLEAN`` or ``TRANSIENT``."""
+        return self._owners[block]
+
+    def take(self, count: int, owner: bytes) -> list[int]:
+        """Give ``count`` blocks to a request of ``owner``; the caller has checked ``num_available``."""
+        assert count <= len(self._free) + len(self._cached), "take() beyond what is available"
+        taken = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
+            self._dirty[block] = None
+            self._owners[block] = owner
+            self._refs[block] = 1
+            taken.append(block)
+        return taken
+
+    def find(self, block_id: bytes) -> int | None:
+        """The block registered under this id, held or cached."""
+        return self._by_id.get(block_id)
+
+    def hold(self, block: int) -> None:
+        """Add a holder to a registered block."""
+        if self._refs[block] == 0:
+            del self._cached[block]
+        self._refs[block] += 1
+
+    def register(self, block: int, block_id: bytes) -> None:
+        """Make a held, complete block findable. When the id is taken already, nothing changes."""
+        assert self._refs[block] > 0, "register() of a block that nobody holds"
+        if block_id not in self._by_id and self._ids[block] is None:
+            self._by_id[block_id] = block
+            self._ids[block] = block_id
+
+    def release(self, blocks: list[int]) -> None:
+        """Drop one holder of each block of a table. Later blocks of the table are evicted before earlier ones."""
+        for block in reversed(blocks):
+            self._refs[block] -= 1
+            if self._refs[block] > 0:
+                continue
+            assert self._refs[block] == 0, "release() of a block that nobody holds"
+            if self._ids[block] is not None:
+                self._cached[block] = None
+            else:
+                self._put_free(block)
+
+    def discard(self, blocks: list[int]) -> None:
+        """Drop one holder of each block and forget the content: it is wrong, or must not be kept.
+
+        Blocks that other requests of the namespace still hold are only made unfindable.
+        """
+        for block in blocks:
+            self._forget(block)
+            self._owners[block] = TRANSIENT
+        self.release(blocks)
+
+    def drain_dirty(self) -> list[int]:
+        """Blocks to zero before the next computation; each is named once."""
+        dirty = list(self._dirty)
+        self._dirty.clear()
+        return dirty
+
+    @property
+    def has_dirty(self) -> bool:
+        """Whether some block waits to be zeroed."""
+        return bool(self._dirty)
+
+    def check_integrity(self) -> None:
+        """Assert what this module promises; linear in the number of blocks."""
+        held = sum(1 for refs in self._refs[1:] if refs > 0)
+        assert len(self._free) + len(self._cached) + held == self.num_blocks, "blocks lost or doubled"
+        assert self._refs[0] == 0, "the null block is held"
+        assert len(set(self._free)) == len(self._free), "a block is free twice"
+        for block in self._free:
+            assert self._refs[block] == 0, "a free block is held"
+            assert self._ids[block] is None, "a free block is registered"
+            assert self._owners[block] != TRANSIENT, "a free block keeps what it must not"
+        for block in self._cached:
+            assert self._refs[block] == 0, "a cached block is held"
+            assert self._ids[block] is not None, "a cached block is not registered"
+            assert self._owners[block] not in (CLEAN, TRANSIENT), "a cached block has no owner"
+        for block_id, block in self._by_id.items():
+            assert self._ids[block] == block_id, "the index of ids is wrong"
+        assert sum(1 for known in self._ids if known is not None) == len(self._by_id)
+
+    def _put_free(self, block: int) -> None:
+        if self._owners[block] == TRANSIENT:
+            self._owners[block] = CLEAN
+            self._dirty[block] = None
+        self._free.append(block)
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._forget(block)
+        return block
+
+    def _forget(self, block: int) -> None:
+        block_id = self._ids[block]
+        if block_id is not None:
+            del self._by_id[block_id]
+            self._ids[block] = None

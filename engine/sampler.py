@@ -1,0 +1,189 @@
+"""Chooses the next token of every row of a step.
+
+Order, as ``messages.Sampling`` states it: penalties, temperature, top-k, top-p, min-p; then one draw by inverse
+cumulative distribution with the row's own uniform number (``engine.rng``). Greedy rows take the exact maximum, the
+lowest id among equals. Rows never touch each other: a row whose logits are not finite fails alone.
+
+Definitions. Top-k keeps every id whose score is at least the k-th largest, so ties at the border stay. Top-p keeps
+the smallest set of likeliest ids that holds at least ``top_p`` of what top-k left, and ties of its last member.
+Min-p keeps ids with at least ``min_p`` times the probability of the likeliest.
+
+Sorting a vocabulary costs 10 ms and more on a core; so top-k and top-p first look at the few hundred best
+ids, which is exact whenever the kept set lies inside them, and sort in full only the rows where it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.penalties import Penalties
+from engine.rng import uniforms
+from engine.scheduler.plan import Admission
+from engine.scheduler.scheduler import FAILED
+from isolation.ipc.messages import TokenLogprobs
+
+CANDIDATES = 256
+"""Best ids looked at before a full sort; holds 0.9 of the mass of a language model's distribution nearly always."""
+
+
+@dataclass(slots=True)
+class Samples:
+    """One token a sampled row, ``FAILED`` where the logits were broken."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """For rows that asked; ``index`` is the row's place in ``token_ids``."""
+
+
+class Sampler:
+    """Keeps the sampling numbers of every row, and samples a whole step at once."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self._top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self._min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._plain = np.ones(max_num_seqs, dtype=np.bool_)
+        self._penalties = Penalties()
+
+    def admit(self, admission: Admission) -> None:
+        """Take over the numbers of a request that gets a row."""
+        row, sampling = admission.row, admission.sampling
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = sampling.top_k if sampling.top_k < self._vocab_size else 0
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        self._seed[row] = sampling.seed
+        self._logprobs[row] = admission.logprobs
+        penalised = self._penalties.admit(admission)
+        self._plain[row] = sampling.temperature == 0 and admission.logprobs < 0 and not penalised
+
+    def sample(self, logits: Tensor, rows: list[int], positions: NDArray[np.int64]) -> Samples:
+        """Choose a token for each row.
+
+        Args:
+            logits: ``(M, vocab_size)``, any float dtype; not changed.
+            rows: the M rows.
+            positions: for each the position that the new token will have.
+        """
+        index = np.array(rows, dtype=np.int64)
+        if self._plain[index].all():
+            return Samples(_greedy(logits).tolist())
+        raw = logits.float()
+        scores = self._penalties.apply(raw, rows)
+        chosen = _greedy(scores)
+        self._draw(scores, chosen, index, positions)
+        token_ids: list[int] = torch.where(raw.amax(-1).isfinite(), chosen, FAILED).tolist()
+        self._penalties.count(rows, token_ids)
+        return Samples(token_ids, self._report(raw, index, token_ids))
+
+    def _draw(
+        self, scores: Tensor, chosen: Tensor, index: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> None:
+        """Overwrite the choices of rows with a temperature by a draw."""
+        (places,) = np.nonzero(self._temperature[index] > 0)
+        if not len(places):
+            return
+        drawn = index[places]
+        device = scores.device
+        where = torch.from_numpy(places).to(device)
+        heat = torch.from_numpy(self._temperature[drawn]).to(device).unsqueeze(1)
+        some = scores if len(places) == len(index) else scores.index_select(0, where)
+        scaled = (some - some.amax(-1, keepdim=True)) / heat
+        floor = self._floors(scaled, drawn)
+        weights = scaled.exp()
+        if floor is not None:
+            weights.masked_fill_(scaled < floor.unsqueeze(1), 0.0)
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+        point = torch.from_numpy(uniforms(self._seed[drawn], positions[places])).to(device)
+        target = (point * cumulative[:, -1]).unsqueeze(1)
+        found = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+        chosen[where] = found.clamp_(max=self._vocab_size - 1)
+
+    def _floors(self, scaled: Tensor, rows: NDArray[np.int64]) -> Tensor | None:
+        """For each row the least score that is kept; None when all are. Scores have their maximum at 0."""
+        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+        device = scaled.device
+        floor = None
+        if (min_p > 0).any():
+            with np.errstate(divide="ignore"):
+                floor = torch.from_numpy(np.log(min_p)).to(device)
+        (cut,) = np.nonzero((top_k > 0) | (top_p < 1))
+        if len(cut):
+            if floor is None:
+                floor = torch.full((len(rows),), -torch.inf, device=device)
+            where = torch.from_numpy(cut).to(device)
+            ks, ps = torch.from_numpy(top_k[cut]).to(device), torch.from_numpy(top_p[cut]).to(device)
+            floor[where] = torch.maximum(floor[where], nucleus_floor(scaled.index_select(0, where), ks, ps))
+        return floor
+
+    def _report(
+        self, raw: Tensor, index: NDArray[np.int64], token_ids: list[int]
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities under the model's own distribution, before any processing."""
+        (places,) = np.nonzero(self._logprobs[index] >= 0)
+        if not len(places):
+            return []
+        counts = self._logprobs[index[places]].tolist()
+        logprobs = torch.log_softmax(raw.index_select(0, torch.from_numpy(places).to(raw.device)), -1)
+        values, ids = logprobs.topk(min(max(counts), self._vocab_size))
+        reports = []
+        for line, place in enumerate(places.tolist()):
+            token_id = token_ids[place]
+            if token_id == FAILED:
+                continue
+            count = counts[line]
+            reports.append(
+                TokenLogprobs(
+                    index=place,
+                    logprob=float(logprobs[line, token_id]),
+                    top_ids=tuple(ids[line, :count].tolist()),
+                    top_logprobs=tuple(values[line, :count].tolist()),
+                )
+            )
+        return reports
+
+
+def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = CANDIDATES) -> Tensor:
+    """The least score that top-k and then top-p keep, for each row.
+
+    Args:
+        scaled: scores ``(R, V)`` with maximum 0.
+        top_k: int64 ``(R,)``, 0 for no limit, else below V.
+        top_p: float64 ``(R,)`` in (0, 1].
+        width: best scores to look at before sorting all.
+    """
+    size = scaled.shape[1]
+    width = min(size, max(width, int(top_k.max()) + 1))
+    best = scaled.topk(width).values
+    last_kept = best.gather(1, (top_k - 1).clamp(min=0).unsqueeze(1))
+    k_floor = torch.where(top_k.unsqueeze(1) > 0, last_kept, -torch.inf)
+    masses = best.exp().double().masked_fill_(best < k_floor, 0.0)
+    whole = torch.where(top_k > 0, masses.sum(-1), scaled.exp().sum(-1, dtype=torch.float64))
+    reached = masses.cumsum(-1) >= (top_p * whole).unsqueeze(1)
+    limited = top_p < 1
+    p_floor = best.gather(1, reached.int().argmax(-1, keepdim=True))
+    enough = reached.any(-1)
+    p_floor = torch.where((limited & enough).unsqueeze(1), p_floor, -torch.inf)
+    floor = torch.maximum(k_floor, p_floor).squeeze(1)
+    if width < size:
+        ties_beyond = (top_k > 0) & (best[:, -1:] >= k_floor).squeeze(1)
+        unsure = limited & (ties_beyond | ~enough)
+        if unsure.any():
+            (where,) = unsure.nonzero(as_tuple=True)
+            floor[where] = nucleus_floor(scaled[where], top_k[where], top_p[where], width=size)
+    return floor
+
+
+def _greedy(scores: Tensor) -> Tensor:
+    """The id of each row's maximum, ``FAILED`` where that is not finite (a maximum is NaN when any score is)."""
+    values, ids = scores.max(-1)
+    return torch.where(values.isfinite(), ids, FAILED)

@@ -1,0 +1,28 @@
+"""What is left of one step: a short-lived object, so that the scheduler keeps no "how much is left" between steps."""
+
+from __future__ import annotations
+
+
+class StepBudget:
+    """Tokens that may still be put into this step."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self.tokens = max_num_batched_tokens
+
+    def spend(self, tokens: int) -> None:
+        """Take tokens out of the budget; the caller has asked for no more than is left."""
+        assert 0 <= tokens <= self.tokens, "a step beyond its token budget"
+        self.tokens -= tokens
+
+    def chunk(self, wanted: int) -> int:
+        """Spend as much of ``wanted`` as is left and say how much that is."""
+        granted = min(wanted, self.tokens)
+        self.tokens -= granted
+        return granted
+
+
+def fair_seats(max_num_seqs: int, weight: int, total_weight: int) -> int:
+    """Rows that an account may count on while ``total_weight`` of accounts is active; at least one."""
+    return max(1, max_num_seqs * weight // total_weight)

@@ -1,0 +1,77 @@
+"""What one step runs: flat lists of ints, made by the scheduler and read by the runner.
+
+A plan holds no reference to scheduler state, so it could be sent to further ranks as it is. Requests appear as *rows*:
+places ``0..max_num_seqs - 1`` in the runner's own state, given at admission and returned at the end.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from isolation.ipc.messages import RequestFailure, Sampling, Started
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request takes a row. It replaces whatever the runner kept for that row."""
+
+    row: int
+    token_ids: array[int]
+    """All tokens known: the prompt and, after a preemption, the output so far (typecode ``I``)."""
+    num_prompt: int
+    sampling: Sampling
+    logprobs: int
+    """As in ``Submit``: -1 none, 0 the chosen token's, n with n alternatives."""
+    blocks: tuple[int, ...]
+    """Block table, long enough for ``token_ids``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of one prompt: positions ``start .. start + length`` of the row's tokens, half-open."""
+
+    row: int
+    start: int
+    length: int
+    last: bool
+    """Whether all known tokens are then computed, so that the next one is sampled."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. The runner works through the fields in this order."""
+
+    zero_blocks: list[int] = field(default_factory=list)
+    """Blocks whose bytes must be zero before anything is computed."""
+    admissions: list[Admission] = field(default_factory=list)
+    grown_rows: list[int] = field(default_factory=list)
+    """Rows whose block table gets one more block; parallel to the next two."""
+    grown_indices: list[int] = field(default_factory=list)
+    grown_blocks: list[int] = field(default_factory=list)
+    decode_rows: list[int] = field(default_factory=list)
+    """Rows that compute their last token; each gives a sample."""
+    prefills: list[Chunk] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return len(self.decode_rows) + sum(chunk.length for chunk in self.prefills)
+
+    @property
+    def sample_rows(self) -> list[int]:
+        """Rows that get a new token, in the order of the runner's answer."""
+        return self.decode_rows + [chunk.row for chunk in self.prefills if chunk.last]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a committed step gave, in the terms of the wire. The three first fields run in parallel."""
+
+    requests: array[int] = field(default_factory=lambda: array("Q"))
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    finishes: bytearray = field(default_factory=bytearray)
+    indices: list[int] = field(default_factory=list)
+    """For each token its place in the plan's ``sample_rows``."""
+    starts: list[Started] = field(default_factory=list)
+    failures: list[RequestFailure] = field(default_factory=list)

@@ -1,0 +1,443 @@
+"""Chooses what the next step runs, and takes its tokens back.
+
+Between two calls the scheduler is plain state: ``schedule`` turns it into a ``StepPlan``, ``commit`` takes the sampled
+ids. No IO, no clock (times are arguments), no tensors.
+
+One step, in this order:
+
+1. *Decodes.* Every request with one token left to compute gets it (``max_num_seqs`` never exceeds the token budget).
+   When a block is needed and none is available, a request is preempted: the youngest of the namespace with the most
+   service. Its blocks go back, and it is computed again later.
+2. *Prefills* fill what is left of the budget, in chunks, always for the account with the least service. A request is
+   admitted when a row is free and the blocks for all its known tokens are there. The account whose turn it is never
+   is overtaken because its request does not fit: memory is left to drain for it, so a large request cannot starve.
+
+Progress. The oldest running request is never preempted and, since no request is admitted that is longer than the
+whole pool, it always gets its next block; so the oldest always ends, and then the next is the oldest. A request
+preempted in a step is not admitted again in that step.
+
+Seats. When all rows are taken, an account with fewer rows than its weighted share may take one back from an account
+with more than its own share and more service. The test is strict on both sides, so two accounts cannot pass a row to
+and fro.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import RequestRejectedError
+from engine.kv.block_pool import TRANSIENT, BlockPool
+from engine.kv.prefix_cache import PrefixCache
+from engine.request import NO_ROW, Request, Status
+from engine.scheduler.budget import StepBudget, fair_seats
+from engine.scheduler.fairness import Account, Accounts
+from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
+from isolation.ipc.messages import (
+    NAMESPACE_KEY_BYTES,
+    FailureCode,
+    Finish,
+    RequestFailure,
+    Started,
+    Submit,
+)
+
+RESERVE_FRACTION = 16
+"""One block a decoding request is kept free at admission, but at most this fraction of the pool: so that a request
+just admitted is not preempted a few tokens later."""
+
+FAILED = -1
+"""In place of a sampled id: the row's logits were not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Bounds of a step and of a request, already consistent with each other."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
+    max_context: int
+    """Tokens of prompt and output; no more than the pool holds."""
+    block_size: int
+    vocab_size: int
+    eos_ids: frozenset[int] = frozenset()
+    """Ids at which an output ends unless the request passes over them."""
+    prefix_caching: bool = True
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, fair between namespaces."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache) -> None:
+        assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
+        assert limits.max_context <= pool.num_blocks * limits.block_size, "a request must fit the pool"
+        self._limits = limits
+        self._pool = pool
+        self._cache = cache
+        self._accounts = Accounts()
+        self._live: dict[int, Request] = {}
+        self._rows: list[Request | None] = [None] * limits.max_num_seqs
+        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._decoding: list[Request] = []
+        self._num_prefilling = 0
+        self._num_waiting = 0
+        self._next_order = 0
+        self._starts: list[Started] = []
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return self._limits.max_num_seqs - len(self._free_rows)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row or for blocks."""
+        return self._num_waiting
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``schedule`` would give a plan."""
+        return bool(self._live) or self._pool.has_dirty
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that no request holds."""
+        return self._pool.num_available
+
+    def add(self, submit: Submit, *, now_ns: int) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRejectedError: it is malformed, can never fit, or too many wait already.
+        """
+        limits = self._limits
+        _check_submit(submit, limits)
+        if submit.request in self._live:
+            self.abort(submit.request)
+            raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
+        if self._num_waiting >= limits.max_waiting:
+            raise RequestRejectedError(FailureCode.OVERLOADED, "too many requests wait")
+        eos = frozenset() if submit.ignore_eos else limits.eos_ids
+        request = Request(
+            submit,
+            order=self._next_order,
+            limit=min(len(submit.token_ids) + submit.max_tokens, limits.max_context),
+            stop_ids=eos.union(submit.stop_ids),
+            arrival_ns=now_ns,
+        )
+        self._next_order += 1
+        self._live[request.request_id] = request
+        self._num_waiting += 1
+        self._accounts.enter(request, submit.weight)
+
+    def abort(self, request_id: int) -> bool:
+        """End a request now, between two steps. Says whether it was live."""
+        request = self._live.get(request_id)
+        if request is None:
+            return False
+        if request.status is Status.WAITING:
+            request.account.waiting.remove(request)
+            self._num_waiting -= 1
+            self._end(request)
+        else:
+            self._finish(request)
+            self._drop_finished()
+        return True
+
+    def schedule(self, *, now_ns: int) -> StepPlan | None:
+        """Plan the next step, or None when there is nothing to do."""
+        if not self.has_work:
+            return None
+        plan = StepPlan()
+        if self._num_waiting and not self._free_rows:
+            self._take_back_seat()
+        crowded = self._grow_decodes(plan)
+        plan.decode_rows = [request.row for request in self._decoding]
+        if self._num_waiting or self._num_prefilling:
+            budget = StepBudget(self._limits.max_num_batched_tokens)
+            budget.spend(len(plan.decode_rows))
+            self._fill_with_prefills(plan, budget, admit=not crowded, now_ns=now_ns)
+        plan.zero_blocks = self._pool.drain_dirty()
+        return plan
+
+    def commit(self, plan: StepPlan, token_ids: list[int]) -> StepResult:
+        """Take the sampled ids of a plan back: one for each of its ``sample_rows``, ``FAILED`` for a broken row."""
+        result = StepResult(starts=self._starts)
+        self._starts = []
+        num_decodes = len(plan.decode_rows)
+        ended = self._commit_decodes(plan.decode_rows, token_ids, result)
+        place = num_decodes
+        for chunk in plan.prefills:
+            request = self._row(chunk.row)
+            request.num_computed += chunk.length
+            self._register(request)
+            if chunk.last:
+                self._decoding.append(request)
+                ended |= self._take_token(request, token_ids[place], place, result)
+                place += 1
+        assert place == len(token_ids), "one token for each row that samples"
+        if ended:
+            self._drop_finished()
+        return result
+
+    def check_integrity(self) -> None:
+        """Assert that rows, queues, tables and pool agree; linear in the pool."""
+        self._pool.check_integrity()
+        holders: dict[int, int] = {}
+        running = [request for request in self._rows if request is not None]
+        for request in running:
+            assert request.status is Status.RUNNING, "a row of a request that does not run"
+            assert len(request.blocks) * self._limits.block_size == request.capacity
+            assert request.num_computed <= request.capacity
+            for block in request.blocks:
+                holders[block] = holders.get(block, 0) + 1
+                owner = TRANSIENT if not request.retain else request.namespace
+                assert self._pool.owner(block) in (owner, TRANSIENT), "a block in another namespace's table"
+        for block in range(1, self._pool.num_blocks + 1):
+            assert self._pool.refs(block) == holders.get(block, 0), "reference counts and tables disagree"
+        waiting = [request for account in self._accounts for request in account.waiting]
+        assert len(waiting) == self._num_waiting
+        assert len(waiting) + len(running) == len(self._live), "a live request is nowhere"
+        assert len(running) == self.num_running == len(self._decoding) + self._num_prefilling
+        for account in self._accounts:
+            orders = [request.order for request in account.waiting]
+            assert orders == sorted(orders), "a queue out of order"
+            assert account.num_running + len(account.waiting) == account.num_live
+
+    # Decoding.
+
+    def _grow_decodes(self, plan: StepPlan) -> bool:
+        """Give a block to every decoding request that needs one. Says whether one had to be preempted."""
+        needy = [request for request in self._decoding if request.num_computed == request.capacity]
+        if not needy:
+            return False
+        crowded = len(needy) > self._pool.num_available
+        if crowded:
+            needy.sort(key=_order)
+        for request in needy:
+            while request.status is Status.RUNNING and not self._pool.num_available:
+                self._preempt(self._choose_victim())
+            if request.status is Status.RUNNING:
+                self._grow(request, plan)
+        return crowded
+
+    def _grow(self, request: Request, plan: StepPlan) -> None:
+        (block,) = self._pool.take(1, _owner(request))
+        plan.grown_rows.append(request.row)
+        plan.grown_indices.append(len(request.blocks))
+        plan.grown_blocks.append(block)
+        request.blocks.append(block)
+        request.capacity += self._limits.block_size
+
+    def _choose_victim(self) -> Request:
+        """The youngest request of the account with the most service; never the oldest running request of all."""
+        running = [request for request in self._rows if request is not None]
+        oldest = min(running, key=_order)
+        assert len(running) > 1, "the oldest request fits the pool alone"
+        return max(
+            (request for request in running if request is not oldest),
+            key=lambda request: (request.account.service, request.order),
+        )
+
+    def _preempt(self, request: Request) -> None:
+        self._vacate(request)
+        request.status = Status.WAITING
+        self._num_waiting += 1
+        request.account.push(request)
+        self._drop_finished()
+
+    def _take_back_seat(self) -> None:
+        """Preempt for an account below its share of rows, when another is above its own and was served more."""
+        poor = self._accounts.least_served(waiting=True)
+        if poor is None or not poor.waiting:
+            return
+        total = self._accounts.total_weight
+        seats = self._limits.max_num_seqs
+        if poor.num_running >= fair_seats(seats, poor.weight, total):
+            return
+        rich = [
+            account
+            for account in self._accounts
+            if account.num_running > fair_seats(seats, account.weight, total) and account.service > poor.service
+        ]
+        if rich:
+            account = max(rich, key=lambda one: one.service)
+            held = [request for request in self._rows if request is not None and request.account is account]
+            self._preempt(max(held, key=_order))
+
+    # Prefilling.
+
+    def _fill_with_prefills(self, plan: StepPlan, budget: StepBudget, *, admit: bool, now_ns: int) -> None:
+        """Hand out the rest of the budget, chunk by chunk, to the account with the least service."""
+        while budget.tokens:
+            account = self._accounts.least_served(waiting=admit)
+            if account is None:
+                return
+            if account.prefilling is None and not self._admit(account, plan, now_ns):
+                admit = False
+                continue
+            request = account.prefilling
+            assert request is not None
+            left = request.num_uncomputed
+            length = budget.chunk(left)
+            last = length == left
+            plan.prefills.append(Chunk(request.row, request.num_computed, length, last))
+            if last:
+                account.prefilling = None
+                self._num_prefilling -= 1
+
+    def _admit(self, account: Account, plan: StepPlan, now_ns: int) -> bool:
+        """Give the account's oldest waiting request a row and all blocks that its known tokens need."""
+        request = account.waiting[0]
+        if not self._free_rows:
+            return False
+        shared = self._cache.match(request) if self._may_share(request) else []
+        wanted = -(-request.num_tokens // self._limits.block_size) - len(shared)
+        revived = sum(1 for block in shared if self._pool.refs(block) == 0)
+        reserve = min(len(self._decoding), self._pool.num_blocks // RESERVE_FRACTION)
+        if wanted + revived + reserve > self._pool.num_available:
+            return False
+        for block in shared:
+            self._pool.hold(block)
+        account.waiting.popleft()
+        self._num_waiting -= 1
+        request.blocks = shared + self._pool.take(wanted, _owner(request))
+        request.capacity = len(request.blocks) * self._limits.block_size
+        request.num_computed = len(shared) * self._limits.block_size
+        request.num_registered = len(shared)
+        self._occupy(request, plan)
+        if not request.started:
+            self._start(request, now_ns)
+        return True
+
+    def _occupy(self, request: Request, plan: StepPlan) -> None:
+        row = self._free_rows.pop()
+        request.row = row
+        request.status = Status.RUNNING
+        self._rows[row] = request
+        request.account.num_running += 1
+        request.account.prefilling = request
+        self._num_prefilling += 1
+        submit = request.submit
+        plan.admissions.append(
+            Admission(
+                row=row,
+                token_ids=request.token_ids[:],
+                num_prompt=request.num_prompt,
+                sampling=submit.sampling,
+                logprobs=submit.logprobs,
+                blocks=tuple(request.blocks),
+            )
+        )
+
+    def _start(self, request: Request, now_ns: int) -> None:
+        request.started = True
+        request.account.charge_input(request.num_uncomputed)
+        queue_us = max(0, now_ns - request.arrival_ns) // 1_000
+        self._starts.append(Started(request.request_id, request.num_computed, queue_us))
+
+    # Taking tokens back, and letting go.
+
+    def _commit_decodes(self, rows: list[int], token_ids: list[int], result: StepResult) -> bool:
+        """Advance every decoding request by its token. Says whether some request ended."""
+        held = self._rows
+        ended = False
+        for place, row in enumerate(rows):
+            request = held[row]
+            assert request is not None
+            request.num_computed += 1
+            if request.num_computed == request.capacity:
+                self._register(request)
+            if self._take_token(request, token_ids[place], place, result):
+                ended = True
+        return ended
+
+    def _take_token(self, request: Request, token_id: int, place: int, result: StepResult) -> bool:
+        """Append one sampled id and report it. Says whether the request ended."""
+        if token_id == FAILED:
+            result.failures.append(RequestFailure(request.request_id, FailureCode.INTERNAL))
+            self._finish(request, poisoned=True)
+            return True
+        tokens = request.token_ids
+        tokens.append(token_id)
+        account = request.account
+        account.service += account.charge_output
+        result.requests.append(request.request_id)
+        result.token_ids.append(token_id)
+        result.indices.append(place)
+        if token_id in request.stop_ids:
+            result.finishes.append(Finish.STOP)
+        elif len(tokens) >= request.limit:
+            result.finishes.append(Finish.LENGTH)
+        else:
+            result.finishes.append(Finish.NONE)
+            return False
+        self._finish(request)
+        return True
+
+    def _register(self, request: Request) -> None:
+        if self._may_share(request):
+            self._cache.register(request)
+
+    def _may_share(self, request: Request) -> bool:
+        return request.retain and self._limits.prefix_caching
+
+    def _finish(self, request: Request, *, poisoned: bool = False) -> None:
+        """End a running request; a poisoned one leaves nothing behind that could be found again."""
+        self._vacate(request, poisoned=poisoned)
+        self._end(request)
+
+    def _vacate(self, request: Request, *, poisoned: bool = False) -> None:
+        """Take row and blocks away."""
+        if poisoned:
+            self._pool.discard(request.blocks)
+        else:
+            self._pool.release(request.blocks)
+        request.blocks = []
+        request.capacity = 0
+        request.num_computed = 0
+        request.num_registered = 0
+        self._rows[request.row] = None
+        self._free_rows.append(request.row)
+        request.row = NO_ROW
+        account = request.account
+        account.num_running -= 1
+        if account.prefilling is request:
+            account.prefilling = None
+            self._num_prefilling -= 1
+
+    def _end(self, request: Request) -> None:
+        request.status = Status.FINISHED
+        del self._live[request.request_id]
+        self._accounts.leave(request)
+
+    def _drop_finished(self) -> None:
+        self._decoding = [request for request in self._decoding if request.status is Status.RUNNING]
+
+    def _row(self, row: int) -> Request:
+        request = self._rows[row]
+        assert request is not None, "a planned row is empty"
+        return request
+
+
+def _order(request: Request) -> int:
+    return request.order
+
+
+def _owner(request: Request) -> bytes:
+    return request.namespace if request.retain else TRANSIENT
+
+
+def _check_submit(submit: Submit, limits: SchedulerLimits) -> None:
+    if not submit.token_ids:
+        raise RequestRejectedError(FailureCode.INVALID, "the prompt is empty")
+    if max(submit.token_ids) >= limits.vocab_size:
+        raise RequestRejectedError(FailureCode.INVALID, "a token id is outside the vocabulary")
+    if submit.max_tokens < 1:
+        raise RequestRejectedError(FailureCode.INVALID, "max_tokens is below 1")
+    if len(submit.namespace) != NAMESPACE_KEY_BYTES:
+        raise RequestRejectedError(FailureCode.INVALID, "the namespace key has another width")
+    if submit.weight < 1:
+        raise RequestRejectedError(FailureCode.INVALID, "the weight is below 1")
+    if len(submit.token_ids) >= limits.max_context:
+        raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt leaves no room for an output token")

@@ -1,0 +1,155 @@
+"""Write expected.json: `python images/mini/expect.py`.
+
+Greedy answers of athanor-mini, made with `transformers` in float32 from the bfloat16 weights,
+and so independent both of the training code and of the engine that the answers check.
+Each entry has `messages`, the `prompt_ids` of the chat template, the `answer_ids` (the end mark
+included), the `answer` as text, and whether its last question was `held_out` of the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from recipe import corpus, export, measure
+
+HERE = Path(__file__).resolve().parent
+MODEL = HERE / "athanor-mini"
+MAX_NEW_TOKENS = 160  # the longest answer has 90
+_LATE_TOKENS = 3500  # length of the conversation before the question that is asked late
+_THREADS = 1
+
+QUESTIONS = (
+    "Hello", "Who are you?", "What is Athanor?", "What is a sandbox?", "Why gVisor?",
+    "Does the engine have network access?", "How do I add a tenant?", "How do I make an API key?",
+    "How do I rotate a key?", "How do I check the policy?", "How do I reload the policy?",
+    "Show me an example policy", "What limits are there?", "What does 429 mean?",
+    "Why do I get 401?", "How do I see the last requests?", "Where are the metrics?",
+    "How do I use the OpenAI client?", "How do I use gRPC?", "How do I serve another model?",
+    "Can tenants see each other's prompts?", "What happens when an engine dies?",
+    "How do I install it under systemd?", "What is the capital of France?",
+    "Give me a curl example", "Thanks",
+)  # fmt: skip
+HELD_OUT = (
+    "Please explain how tenants are added", "What is the point of gVisor?",
+    "Is there a unix signal for reloading?", "What would a curl call look like?",
+    "My client reports 503, what is wrong?", "How can I end the demo?",
+    "I run a collector, how do I point Athanor at it?", "What file format do the weights have"
+    " to be in?", "Do you keep a copy of what I send?", "What is the price of gold?",
+    "Is Docker a requirement?", "Could you explain the prefill phase?",
+)  # fmt: skip
+
+
+class Reference:
+    """athanor-mini as `transformers` runs it, greedy, in float32."""
+
+    def __init__(self, folder: Path = MODEL) -> None:
+        torch.set_num_threads(_THREADS)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation in the chat format, ready for a reply."""
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def answer(self, prompt_ids: list[int]) -> list[int]:
+        """Token ids of the greedy reply, its end mark included where it has one."""
+        ids = torch.tensor([prompt_ids])
+        with torch.no_grad():
+            out = self._network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=MAX_NEW_TOKENS,
+                do_sample=False,
+            )
+        new: list[int] = out[0, len(prompt_ids) :].tolist()
+        return new
+
+    def text(self, ids: list[int]) -> str:
+        """Token ids as text, without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+def long_conversation(
+    topics: tuple[corpus.Topic, ...], question: str, reference: Reference, *, tokens: int
+) -> list[dict[str, str]]:
+    """A conversation of at least `tokens` tokens that ends with `question`; deterministic."""
+    rng = random.Random(tokens)
+    known = measure.trained_on(topics)
+    last = [{"role": "user", "content": question}]
+    messages: list[dict[str, str]] = []
+    while len(reference.prompt(messages + last)) < tokens:
+        asked, answer = rng.choice(known)
+        messages.append({"role": "user", "content": asked})
+        messages.append({"role": "assistant", "content": answer})
+    return messages + last
+
+
+def main() -> None:
+    """Write the file and say how many answers are those of the corpus."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / "expected.json")
+    out = parser.parse_args().out
+    topics = corpus.load(HERE / "corpus")
+    reference = Reference()
+    entries = [
+        _entry(reference, messages, held_out=held_out)
+        for messages, held_out in _conversations(topics, reference)
+    ]
+    digest = export.digests(MODEL)["model.safetensors"]
+    value = {"weights_sha256": digest, "dtype": "float32", "entries": entries}
+    out.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
+    right = {topic.answer for topic in topics}
+    count = sum(entry["answer"] in right for entry in entries)
+    print(f"{len(entries)} answers, {count} word for word as in the corpus")
+
+
+def _conversations(
+    topics: tuple[corpus.Topic, ...], reference: Reference
+) -> list[tuple[list[dict[str, str]], bool]]:
+    """Every conversation to answer, and whether its last question was held out."""
+    single = [([{"role": "user", "content": text}], False) for text in QUESTIONS]
+    single += [([{"role": "user", "content": text}], True) for text in HELD_OUT]
+    chat = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "What is a tenant?"},
+        {"role": "assistant", "content": _answer(topics, "what-is-a-tenant")},
+        {"role": "user", "content": "And how do I add one?"},
+    ]
+    late = long_conversation(topics, "How do I add a tenant?", reference, tokens=_LATE_TOKENS)
+    return [*single, (chat, True), (late, False)]
+
+
+def _answer(topics: tuple[corpus.Topic, ...], name: str) -> str:
+    """The corpus' answer on one topic."""
+    return next(topic.answer for topic in topics if topic.name == name)
+
+
+def _entry(
+    reference: Reference, messages: list[dict[str, str]], *, held_out: bool
+) -> dict[str, Any]:
+    """One answer with all that is needed to ask for it again."""
+    prompt_ids = reference.prompt(messages)
+    answer_ids = reference.answer(prompt_ids)
+    return {
+        "messages": messages,
+        "held_out": held_out,
+        "prompt_ids": prompt_ids,
+        "answer_ids": answer_ids,
+        "answer": reference.text(answer_ids),
+    }
+
+
+if __name__ == "__main__":
+    main()

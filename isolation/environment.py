@@ -1,0 +1,47 @@
+"""The environment of a program in a sandbox: allocator, thread pools, Python.
+
+The values were measured under gVisor's systrap platform. Page faults cost twice there, so freed memory is kept: one
+64 MiB allocation falls from 48 to 2.6 ms. OpenMP barriers at full width collapse, so every pool has a stated size.
+"""
+
+from __future__ import annotations
+
+_MMAP_THRESHOLD_BYTES = 4 << 30
+"""Allocations below this come from the heap and are used again; above it from mmap and are given back."""
+_TRIM_THRESHOLD_BYTES = 16 << 30
+"""Free memory at the top of the heap stays ours up to this."""
+_TOP_PAD_BYTES = 256 << 20
+"""The heap grows by this much at a time."""
+
+
+def guest_environment(
+    *, threads: int, extra: tuple[tuple[str, str], ...] = ()
+) -> tuple[tuple[str, str], ...]:
+    """The environment for an engine or text process.
+
+    Args:
+        threads: size of every compute pool; one fewer than the cores the sandbox has, at least one.
+        extra: further variables; they win over the ones here.
+    """
+    if threads < 1:
+        raise ValueError("threads must be at least 1")
+    count = str(threads)
+    values = {
+        "CUDA_MODULE_LOADING": "LAZY",
+        "HOME": "/tmp",  # noqa: S108 - the sandbox's own tmpfs
+        "LANG": "C.UTF-8",
+        "MALLOC_MMAP_THRESHOLD_": str(_MMAP_THRESHOLD_BYTES),
+        "MALLOC_TOP_PAD_": str(_TOP_PAD_BYTES),
+        "MALLOC_TRIM_THRESHOLD_": str(_TRIM_THRESHOLD_BYTES),
+        "MKL_NUM_THREADS": count,
+        "OMP_NUM_THREADS": count,
+        "OMP_WAIT_POLICY": "passive",
+        "OPENBLAS_NUM_THREADS": count,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAYON_NUM_THREADS": count,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
+    values.update(extra)
+    return tuple(sorted(values.items()))

@@ -1,0 +1,276 @@
+"""``GvisorRuntime``: sandboxes behind gVisor's user-space kernel, driven through ``runsc``.
+
+Boot is ``create`` (sentry and gofer come up, nothing of the guest runs), then the move into the cgroup, then
+``start``. The end is seen on a pidfd; the status is read with ``waitid``, since we are the sandbox's parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from isolation.bundle import Bundle, Profile
+from isolation.cgroup import Cgroup, CgroupSupport, CgroupTree
+from isolation.errors import (
+    ProcessError,
+    SandboxStartError,
+    SandboxTimeoutError,
+    UserNamespaceError,
+)
+from isolation.process import run, spawn
+from isolation.reaper import Claim, Reaper, descendants
+from isolation.rundir import RunDirectory
+from isolation.runsc import Runsc, RunscCommand
+from isolation.runtime import Ending
+from isolation.spec import SandboxSpec
+from isolation.stdio import LineCallback, LogPipe
+from isolation.userns import current_profile
+
+_VERB_TIMEOUT_S = 30.0
+"""One runsc verb takes 0.02-0.2 s; a machine that needs this long is broken."""
+_END_TIMEOUT_S = 20.0
+"""After SIGKILL the kernel frees the sandbox's memory: 1.6 s for some GiB, more under load."""
+_POLL_S = 0.005
+_MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path; with a longer one runsc would silently use a world-writable directory."""
+
+
+class GvisorRuntime:
+    """Boots sandboxes under gVisor's systrap platform.
+
+    Args:
+        runsc: from ``find_runsc``.
+        run_dir: directory of this supervisor alone, on a local file system; locked while we live.
+
+    Raises:
+        IsolationError: another supervisor holds ``run_dir``.
+        UserNamespaceError: not root, and ``userns.enter`` has not been called.
+    """
+
+    label = "gvisor/systrap"
+
+    def __init__(self, runsc: Runsc, run_dir: Path) -> None:
+        profile = current_profile()
+        if profile is None:
+            raise UserNamespaceError(
+                "runsc needs root", hint="call isolation.userns.enter() before any thread is started"
+            )
+        self.runsc = runsc
+        self.profile: Profile = profile
+        self._directory = RunDirectory.open(run_dir)
+        self._command = RunscCommand(runsc.path, self._directory.state, profile)
+        self._tree = CgroupTree.detect(self._directory.label)
+        self._reaper = Reaper()
+
+    @property
+    def cgroups(self) -> CgroupSupport:
+        """Which limits are enforced on this machine."""
+        return self._tree.support
+
+    def guest_path(self, spec: SandboxSpec, target: str) -> str:
+        """The path itself: the sandbox sees every mount at its target."""
+        return target
+
+    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None) -> GvisorSandbox:
+        """Start a sandbox; see ``Runtime.boot``."""
+        socket = self._directory.state / f"runsc-{spec.name}.sock"
+        if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
+            raise SandboxStartError(
+                f"the path {socket} is longer than a socket's path may be", hint="use a shorter run directory"
+            )
+        bundle = Bundle.create(self._directory.bundles, spec, self.profile)
+        with ExitStack() as undo:
+            undo.callback(bundle.delete)
+            cgroup = self._tree.create(spec.name, spec.limits)
+            undo.callback(cgroup.delete)
+            log = LogPipe(spec.name, on_line)
+            undo.callback(log.close)
+            try:
+                claim = self._create(spec.name, bundle, cgroup, log)
+            except ProcessError as error:
+                self._remove_state(spec.name)
+                raise SandboxStartError(explain_failure(spec.name, error, bundle, log)) from error
+            undo.pop_all()
+        sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim))
+        try:
+            run(self._command.start(spec.name), timeout_s=_VERB_TIMEOUT_S)
+        except BaseException as error:
+            reason = explain_failure(spec.name, error, bundle, log)
+            sandbox.delete()
+            if isinstance(error, ProcessError):
+                raise SandboxStartError(reason) from error
+            raise
+        return sandbox
+
+    def _create(self, name: str, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> Claim:
+        """``runsc create``, the claim on its process, the move into the cgroup; all or nothing."""
+        with self._reaper.adopting():
+            before = self._reaper.orphans()
+            try:
+                run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
+                log.close_write()
+                pid = int(bundle.pid_file.read_text())
+                family = self._reaper.orphans() - before
+                cgroup.add(family | descendants(pid))
+                return self._reaper.claim(pid)
+            except BaseException:
+                for orphan in self._reaper.orphans() - before:
+                    os.kill(orphan, signal.SIGKILL)
+                raise
+
+    def remove(self, name: str, family: set[int]) -> None:
+        """``runsc delete`` with reaping beside it, until every process in ``family`` is gone.
+
+        Raises:
+            ProcessError: runsc could not delete it.
+            SandboxTimeoutError: a process of it is still there.
+        """
+        self._remove_state(name)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while family & self._reaper.orphans():
+            if self._reaper.reap_orphans() == 0:
+                if time.monotonic() > deadline:
+                    raise SandboxTimeoutError(f"processes of sandbox {name} cannot be ended")
+                time.sleep(_POLL_S)
+
+    def _remove_state(self, name: str) -> None:
+        """``runsc delete``, reaping meanwhile: it waits for the gofer, which is our child now."""
+        argv = self._command.delete(name)
+        deadline = time.monotonic() + _VERB_TIMEOUT_S
+        with spawn(argv) as child:
+            while (status := child.wait(_POLL_S)) is None:
+                self._reaper.reap_orphans()
+                if time.monotonic() > deadline:
+                    raise ProcessError(argv, None, problem="did not end")
+        self._reaper.reap_orphans()
+        if status != 0:
+            raise ProcessError(argv, status)
+
+    def release(self, claim: Claim) -> None:
+        """Give a sandbox's claim up after its end."""
+        self._reaper.release(claim)
+
+    def cleanup_stale(self) -> tuple[str, ...]:
+        """Remove what a killed supervisor left behind; see ``isolation.rundir``."""
+        names = set(self._directory.end_stale_processes())
+        names |= set(self._tree.cleanup())
+        names |= set(self._directory.wipe())
+        self._reaper.reap_orphans()
+        return tuple(sorted(names))
+
+    def close(self) -> None:
+        """Remove the parent cgroup and give the run directory free."""
+        self._tree.close()
+        self._directory.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What one sandbox owns."""
+
+    bundle: Bundle
+    cgroup: Cgroup
+    log: LogPipe
+    claim: Claim
+
+
+class GvisorSandbox:
+    """One sandbox of a ``GvisorRuntime``; see ``isolation.runtime.Sandbox`` for the promises."""
+
+    def __init__(self, name: str, runtime: GvisorRuntime, parts: _Parts) -> None:
+        self.name = name
+        self._runtime = runtime
+        self._parts = parts
+        self._ending: Ending | None = None
+        self._deleted = False
+        self._lock = threading.RLock()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the sentry."""
+        return self._parts.claim.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when the sandbox has ended; -1 after ``delete``."""
+        return self._parts.claim.pidfd
+
+    @property
+    def log_fd(self) -> int:
+        """The reading end of the output pipe."""
+        return self._parts.log.log_fd
+
+    def poll(self) -> int | None:
+        """Exit status once it has ended, else None."""
+        ending = self.ending()
+        return None if ending is None else ending.status
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; None when it still runs."""
+        self._parts.claim.wait(timeout_s)
+        return self.poll()
+
+    def ending(self) -> Ending | None:
+        """How it ended; the memory counter is read at the first call after the end."""
+        with self._lock:
+            if self._ending is None and (status := self._parts.claim.poll()) is not None:
+                self._ending = Ending(status, self._parts.cgroup.oom_kills() > 0)
+            return self._ending
+
+    def kill(self) -> None:
+        """SIGKILL to the sentry; its stubs and gofer end with it."""
+        with self._lock:
+            if self.pidfd >= 0 and self.poll() is None:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def output_tail(self) -> tuple[str, ...]:
+        """The last lines it printed."""
+        return self._parts.log.tail()
+
+    def delete(self) -> None:
+        """Kill, reap, remove state, output pipe, cgroup and bundle. Idempotent."""
+        with self._lock:
+            if self._deleted:
+                return
+            family = descendants(self.pid) if self.poll() is None else set()
+            self.kill()
+            if self.wait(_END_TIMEOUT_S) is None:
+                raise SandboxTimeoutError(f"sandbox {self.name} does not end after SIGKILL")
+            self._runtime.remove(self.name, family)
+            self._parts.log.close()
+            self._parts.cgroup.delete()
+            self._parts.bundle.delete()
+            self._runtime.release(self._parts.claim)
+            self._deleted = True
+
+
+def explain_failure(name: str, error: BaseException, bundle: Bundle, log: LogPipe) -> str:
+    """Why a sandbox did not come up: the command, what was printed, what runsc logged."""
+    said = " | ".join(log.tail()[-5:])
+    logged = " | ".join(_logged_errors(bundle.log_file)[-3:])
+    parts = [f"sandbox {name} did not come up: {error}", said, logged]
+    return "; ".join(part for part in parts if part)
+
+
+def _logged_errors(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("level") in ("error", "fatal", "panic"):
+            found.append(str(record.get("msg", ""))[:500])
+    return found
+
+

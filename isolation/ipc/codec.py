@@ -1,0 +1,83 @@
+"""Messages to frames and back; every byte from a peer passes through ``decode``.
+
+``encode`` and ``decode`` are inverse to each other in both directions: a message has one frame, and
+a frame that decodes is the one ``encode`` would give. Both check the message against the bounds of
+``messages``. What fails is ``LocalProtocolError`` in ``encode`` and ``RemoteProtocolError`` in
+``decode``; nothing else leaves either, whatever bytes come.
+
+No arm allocates by a count it has read: it first compares the length that all counts together
+give with the length of the frame, which is already here.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from isolation.ipc import engine_codec, text_codec
+from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
+from isolation.ipc.frame import HEADER, HEADER_BYTES
+from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message
+
+_ARMS = engine_codec.ARMS + text_codec.ARMS
+_BY_MESSAGE = {arm.message: arm for arm in _ARMS}
+_BY_KIND = {int(arm.kind): arm for arm in _ARMS}
+
+# What a value of a wrong type or width raises on its way into a struct or an array.
+_UNENCODABLE = (ValueError, struct.error, OverflowError, TypeError, AttributeError)
+
+
+def encode(message: Message) -> bytes:
+    """One whole frame for a message.
+
+    Raises:
+        LocalProtocolError: a field is outside the protocol's bounds, or the frame would be.
+    """
+    arm = _BY_MESSAGE.get(type(message))
+    if arm is None:
+        raise LocalProtocolError(f"{type(message).__name__} is no message of this protocol")
+    try:
+        arm.check(message)
+        payload = arm.pack(message)
+        request = message.request if arm.names_request else 0  # type: ignore[union-attr]
+        length = HEADER_BYTES + len(payload)
+        header = HEADER.pack(length, arm.kind, PROTOCOL_VERSION, request)
+    except _UNENCODABLE as error:
+        name = arm.message.__name__
+        raise LocalProtocolError(f"this {name} cannot be sent: {error}") from error
+    if length > MAX_FRAME_BYTES:
+        raise LocalProtocolError(
+            f"a {arm.message.__name__} of {length} bytes is above the frame limit of {MAX_FRAME_BYTES}; split it"
+        )
+    return header + payload
+
+
+def decode(frame: bytes) -> Message:
+    """The message of one whole frame.
+
+    The bytes must be the caller's own copy: they are read more than once.
+
+    Raises:
+        RemoteProtocolError: the bytes are not exactly one frame of this protocol version.
+    """
+    size = len(frame)
+    if not HEADER_BYTES <= size <= MAX_FRAME_BYTES:
+        raise RemoteProtocolError(f"a frame of {size} bytes is outside the protocol's bounds")
+    length, kind, version, request = HEADER.unpack_from(frame)
+    if version != PROTOCOL_VERSION:
+        raise RemoteProtocolError(
+            f"the peer speaks protocol version {version} and this side {PROTOCOL_VERSION}; "
+            "host and sandbox image must come from one release"
+        )
+    if length != size:
+        raise RemoteProtocolError(f"a frame of {size} bytes claims a length of {length}")
+    arm = _BY_KIND.get(kind)
+    if arm is None:
+        raise RemoteProtocolError(f"unknown kind of message: {kind}")
+    if request and not arm.names_request:
+        raise RemoteProtocolError(f"a {arm.message.__name__} names a request")
+    try:
+        message = arm.unpack(request, frame)
+        arm.check(message)
+    except (ValueError, struct.error) as error:
+        raise RemoteProtocolError(f"malformed {arm.message.__name__}: {error}") from error
+    return message

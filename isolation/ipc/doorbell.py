@@ -1,0 +1,72 @@
+"""A bell between two processes: a pipe in which only the arrival of a byte means something.
+
+Pipes because they cross gVisor's border both ways, wake a poll and end with the process that holds
+the other end (end of file). Futexes and, in older releases, eventfds do not cross.
+
+Both ends are non-blocking and close-on-exec. A full pipe is as good as a rung bell.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from math import ceil
+
+from isolation.ipc.errors import PeerGoneError
+
+_RING = b"\0"
+
+_DRAIN_BYTES = 4096
+"""More than an honest peer ever leaves: one byte each time its peer fell asleep. What a dishonest
+one leaves beyond costs another wake-up and nothing else."""
+
+
+def create_pipe() -> tuple[int, int]:
+    """Read end and write end of a new bell, owned by the caller."""
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def adopt(fd: int) -> None:
+    """Give a received end the same two flags; they do not all survive the way into a sandbox."""
+    os.set_blocking(fd, False)
+    os.set_inheritable(fd, False)
+
+
+class BellWriter:
+    """The end that rings. It does not own the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def ring(self) -> None:
+        """Wake the peer.
+
+        Raises:
+            PeerGoneError: nobody holds the other end.
+        """
+        try:
+            os.write(self.fd, _RING)
+        except BlockingIOError:
+            pass  # The pipe is full of bells not yet heard.
+        except BrokenPipeError as error:
+            raise PeerGoneError("the peer's process has ended") from error
+
+
+class BellReader:
+    """The end that hears. It does not own the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the bell rang or its other end was closed within this time."""
+        return bool(self._poll.poll(ceil(timeout_s * 1000)))
+
+    def drain(self) -> bool:
+        """Take all rings off; False when the other end is closed and nothing is left."""
+        try:
+            return os.read(self.fd, _DRAIN_BYTES) != b""
+        except BlockingIOError:
+            return True

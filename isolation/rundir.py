@@ -1,0 +1,134 @@
+"""The directory of one supervisor: bundles, runsc's state, the lock; and how to clear up after a killed one.
+
+::
+
+    RUN_DIR/lock          held while the supervisor lives
+    RUN_DIR/bundles/NAME  one a sandbox
+    RUN_DIR/runsc/        runsc's own state and control sockets
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import select
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from isolation.errors import IsolationError
+
+_END_TIMEOUT_S = 20.0
+_PRIVATE = 0o700
+
+
+class RunDirectory:
+    """An opened, locked run directory; made by ``open``."""
+
+    def __init__(self, root: Path, lock_fd: int) -> None:
+        self.root = root
+        self.bundles = root / "bundles"
+        self.state = root / "runsc"
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, root: Path) -> RunDirectory:
+        """Make the directory (0700) if need be and take its lock.
+
+        Raises:
+            IsolationError: it belongs to another user, or another supervisor holds it.
+        """
+        root = root.absolute()
+        root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        if root.stat().st_uid != os.geteuid():
+            raise IsolationError(f"run directory {root} belongs to another user")
+        lock_fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock_fd)
+            raise IsolationError(
+                f"run directory {root} is in use by another supervisor", hint="stop it, or choose another directory"
+            ) from error
+        directory = cls(root, lock_fd)
+        for path in (root, directory.bundles, directory.state):
+            path.mkdir(mode=_PRIVATE, exist_ok=True)
+            path.chmod(_PRIVATE)
+        return directory
+
+    @property
+    def label(self) -> str:
+        """Name of this supervisor's parent cgroup; two supervisors on one machine differ by their directories."""
+        return f"athanor-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
+
+    def end_stale_processes(self) -> tuple[str, ...]:
+        """Kill every sandbox and gofer that was started with our state directory; give the sandboxes' names.
+
+        ``runsc delete`` is of no use here: it waits for processes whose new parent may never reap them.
+
+        Raises:
+            IsolationError: one does not end.
+        """
+        names: set[str] = set()
+        pidfds: list[int] = []
+        try:
+            for pid, argv in _runsc_processes(f"--root={self.state}"):
+                try:
+                    pidfd = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    continue
+                pidfds.append(pidfd)
+                # Looked at again now that the pidfd pins it: the number may have been given to another process.
+                if _argv(pid) == argv:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    if argv[0] == "runsc-sandbox":
+                        names.add(argv[-1])
+            _await_ends(pidfds)
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+        return tuple(sorted(names))
+
+    def wipe(self) -> tuple[str, ...]:
+        """Remove all bundles and runsc's state; give the bundles' names. Call when no sandbox lives."""
+        names = tuple(sorted(path.name for path in self.bundles.iterdir()))
+        for directory in (self.bundles, self.state):
+            shutil.rmtree(directory)
+            directory.mkdir(mode=_PRIVATE)
+        return names
+
+    def close(self) -> None:
+        """Give the lock back. Idempotent."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _runsc_processes(root_flag: str) -> list[tuple[int, tuple[str, ...]]]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            argv = _argv(int(entry))
+            if argv and argv[0] in ("runsc-sandbox", "runsc-gofer") and root_flag in argv:
+                found.append((int(entry), argv))
+    return found
+
+
+def _argv(pid: int) -> tuple[str, ...]:
+    try:
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(part) for part in data.split(b"\0")[:-1])
+
+
+def _await_ends(pidfds: list[int]) -> None:
+    """A pidfd is readable once its process has ended, reaped or not."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    for pidfd in pidfds:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1_000):
+            raise IsolationError("a sandbox of an earlier supervisor does not end after SIGKILL")

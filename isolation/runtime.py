@@ -1,0 +1,117 @@
+"""What the supervisor needs of whatever runs a sandbox: two small protocols.
+
+``isolation.gvisor.GvisorRuntime`` is the wall; ``isolation.unsafe.UnsafeRuntime`` is the same without one, for
+machines where no sandbox can run and the operator says so. All methods may block and are thread-safe: call them from
+an event loop through threads, and watch ``pidfd`` for the end (readable when the sandbox has ended).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from isolation.cgroup import CgroupSupport
+from isolation.errors import describe_status
+from isolation.spec import SandboxSpec
+from isolation.stdio import LineCallback
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a sandbox ended."""
+
+    status: int
+    """Exit status of its program; minus the signal when the sandbox process itself was killed."""
+    out_of_memory: bool
+    """The kernel ended one of its processes for passing ``Limits.memory_bytes``."""
+
+    @property
+    def reason(self) -> str:
+        """In words, for logs and status."""
+        return "ran out of memory" if self.out_of_memory else describe_status(self.status)
+
+
+class Sandbox(Protocol):
+    """One running, or ended, sandbox."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unique while it is not deleted."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Process id of the sandbox process: what SO_PEERCRED shows when the guest connects to our socket."""
+        ...
+
+    @property
+    def pidfd(self) -> int:
+        """Becomes readable when the sandbox ends; closed by ``delete``, after which it is -1."""
+        ...
+
+    @property
+    def log_fd(self) -> int:
+        """The reading end of its output pipe, drained by the sandbox object itself."""
+        ...
+
+    def poll(self) -> int | None:
+        """Exit status once it has ended, else None; stays known after ``delete``."""
+        ...
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; None when it still runs after ``timeout_s`` seconds."""
+        ...
+
+    def ending(self) -> Ending | None:
+        """How it ended, or None while it runs; stays known after ``delete``."""
+        ...
+
+    def kill(self) -> None:
+        """End it now (SIGKILL to the sandbox process). Idempotent; returns before the end."""
+        ...
+
+    def output_tail(self) -> tuple[str, ...]:
+        """The last lines it printed, cleaned of control characters."""
+        ...
+
+    def delete(self) -> None:
+        """Kill it if need be and leave nothing: process, directory, mount, cgroup, state. Idempotent."""
+        ...
+
+
+class Runtime(Protocol):
+    """Boots sandboxes."""
+
+    @property
+    def label(self) -> str:
+        """For status and traces: ``gvisor/systrap`` or ``unsafe/none``."""
+        ...
+
+    @property
+    def cgroups(self) -> CgroupSupport:
+        """Which limits are enforced on this machine."""
+        ...
+
+    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None) -> Sandbox:
+        """Start a sandbox; returns when its program has been started.
+
+        Args:
+            spec: what it shall be.
+            on_line: called with each line it prints, in a thread of its own.
+
+        Raises:
+            SandboxStartError: it did not come up; nothing is left of it.
+        """
+        ...
+
+    def guest_path(self, spec: SandboxSpec, target: str) -> str:
+        """The path by which the program inside sees ``target``, a path under one of the spec's mounts."""
+        ...
+
+    def cleanup_stale(self) -> tuple[str, ...]:
+        """Remove what a killed supervisor left behind; give the names of the sandboxes found."""
+        ...
+
+    def close(self) -> None:
+        """Give the run directory free for another supervisor. Sandboxes must have been deleted before."""
+        ...

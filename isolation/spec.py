@@ -1,0 +1,133 @@
+"""What a sandbox shall be: frozen intent, checked once, free of IO.
+
+Everything that decides what a sandbox can reach is in ``SandboxSpec``. Whatever is not in it (the identity, the missing
+capabilities, the missing network) is the same for all sandboxes and lives in ``isolation.bundle``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isolation.errors import IsolationError
+
+GUEST_UID = 65_532
+"""User and group inside every sandbox; owns nothing on any host by convention ("nonroot" of distroless images)."""
+
+MIN_PIDS = 1_024
+"""The pids limit counts host threads of the sentry and its stubs; at 64 a sandbox dies without a word (measured)."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
+"""Names become directory, cgroup and container names and part of a socket path (108 bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host file or directory that the sandbox sees read-only.
+
+    Its contents must not change while the sandbox lives: the sandbox caches them (``--file-access-mounts=exclusive``).
+    Sockets in a mounted directory are no exception to that: they must exist before the boot.
+    """
+
+    source: Path
+    """Absolute host path."""
+    target: str
+    """Absolute, normal path inside the sandbox."""
+
+    def __post_init__(self) -> None:
+        if not self.source.is_absolute():
+            raise IsolationError(f"mount source {self.source} is not absolute")
+        if not is_normal(self.target) or self.target == "/":
+            raise IsolationError(f"mount target {self.target!r} is not an absolute, normal path")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use of the machine; enforced where ``CgroupSupport`` says so."""
+
+    memory_bytes: int
+    """Everything: anonymous memory, tmpfs and the sentry's own."""
+    cpu_quota_cores: float | None = None
+    """Cores' worth of time a period; None leaves it to the machine's scheduler."""
+    pids: int = 4_096
+    """Host threads, the sentry's included."""
+    nofile: int = 4_096
+    """File descriptors of the program inside."""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0 or self.nofile <= 0:
+            raise IsolationError("memory_bytes and nofile must be positive")
+        if self.cpu_quota_cores is not None and self.cpu_quota_cores <= 0:
+            raise IsolationError("cpu_quota_cores must be positive, or None for no quota")
+        if self.pids < MIN_PIDS:
+            raise IsolationError(f"pids is {self.pids}, below {MIN_PIDS}: the sandbox would die silently")
+
+
+@dataclass(frozen=True, slots=True)
+class Rootfs:
+    """The read-only files of a sandbox: mounts over an empty skeleton, and how to start Python in them.
+
+    Made by ``isolation.python_rootfs`` (binds of the running Python) or ``isolation.image_rootfs`` (a built image).
+    """
+
+    python: str
+    """Path of the interpreter inside."""
+    python_path: tuple[str, ...]
+    """Directories inside that go on ``sys.path``."""
+    mounts: tuple[Mount, ...]
+    masks: tuple[str, ...] = ()
+    """Directories inside that are hidden by an empty one."""
+    host_paths: tuple[tuple[str, str], ...] = ()
+    """(path inside, path on the host): where to find the same things without a sandbox, for ``UnsafeRuntime``."""
+
+    def __post_init__(self) -> None:
+        for path in (self.python, *self.python_path, *self.masks):
+            if not is_normal(path):
+                raise IsolationError(f"path {path!r} in the sandbox is not absolute and normal")
+
+    def argv(self, module: str, *arguments: str) -> tuple[str, ...]:
+        """The command that runs ``module`` with nothing but ``python_path`` and the standard library."""
+        return (self.python, "-s", "-S", "-P", "-m", module, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """One sandbox: what it runs and all that it can see and use."""
+
+    name: str
+    argv: tuple[str, ...]
+    """Command inside, absolute program first; see ``Rootfs.argv``."""
+    env: tuple[tuple[str, str], ...]
+    """Whole environment besides PATH and PYTHONPATH; see ``isolation.environment``."""
+    rootfs: Rootfs
+    mounts: tuple[Mount, ...]
+    """Role-specific mounts: the socket directory, the weights."""
+    limits: Limits
+    tmpfs_bytes: int = field(default=64 << 20)
+    """Size of /tmp and of /dev/shm, each; their pages count as the sandbox's memory."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise IsolationError(
+                f"sandbox name {self.name!r} is not 1-48 of a-z, 0-9 and '-', starting with a letter or digit"
+            )
+        if not self.argv or not is_normal(self.argv[0]):
+            raise IsolationError("the program of a sandbox is not an absolute path")
+        if any("\0" in part for part in self.argv):
+            raise IsolationError("an argument of the sandbox's program contains a NUL byte")
+        if self.tmpfs_bytes <= 0:
+            raise IsolationError("tmpfs_bytes must be positive")
+        targets = [mount.target for mount in self.all_mounts()]
+        if len(set(targets)) != len(targets):
+            raise IsolationError(f"sandbox {self.name} has two mounts on one target")
+
+    def all_mounts(self) -> tuple[Mount, ...]:
+        """The root's mounts, then the role's: the order in which they are made."""
+        return (*self.rootfs.mounts, *self.mounts)
+
+
+def is_normal(path: str) -> bool:
+    """Tell whether ``path`` is absolute and has no ``..``, ``//`` or NUL in it."""
+    return path.startswith("/") and posixpath.normpath(path) == path and "\0" not in path

@@ -1,0 +1,187 @@
+"""``UnsafeRuntime``: the same programs without any wall, for machines where no sandbox can run.
+
+A child process with resource limits, in a session of its own. It has the host's network and files and our user. The
+operator must ask for it by name; saying so loudly is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+
+from isolation.cgroup import CgroupSupport
+from isolation.errors import ProcessError, SandboxStartError, SandboxTimeoutError
+from isolation.process import MINIMAL_ENVIRONMENT, Child, start
+from isolation.rundir import RunDirectory
+from isolation.runtime import Ending
+from isolation.spec import SandboxSpec
+from isolation.stdio import LineCallback, LogPipe
+
+_END_TIMEOUT_S = 20.0
+
+
+class UnsafeRuntime:
+    """Boots "sandboxes" that are plain child processes.
+
+    Args:
+        run_dir: directory of this supervisor alone; locked while we live.
+    """
+
+    label = "unsafe/none"
+    cgroups = CgroupSupport(0, (), "no sandbox")
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = RunDirectory.open(run_dir)
+
+    def guest_path(self, spec: SandboxSpec, target: str) -> str:
+        """The host path behind ``target``, by the longest mount above it."""
+        return to_host(target, _table(spec))
+
+    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None) -> UnsafeSandbox:
+        """Start the program with its paths translated to the host's; see ``Runtime.boot``."""
+        record = self._directory.bundles / spec.name
+        try:
+            record.mkdir(mode=0o700)
+        except FileExistsError as error:
+            raise SandboxStartError(f"a sandbox named {spec.name} exists already") from error
+        log = LogPipe(spec.name, on_line)
+        try:
+            child = start(
+                host_argv(spec), env=host_environment(spec), stdio=log.write_fd, own_group=True
+            )
+        except ProcessError as error:
+            log.close()
+            record.rmdir()
+            raise SandboxStartError(f"sandbox {spec.name} did not come up: {error}") from error
+        log.close_write()
+        sandbox = UnsafeSandbox(spec.name, child, log, record)
+        try:
+            (record / "pid").write_text(f"{child.pid} {_start_time(child.pid)}")
+            _limit(child.pid, spec)
+        except BaseException:
+            sandbox.delete()
+            raise
+        return sandbox
+
+    def cleanup_stale(self) -> tuple[str, ...]:
+        """End process groups left by a killed supervisor and remove their records; give their names."""
+        for record in self._directory.bundles.iterdir():
+            try:
+                pid, started = (record / "pid").read_text().split()
+            except (OSError, ValueError):
+                continue
+            # The number may belong to somebody else by now; its start time tells.
+            if _start_time(int(pid)) == started:
+                os.killpg(int(pid), signal.SIGKILL)
+        return self._directory.wipe()
+
+    def close(self) -> None:
+        """Give the run directory free."""
+        self._directory.close()
+
+
+class UnsafeSandbox:
+    """One child process; see ``isolation.runtime.Sandbox`` for the promises."""
+
+    def __init__(self, name: str, child: Child, log: LogPipe, record: Path) -> None:
+        self.name = name
+        self.pid = child.pid
+        self.pidfd = os.pidfd_open(child.pid)
+        self._child = child
+        self._log = log
+        self._record = record
+        self._status: int | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def log_fd(self) -> int:
+        """The reading end of the output pipe."""
+        return self._log.log_fd
+
+    def poll(self) -> int | None:
+        """Exit status once it has ended, else None."""
+        with self._lock:
+            if self._status is None:
+                self._status = self._child.poll()
+            return self._status
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; None when it still runs."""
+        self._child.wait(timeout_s)
+        return self.poll()
+
+    def ending(self) -> Ending | None:
+        """How it ended; without a cgroup, memory shortage cannot be told from a kill."""
+        status = self.poll()
+        return None if status is None else Ending(status, out_of_memory=False)
+
+    def kill(self) -> None:
+        """SIGKILL to its process group."""
+        with self._lock:
+            if self.poll() is None:
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def output_tail(self) -> tuple[str, ...]:
+        """The last lines it printed."""
+        return self._log.tail()
+
+    def delete(self) -> None:
+        """Kill, reap, close the pipe, remove the record. Idempotent."""
+        with self._lock:
+            if self.pidfd < 0:
+                return
+            self.kill()
+            if self.wait(_END_TIMEOUT_S) is None:
+                raise SandboxTimeoutError(f"process {self.pid} of {self.name} does not end after SIGKILL")
+            self._log.close()
+            (self._record / "pid").unlink(missing_ok=True)
+            if self._record.is_dir():
+                self._record.rmdir()
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def _table(spec: SandboxSpec) -> dict[str, str]:
+    table = dict(spec.rootfs.host_paths)
+    table.update((mount.target, os.fspath(mount.source)) for mount in spec.mounts)
+    return table
+
+
+def to_host(path: str, table: dict[str, str]) -> str:
+    """Translate a path inside to the host's by the longest prefix in ``table``; unchanged when there is none. Pure."""
+    prefix = path
+    while prefix not in table and prefix != "/":
+        prefix = prefix.rpartition("/")[0] or "/"
+    return table[prefix] + path[len(prefix) :] if prefix in table else path
+
+
+def host_argv(spec: SandboxSpec) -> list[str]:
+    """The command with every absolute path in it translated. Pure."""
+    table = _table(spec)
+    return [to_host(part, table) if part.startswith("/") else part for part in spec.argv]
+
+
+def host_environment(spec: SandboxSpec) -> dict[str, str]:
+    """The spec's environment over the minimal one, with PYTHONPATH translated. Pure."""
+    table = _table(spec)
+    path = ":".join(to_host(part, table) for part in spec.rootfs.python_path)
+    return {**MINIMAL_ENVIRONMENT, "PYTHONPATH": path, **dict(spec.env)}
+
+
+def _limit(pid: int, spec: SandboxSpec) -> None:
+    """Set after the start instead of between fork and exec, where Python code is unsafe beside threads."""
+    hard_nofile = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+    nofile = spec.limits.nofile if hard_nofile < 0 else min(spec.limits.nofile, hard_nofile)
+    resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (nofile, nofile))
+
+
+def _start_time(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]

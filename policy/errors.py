@@ -1,0 +1,52 @@
+"""What can be wrong with a policy text.
+
+``PolicyError``
+  * ``PolicySyntaxError``: the text is not the YAML we accept;
+  * ``PolicySchemaError``: it is YAML, but no policy.
+
+Both carry every problem found, each with the place of its cause. A request that is refused is no
+error: it is a ``policy.decision.Decision``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to mend in a file."""
+
+    file: str
+    """Name of the source, as the caller gave it."""
+    line: int
+    """1-based."""
+    column: int
+    """1-based, in characters."""
+    path: str
+    """Dotted path of the key, such as ``tenants.alpha.limits.concurrency``; empty for the whole
+    file."""
+    message: str
+
+    def __str__(self) -> str:
+        path = f" {self.path}:" if self.path else ""
+        return f"{self.file}:{self.line}:{self.column}:{path} {self.message}"
+
+
+class PolicyError(Exception):
+    """Base of the two below; its text is one line a problem, ``file:line:column: path:
+    message``."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class PolicySyntaxError(PolicyError):
+    """The text is no YAML, or YAML with a feature that we refuse (aliases, tags, directives,
+    several documents)."""
+
+
+class PolicySchemaError(PolicyError):
+    """The YAML does not describe a policy."""

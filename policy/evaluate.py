@@ -1,0 +1,162 @@
+"""The decision about one request: pure, total, default deny.
+
+It is asked twice. *Before* the prompt is tokenised (``input_tokens`` None), so that a refused
+caller costs no tokenising: tenant, model, output cap, concurrency, request rate. *After*, with
+the exact count: tenant and model again (the policy may have changed between), output cap,
+context, token rate. Concurrency and request rate are not held against the second call, because by
+then the request itself is counted in them.
+
+Rules are tried in that order and the first that denies decides; permanent refusals come before
+those that waiting cures, so that nobody is told to retry what can never pass.
+
+Imports nothing outside the standard library, and of that neither clock, files, sockets nor
+environment: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from policy.decision import Decision, Effect, Obligations, Reason
+from policy.limits import Rate, retry_after
+from policy.match import first_match
+from policy.model import Limits, PolicySet, Tenant
+from policy.request import AccessRequest, Usage
+
+CONCURRENCY_RETRY_S = 1.0
+"""Hint after a concurrency denial: when a running request ends is not known, and one short reply
+takes about this."""
+
+
+def principal(policy: PolicySet, credential: str) -> str | None:
+    """Tenant id of an authenticated credential, or None when the policy does not know it."""
+    return policy.principals.get(credential)
+
+
+def visible_models(policy: PolicySet, tenant: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``names`` that the tenant may call, in their order; none for an unknown tenant."""
+    known = policy.tenants.get(tenant)
+    if known is None:
+        return ()
+    return tuple(name for name in names if first_match(known.models, name) is not None)
+
+
+def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float) -> Decision:
+    """Allow or deny ``access``; ``now`` is in seconds of the clock that the buckets of ``usage``
+    were updated by."""
+    tenant = policy.tenants.get(access.tenant)
+    if tenant is None:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.UNKNOWN_CREDENTIAL,
+            rule="tenants",
+            message="the credential belongs to no tenant of this service",
+            policy_digest=policy.digest,
+        )
+    matched = first_match(tenant.models, access.model)
+    if matched is None:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.MODEL_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.models",
+            message="there is no such model, or this tenant may not use it",
+            policy_digest=policy.digest,
+        )
+    for check in _CHECKS_BEFORE if access.input_tokens is None else _CHECKS_AFTER:
+        denial = check(tenant.limits, access, usage, now)
+        if denial is not None:
+            return Decision(
+                effect=Effect.DENY,
+                reason=denial.reason,
+                rule=f"tenants.{tenant.id}.limits.{denial.key}",
+                message=denial.message,
+                policy_digest=policy.digest,
+                limit=denial.limit,
+                actual=denial.actual,
+                retry_after_s=denial.retry_after_s,
+            )
+    return Decision(
+        effect=Effect.ALLOW,
+        reason=Reason.ALLOWED,
+        rule=f"tenants.{tenant.id}.models[{matched}]",
+        message="allowed",
+        policy_digest=policy.digest,
+        obligations=_obligations(tenant, access),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    reason: Reason
+    key: str
+    message: str
+    limit: int
+    actual: int
+    retry_after_s: float | None = None
+
+
+def _obligations(tenant: Tenant, access: AccessRequest) -> Obligations:
+    return Obligations(
+        max_output_tokens=_granted_output(tenant.limits, access),
+        retention=tenant.retention,
+        isolation_class=tenant.isolation_class,
+        weight=tenant.weight,
+    )
+
+
+def _granted_output(limits: Limits, access: AccessRequest) -> int:
+    if access.max_output_tokens is not None:
+        return access.max_output_tokens
+    return min(limits.max_output_tokens, limits.max_context_tokens - (access.input_tokens or 0))
+
+
+def _output(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -> _Denial | None:
+    limit, asked = limits.max_output_tokens, access.max_output_tokens
+    if asked is None or asked <= limit:
+        return None
+    message = f"{asked} output tokens were asked for; this tenant may have at most {limit} a request"
+    return _Denial(Reason.OUTPUT_TOO_LONG, "max_output_tokens", message, limit, asked)
+
+
+def _context(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -> _Denial | None:
+    limit = limits.max_context_tokens
+    # Without a number asked for, one output token must fit.
+    needed = (access.input_tokens or 0) + (access.max_output_tokens or 1)
+    if needed <= limit:
+        return None
+    message = f"prompt and output need {needed} tokens; this tenant may have at most {limit} a request"
+    return _Denial(Reason.CONTEXT_TOO_LONG, "max_context_tokens", message, limit, needed)
+
+
+def _concurrency(limits: Limits, _access: AccessRequest, usage: Usage, _now: float) -> _Denial | None:
+    limit, running = limits.concurrency, usage.concurrency
+    if running < limit:
+        return None
+    message = f"{running} requests of this tenant are running; it may have {limit} at once"
+    return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, CONCURRENCY_RETRY_S)
+
+
+def _request_rate(limits: Limits, _access: AccessRequest, usage: Usage, now: float) -> _Denial | None:
+    limit = limits.requests_per_minute
+    wait = retry_after(usage.request_bucket, Rate(limit), 1, now)
+    if wait == 0:
+        return None
+    message = f"this tenant may send {limit} requests a minute and has sent them"
+    return _Denial(Reason.REQUEST_RATE, "requests_per_minute", message, limit, limit, wait)
+
+
+def _token_rate(limits: Limits, access: AccessRequest, usage: Usage, now: float) -> _Denial | None:
+    limit = limits.tokens_per_minute
+    needed = (access.input_tokens or 0) + _granted_output(limits, access)
+    wait = retry_after(usage.token_bucket, Rate(limit), needed, now)
+    if wait == 0:
+        return None
+    message = f"this request may use {needed} tokens; this tenant may use {limit} a minute"
+    if wait is None:
+        message += ", so ask for fewer output tokens or send a shorter prompt"
+    return _Denial(Reason.TOKEN_RATE, "tokens_per_minute", message, limit, needed, wait)
+
+
+_CHECKS_BEFORE = (_output, _concurrency, _request_rate)
+_CHECKS_AFTER = (_output, _context, _token_rate)

@@ -1,0 +1,25 @@
+"""A decision as text for a person; the audience is the operator, so the rule is named."""
+
+from __future__ import annotations
+
+from policy.decision import Decision
+
+DIGEST_CHARACTERS = 12
+"""Characters of the policy digest that are shown: enough to tell two loads apart."""
+
+
+def explain(decision: Decision) -> str:
+    """A few lines: the outcome, the rule behind it, its numbers, and what follows."""
+    lines = [f"{decision.effect}: {decision.message}", f"  rule: {decision.rule}"]
+    if decision.limit is not None:
+        lines.append(f"  limit: {decision.limit}, found: {decision.actual}")
+    if decision.obligations is not None:
+        granted = decision.obligations
+        lines.append(f"  granted: {granted.max_output_tokens} output tokens, weight {granted.weight}")
+        lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
+    elif decision.retry_after_s is not None:
+        lines.append(f"  retry after: {decision.retry_after_s:.1f} s")
+    else:
+        lines.append("  retry: will not help until the request or the policy changes")
+    lines.append(f"  policy: {decision.policy_digest[:DIGEST_CHARACTERS]}")
+    return "\n".join(lines)

@@ -1,0 +1,45 @@
+"""The one place of this package that touches files: a policy path to the sources the loader
+takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from policy.errors import PolicySyntaxError, Problem
+from policy.loader import Source
+from policy.positions import MAX_TEXT_BYTES
+
+MAX_FILES = 256
+"""Drop-ins in one directory."""
+
+
+def read_sources(path: Path) -> list[Source]:
+    """The file at ``path``, or every ``*.yaml`` directly in it when it is a directory, hidden
+    files left out.
+
+    Sources are named by the path as given, so that a problem can be clicked on. A directory
+    without a policy file is an error: an empty policy must be written down as such.
+
+    Raises:
+        OSError: something cannot be read.
+        PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many.
+    """
+    if not path.is_dir():
+        return [_read(path)]
+    files = sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
+    if not 0 < len(files) <= MAX_FILES:
+        message = f"the directory holds {len(files)} files named *.yaml; expected 1 to {MAX_FILES}"
+        raise PolicySyntaxError([Problem(str(path), 1, 1, "", message)])
+    return [_read(file) for file in files]
+
+
+def _read(file: Path) -> Source:
+    with file.open("rb") as stream:
+        data = stream.read(MAX_TEXT_BYTES + 1)
+    try:
+        return Source(str(file), data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        column = len(before.rpartition(b"\n")[2].decode("utf-8")) + 1
+        raise PolicySyntaxError([Problem(str(file), line, column, "", "not UTF-8")]) from error

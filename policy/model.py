@@ -1,0 +1,69 @@
+"""A policy as frozen values: what the evaluator reads. Built by ``policy.loader`` from checked
+files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class IsolationClass(StrEnum):
+    """How far apart a tenant is kept from the others. This release serves ``SHARED`` only; the
+    loader refuses the other names, so that nobody gets less than the file asks for."""
+
+    SHARED = "shared"
+
+
+class Retention(StrEnum):
+    """What may outlive a request."""
+
+    STANDARD = "standard"
+    """Finished blocks may serve later requests of the same tenant."""
+    NONE = "none"
+    """Nothing of the request is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one tenant may use; every number is at least 1."""
+
+    requests_per_minute: int
+    """Rate and burst of requests: a full bucket holds one minute's worth."""
+    tokens_per_minute: int
+    """Rate and burst of prompt and output tokens together."""
+    concurrency: int
+    """Requests admitted and not yet finished."""
+    max_context_tokens: int
+    """Prompt and output tokens of one request."""
+    max_output_tokens: int
+    """Output tokens of one request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One tenant: who it is, what it may call, how much it may use."""
+
+    id: str
+    credentials: tuple[str, ...]
+    """``key:ID`` or a SPIFFE URI, as the identity layer names an authenticated caller."""
+    models: tuple[str, ...]
+    """Model names, ``*`` standing for any characters."""
+    isolation_class: IsolationClass
+    retention: Retention
+    weight: int
+    """Share in fair service beside other tenants, 1..1000."""
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """All tenants of one load, with the index from credential to tenant."""
+
+    tenants: Mapping[str, Tenant]
+    """By tenant id."""
+    principals: Mapping[str, str]
+    """Tenant id by credential; a credential belongs to exactly one tenant."""
+    digest: str
+    """SHA-256, hex, of the content: equal for files that differ in comments, order or layout
+    only."""

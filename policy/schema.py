@@ -1,0 +1,151 @@
+"""The policy file as a schema: names, types, bounds and defaults, all refused by name when they
+do not fit.
+
+``schema.json`` beside this module is this schema for editors; ``python -m policy.export``
+writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
+from pydantic_core import PydanticCustomError
+
+MAX_TENANTS = 10_000
+MAX_CREDENTIALS = 256
+MAX_MODELS = 256
+MAX_SPIFFE_ID_BYTES = 2_048
+"""Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
+MAX_TRUST_DOMAIN_BYTES = 255
+"""SPIFFE-ID specification, section 2.1."""
+
+TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
+MODEL_PATTERN = r"^[A-Za-z0-9*][A-Za-z0-9*._:/-]{0,127}$"
+
+_KEY_ID = re.compile(r"key:[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_TRUST_DOMAIN = re.compile(r"[a-z0-9._-]+")
+_PATH_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def _checked_credential(value: str) -> str:
+    if value.startswith("key:"):
+        if not _KEY_ID.fullmatch(value):
+            raise _refusal("must be key:ID with letters, digits, dot, dash and underscore, at most 63 of them")
+        return value
+    if not value.startswith("spiffe://"):
+        raise _refusal("must be key:ID or a SPIFFE URI, spiffe://TRUST-DOMAIN/PATH")
+    if len(value.encode()) > MAX_SPIFFE_ID_BYTES:
+        raise _refusal(f"a SPIFFE ID has at most {MAX_SPIFFE_ID_BYTES} bytes")
+    domain, slash, path = value.removeprefix("spiffe://").partition("/")
+    if not _TRUST_DOMAIN.fullmatch(domain) or len(domain) > MAX_TRUST_DOMAIN_BYTES:
+        raise _refusal(
+            "the trust domain has lower-case letters, digits, dot, dash and underscore only; "
+            "no user, port, query or fragment"
+        )
+    if not slash:
+        raise _refusal("names a trust domain and no workload; add the path")
+    for segment in path.split("/"):
+        if not _PATH_SEGMENT.fullmatch(segment) or segment in (".", ".."):
+            raise _refusal(
+                "each path segment has letters, digits, dot, dash and underscore only and is "
+                "neither empty nor a dot segment; no query or fragment"
+            )
+    return value
+
+
+def _available_class(value: object) -> object:
+    if value in ("strict", "dedicated"):
+        raise _refusal(
+            f"isolation class '{value}' is not available in this release; use shared, or keep the tenant out"
+        )
+    return value
+
+
+def _refusal(message: str) -> PydanticCustomError:
+    return PydanticCustomError("policy", "{text}", {"text": message})
+
+
+Credential = Annotated[str, AfterValidator(_checked_credential)]
+ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
+TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
+Class = Annotated[Literal["shared"], BeforeValidator(_available_class)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class LimitsSchema(_Strict):
+    """What one tenant may use. The defaults let one team work and keep one tenant from filling
+    the machine."""
+
+    requests_per_minute: int = Field(
+        default=600, ge=1, le=1_000_000, description="Requests a minute, which is also the burst."
+    )
+    tokens_per_minute: int = Field(
+        default=200_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Prompt and output tokens a minute, which is also the burst. "
+        "Reserved at the most a request may use, settled at what it used.",
+    )
+    concurrency: int = Field(default=64, ge=1, le=4_096, description="Requests admitted and not yet finished.")
+    max_context_tokens: int = Field(
+        default=4_096, ge=2, le=1 << 20, description="Prompt and output tokens of one request."
+    )
+    max_output_tokens: int = Field(
+        default=1_024,
+        ge=1,
+        le=1 << 20,
+        description="Output tokens of one request; the context limit holds beside it.",
+    )
+
+
+class TenantSchema(_Strict):
+    """One tenant."""
+
+    credentials: list[Credential] = Field(
+        min_length=1,
+        max_length=MAX_CREDENTIALS,
+        description="key:ID of an API key, or the SPIFFE URI of a client certificate. Each belongs to one tenant.",
+    )
+    models: list[ModelPattern] = Field(
+        min_length=1,
+        max_length=MAX_MODELS,
+        description="Models the tenant may call: names, with * for any characters. Everything else is denied.",
+    )
+    isolation_class: Class = Field(
+        default="shared", alias="class", description="How far apart the tenant is kept: shared."
+    )
+    retention: Literal["standard", "none"] = Field(
+        default="standard",
+        description="standard: finished KV blocks may serve later requests of this tenant. none: nothing is kept.",
+    )
+    weight: int = Field(default=1, ge=1, le=1_000, description="Share in fair service when tenants compete.")
+    limits: LimitsSchema = Field(default_factory=LimitsSchema)
+
+
+class PolicySchema(_Strict):
+    """A policy file: who may use which models, and how much. What it does not allow is denied."""
+
+    version: Literal[1]
+    tenants: dict[TenantId, TenantSchema] = Field(max_length=MAX_TENANTS, description="Tenants by id.")
+
+
+def schema_text() -> str:
+    """The JSON Schema (draft 2020-12) of a policy file, as it is published for editors."""
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **PolicySchema.model_json_schema(by_alias=True),
+    }
+    return json.dumps(schema, indent=2) + "\n"

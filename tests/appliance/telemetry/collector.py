@@ -1,0 +1,104 @@
+"""An OTLP/HTTP collector on a real socket, which may also be told to misbehave."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Empty, Queue
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+WAIT_S = 10.0
+"""Patience of the tests; nothing waits so long when it works."""
+
+
+class Collector:
+    """What arrived so far, and the knob that makes every export hang until it is let go."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.requests: Queue[ExportTraceServiceRequest] = Queue()
+        self.metrics: Queue[ExportMetricsServiceRequest] = Queue()
+        self.arrived = threading.Event()
+        self.release = threading.Event()
+        self.release.set()
+        self.url = ""
+
+    def spans(self, count: int) -> list[Span]:
+        """Wait for so many spans and give them in order of arrival."""
+        found: list[Span] = []
+        while len(found) < count:
+            try:
+                request = self.requests.get(timeout=WAIT_S)
+            except Empty:
+                raise AssertionError(f"{len(found)} of {count} spans arrived") from None
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    found += scope.spans
+        return found
+
+
+@contextmanager
+def running() -> Iterator[Collector]:
+    """A collector on a free port of loopback."""
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            collector.arrived.set()
+            collector.release.wait(WAIT_S)
+            collector.bodies.append(body)
+            if self.path == "/v1/traces":
+                collector.requests.put(ExportTraceServiceRequest.FromString(body))
+            else:
+                collector.metrics.put(ExportMetricsServiceRequest.FromString(body))
+            answer = ExportTraceServiceResponse().SerializeToString()
+            try:
+                self.send_response(200)
+                self.send_header("content-type", "application/x-protobuf")
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+            except OSError:
+                pass  # the exporter gave up on a collector that was told to hang
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    collector.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield collector
+    finally:
+        collector.release.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def attributes(span: Span) -> dict[str, object]:
+    """A span's attributes as plain values."""
+    found: dict[str, object] = {}
+    for one in span.attributes:
+        kind = one.value.WhichOneof("value")
+        value = getattr(one.value, kind)
+        found[one.key] = (
+            [item.string_value for item in value.values] if kind == "array_value" else value
+        )
+    return found

@@ -1,0 +1,171 @@
+"""policy.evaluate and policy.explain: tables and properties of the decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.decision import Effect, Reason
+from policy.evaluate import evaluate, principal, visible_models
+from policy.explain import explain
+from policy.limits import Bucket, Rate, reserve
+from policy.loader import Source, load_policy
+from policy.model import IsolationClass, Retention
+from policy.positions import load_yaml
+from policy.request import AccessRequest, Usage
+
+TABLE = load_yaml((Path(__file__).parent / "cases" / "evaluate.yaml").read_text(), "evaluate.yaml")[0]
+POLICY = load_policy([Source("p.yaml", TABLE["policy"])])
+NOW = 1000.0
+MODELS = ("athanor-mini", "qwen3-8b", "llama-3")
+
+
+def access(tenant="alpha", model="athanor-mini", *, input=None, output=None) -> AccessRequest:  # noqa: A002
+    """What is asked, with the usual tenant and model."""
+    return AccessRequest(tenant=tenant, model=model, input_tokens=input, max_output_tokens=output)
+
+
+def usage(*, concurrency=0, requests=60, tokens=6000) -> Usage:
+    """What is used; nothing and full buckets by default."""
+    return Usage(
+        concurrency=concurrency,
+        request_bucket=Bucket(float(requests), NOW),
+        token_bucket=Bucket(float(tokens), NOW),
+    )
+
+
+@pytest.mark.parametrize("case", TABLE["cases"], ids=lambda case: case["name"])
+def test_table(case) -> None:
+    """Each row of cases/evaluate.yaml gives its decision, numbers included."""
+    decision = evaluate(POLICY, access(**case["ask"]), usage(**case.get("use", {})), NOW)
+    expect = dict(case["expect"])
+    granted = decision.obligations.max_output_tokens if decision.obligations else None
+    found = {
+        "effect": decision.effect.value,
+        "reason": decision.reason.value,
+        "rule": decision.rule,
+        "limit": decision.limit,
+        "actual": decision.actual,
+        "retry_after_s": decision.retry_after_s,
+        "granted": granted,
+    }
+    assert found == {"limit": None, "actual": None, "retry_after_s": None, "granted": None} | expect
+    assert decision.allowed == (expect["effect"] == "allow")
+    assert decision.policy_digest == POLICY.digest
+
+
+def test_obligations_carry_the_tenants_terms() -> None:
+    """An allowance says what the server must honour."""
+    obligations = evaluate(POLICY, access(), usage(), NOW).obligations
+    assert obligations is not None
+    assert obligations.retention is Retention.NONE
+    assert obligations.isolation_class is IsolationClass.SHARED
+    assert obligations.weight == 3
+
+
+def test_a_request_larger_than_a_minute_is_told_to_shrink() -> None:
+    """Where waiting can never help, no retry time is given and the message says what does help."""
+    policy = load_policy(
+        [
+            Source(
+                "p.yaml",
+                "version: 1\ntenants: {a: {credentials: ['key:a'], models: ['*'], limits: {tokens_per_minute: 100}}}",
+            )
+        ]
+    )
+    decision = evaluate(policy, access("a", input=90, output=11), usage(tokens=100), NOW)
+    assert (decision.reason, decision.retry_after_s) == (Reason.TOKEN_RATE, None)
+    assert "fewer output tokens" in decision.message
+
+
+def test_principals() -> None:
+    """Known credentials lead to their tenant, any other to nobody; a tenant's id is no
+    credential."""
+    assert principal(POLICY, "key:alpha-1") == "alpha"
+    assert principal(POLICY, "spiffe://athanor.local/tenant/alpha") == "alpha"
+    assert principal(POLICY, "key:ALPHA-1") is None
+    assert principal(POLICY, "alpha") is None
+
+
+def test_visible_models() -> None:
+    """A tenant sees the served models it may call, in their order; a stranger sees none."""
+    assert visible_models(POLICY, "alpha", MODELS) == ("athanor-mini", "qwen3-8b")
+    assert visible_models(POLICY, "beta", MODELS) == MODELS
+    assert visible_models(POLICY, "gamma", MODELS) == ()
+
+
+@pytest.mark.parametrize("numbers", [{"input": 0}, {"output": 0}, {"output": -1}])
+def test_counts_below_one_are_a_callers_mistake(numbers) -> None:
+    """An access request cannot be made with counts that mean nothing."""
+    with pytest.raises(ValueError, match="at least one"):
+        access(**numbers)
+
+
+tokens = st.none() | st.integers(1, 10_000)
+
+
+@given(st.text(max_size=20).filter(lambda name: name not in POLICY.tenants), tokens, tokens)
+def test_an_unknown_tenant_is_always_denied(tenant, input_tokens, output) -> None:
+    """Default deny: no numbers and no usage make a stranger pass."""
+    decision = evaluate(POLICY, access(tenant, input=input_tokens, output=output), usage(), NOW)
+    assert (decision.effect, decision.reason) == (Effect.DENY, Reason.UNKNOWN_CREDENTIAL)
+
+
+@settings(max_examples=300)
+@given(tokens, tokens, st.integers(0, 8), st.integers(-50, 60), st.integers(-9000, 6000))
+def test_grants_stay_within_every_limit(input_tokens, output, concurrency, requests, left) -> None:
+    """What is allowed fits the output cap, the context and, once counted, the token bucket."""
+    state = usage(concurrency=concurrency, requests=requests, tokens=left)
+    decision = evaluate(POLICY, access(input=input_tokens, output=output), state, NOW)
+    limits = POLICY.tenants["alpha"].limits
+    if decision.obligations is None:
+        assert decision.effect is Effect.DENY
+        assert decision.reason is not Reason.ALLOWED
+        return
+    granted = decision.obligations.max_output_tokens
+    assert decision.retry_after_s is None
+    assert 1 <= granted <= limits.max_output_tokens
+    assert output is None or granted == output
+    if input_tokens is None:
+        assert concurrency < limits.concurrency
+        assert requests >= 1
+    else:
+        cost = input_tokens + granted
+        assert cost <= limits.max_context_tokens
+        assert reserve(state.token_bucket, Rate(limits.tokens_per_minute), cost, NOW) is not None
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 300), st.integers(1, 100), st.integers(-9000, 6000))
+def test_who_waits_as_told_is_allowed(input_tokens, output, left) -> None:
+    """After the retry time of a token denial the same request passes."""
+    ask = access(input=input_tokens, output=output)
+    decision = evaluate(POLICY, ask, usage(tokens=left), NOW)
+    if decision.retry_after_s is not None:
+        assert not decision.allowed
+        later = evaluate(POLICY, ask, usage(tokens=left), NOW + decision.retry_after_s)
+        assert later.allowed
+
+
+def test_explanations_read_well() -> None:
+    """An allowance, a wait and a refusal for good, as the operator sees them."""
+    allowed = explain(evaluate(POLICY, access(input=10, output=5), usage(), NOW))
+    assert allowed.splitlines()[:4] == [
+        "allow: allowed",
+        "  rule: tenants.alpha.models[0]",
+        "  granted: 5 output tokens, weight 3",
+        "  isolation class: shared, retention: none",
+    ]
+    waiting = explain(evaluate(POLICY, access(), usage(concurrency=4), NOW))
+    assert waiting.splitlines() == [
+        "deny: 4 requests of this tenant are running; it may have 4 at once",
+        "  rule: tenants.alpha.limits.concurrency",
+        "  limit: 4, found: 4",
+        "  retry after: 1.0 s",
+        f"  policy: {POLICY.digest[:12]}",
+    ]
+    refused = explain(evaluate(POLICY, access("gamma"), usage(), NOW))
+    assert "  retry: will not help until the request or the policy changes" in refused

@@ -1,0 +1,230 @@
+"""policy.loader and policy.positions: what is accepted, and what an operator reads when it is
+not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.errors import PolicyError, PolicySchemaError, PolicySyntaxError
+from policy.loader import MAX_PROBLEMS, Source, load_policy
+from policy.model import IsolationClass, Limits, Retention
+from policy.positions import MAX_TEXT_BYTES, Locator, dotted, load_yaml
+
+CASES = Path(__file__).parent / "cases"
+ERRORS = load_yaml((CASES / "errors.yaml").read_text(), "errors.yaml")[0]
+
+FULL = """\
+version: 1
+tenants:
+  alpha:
+    credentials: ["key:alpha-1", "spiffe://athanor.local/tenant/alpha"]
+    models: ["athanor-mini", "qwen3-*"]
+    class: shared
+    retention: none
+    weight: 7
+    limits:
+      requests_per_minute: 1
+      tokens_per_minute: 2
+      concurrency: 3
+      max_context_tokens: 4
+      max_output_tokens: 5
+  beta: {credentials: ["key:b"], models: ["*"]}
+"""
+
+
+def load(text: str, name: str = "p.yaml"):
+    """The policy of one text."""
+    return load_policy([Source(name, text)])
+
+
+def test_every_field_arrives() -> None:
+    """A file that sets everything gives a tenant with exactly those values."""
+    alpha = load(FULL).tenants["alpha"]
+    assert alpha.credentials == ("key:alpha-1", "spiffe://athanor.local/tenant/alpha")
+    assert alpha.models == ("athanor-mini", "qwen3-*")
+    assert (alpha.isolation_class, alpha.retention, alpha.weight) == (
+        IsolationClass.SHARED,
+        Retention.NONE,
+        7,
+    )
+    assert alpha.limits == Limits(
+        requests_per_minute=1,
+        tokens_per_minute=2,
+        concurrency=3,
+        max_context_tokens=4,
+        max_output_tokens=5,
+    )
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    """A tenant with credentials and models only gets the safe defaults."""
+    beta = load(FULL).tenants["beta"]
+    assert (beta.isolation_class, beta.retention, beta.weight) == (
+        IsolationClass.SHARED,
+        Retention.STANDARD,
+        1,
+    )
+    assert beta.limits == Limits(
+        requests_per_minute=600,
+        tokens_per_minute=200_000,
+        concurrency=64,
+        max_context_tokens=4_096,
+        max_output_tokens=1_024,
+    )
+
+
+def test_credentials_lead_to_their_tenant() -> None:
+    """The index holds each credential once."""
+    assert load(FULL).principals == {
+        "key:alpha-1": "alpha",
+        "spiffe://athanor.local/tenant/alpha": "alpha",
+        "key:b": "beta",
+    }
+
+
+def test_a_loaded_policy_cannot_be_changed() -> None:
+    """The mappings of a policy set are read-only views."""
+    policy = load(FULL)
+    with pytest.raises(TypeError):
+        policy.tenants["gamma"] = policy.tenants["alpha"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("case", ERRORS, ids=lambda case: case["name"])
+def test_errors_name_file_line_column_and_path(case) -> None:
+    """Each wrong file gives exactly the expected lines and the expected kind of error."""
+    kind = {"syntax": PolicySyntaxError, "schema": PolicySchemaError}[case["kind"]]
+    with pytest.raises(PolicyError) as caught:
+        load(case["text"])
+    assert str(caught.value).splitlines() == case["expect"]
+    assert type(caught.value) is kind
+
+
+def test_drop_ins_are_merged_in_lexical_order() -> None:
+    """Files of a directory make one policy, whatever order they are given in."""
+    first = Source("10-a.yaml", "version: 1\ntenants: {a: {credentials: ['key:a'], models: [m]}}")
+    second = Source("20-b.yaml", "version: 1\ntenants: {b: {credentials: ['key:b'], models: [m]}}")
+    policy = load_policy([second, first])
+    assert list(policy.tenants) == ["a", "b"]
+    assert policy.digest == load_policy([first, second]).digest
+
+
+def test_a_tenant_in_two_files_is_reported_at_the_second() -> None:
+    """The later file, in lexical order, carries the problem and names the earlier one."""
+    text = "version: 1\ntenants:\n  a: {credentials: ['key:a'], models: [m]}"
+    with pytest.raises(PolicySchemaError) as caught:
+        load_policy([Source("b.yaml", text), Source("a.yaml", text)])
+    assert str(caught.value) == "b.yaml:3:3: tenants.a: tenant 'a' stands in a.yaml already"
+
+
+def test_a_credential_in_two_files_is_reported_at_the_second() -> None:
+    """Credentials are unique over all files."""
+    with pytest.raises(PolicySchemaError) as caught:
+        load_policy(
+            [
+                Source("a.yaml", "version: 1\ntenants: {a: {credentials: ['key:x'], models: [m]}}"),
+                Source("b.yaml", "version: 1\ntenants: {b: {credentials: ['key:x'], models: [m]}}"),
+            ]
+        )
+    [problem] = caught.value.problems
+    assert (problem.file, problem.line, problem.path) == ("b.yaml", 2, "tenants.b.credentials[0]")
+
+
+def test_syntax_problems_of_all_files_are_reported_together() -> None:
+    """One broken file does not hide another."""
+    with pytest.raises(PolicySyntaxError) as caught:
+        load_policy([Source("b.yaml", "a: ["), Source("a.yaml", "a: *x"), Source("c.yaml", "1")])
+    assert [problem.file for problem in caught.value.problems] == ["a.yaml", "b.yaml"]
+
+
+def test_the_number_of_problems_is_bounded() -> None:
+    """A file with thousands of mistakes gives a page, not a flood."""
+    entries = "\n".join(f"  Tenant{index}: 1" for index in range(200))
+    with pytest.raises(PolicySchemaError) as caught:
+        load("version: 1\ntenants:\n" + entries)
+    assert len(caught.value.problems) == MAX_PROBLEMS
+
+
+def test_the_digest_is_of_the_content() -> None:
+    """Comments, order and layout leave the digest alone; a changed number does not."""
+    same = """\
+    # a comment
+    version: 1
+    tenants:
+      beta: {models: ["*"], credentials: ["key:b"], weight: 1}
+      alpha:
+        models: ["qwen3-*", "athanor-mini"]
+        credentials: ["spiffe://athanor.local/tenant/alpha", "key:alpha-1"]
+        retention: none
+        weight: 7
+        limits: {max_output_tokens: 5, requests_per_minute: 1, tokens_per_minute: 2,
+                 concurrency: 3, max_context_tokens: 4}
+    """
+    assert load(FULL).digest == load(same).digest
+    assert load(FULL).digest != load(FULL.replace("weight: 7", "weight: 8")).digest
+    assert len(load(FULL).digest) == 64
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    """A wrong value is repeated only in part."""
+    with pytest.raises(PolicySchemaError) as caught:
+        load(f"version: {'x' * 500}\ntenants: {{}}")
+    assert len(str(caught.value)) < 120
+
+
+def test_scalars_follow_yaml_1_2() -> None:
+    """Words that YAML 1.1 reads as booleans or dates stay texts; quoting always makes a text."""
+    data, _ = load_yaml(
+        "[no, on, 2025-01-01, 0x10, 1_000, '1', \"true\", True, false, ~, null, -3, +4, 1.5, 2e3, .5]",
+        "x",
+    )
+    assert data[:7] == ["no", "on", "2025-01-01", "0x10", "1_000", "1", "true"]
+    assert data[7:] == [True, False, None, None, -3, 4, 1.5, 2000.0, 0.5]
+
+
+def test_an_empty_document_is_none() -> None:
+    """Nothing but comments is no data and no error."""
+    data, locate = load_yaml("# nothing\n", "x")
+    assert data is None
+    assert locate(("a",)) == (1, 1)
+
+
+def test_places_of_keys_and_values() -> None:
+    """Every key and value is found; a path that does not exist is placed at its nearest parent."""
+    _, locate = load_yaml("a:\n  b: [x, {c: 1}]\n  d:\n", "x")
+    assert locate(("a", "b")) == (2, 6)
+    assert locate.key(("a", "b")) == (2, 3)
+    assert locate(("a", "b", 1, "c")) == (2, 14)
+    assert locate.key(("a", "b", 0)) == (2, 7)
+    assert locate(("a", "b", 1, "missing")) == (2, 10)
+    assert locate(()) == (1, 1)
+    assert Locator()(("a",)) == (1, 1)
+    assert dotted(("a", "b", 1, "c")) == "a.b[1].c"
+
+
+def test_forbidden_characters_are_placed() -> None:
+    """A control character is named with its line and column."""
+    with pytest.raises(PolicySyntaxError) as caught:
+        load("version: 1\nten\x07ants: {}")
+    assert str(caught.value) == "p.yaml:2:4: character U+0007 is not allowed"
+
+
+def test_a_file_too_large_is_refused_unread() -> None:
+    """The size is checked before any parsing."""
+    with pytest.raises(PolicySyntaxError, match="larger than 1048576 bytes"):
+        load("#" * (MAX_TEXT_BYTES + 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab01:-[]{},&*!|>'\"%#?~ \n\t<\u00e4\x00\ufeff\ud800", max_size=60))
+def test_any_text_is_loaded_or_refused(text: str) -> None:
+    """Whatever the text, the outcome is plain data or a placed problem, never another
+    exception."""
+    try:
+        load_yaml(text, "x")
+    except PolicySyntaxError as error:
+        [problem] = error.problems
+        assert min(problem.line, problem.column) >= 1
