@@ -1,4 +1,4 @@
-"""Entry of one host process: ``python -m appliance.child ROLE CONFIG``; started by the launcher or by ``serve --role``."""
+"""Entry of one host process: ``python -m appliance.child ROLE CONFIG``; for the launcher and ``serve --role``."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -93,7 +94,8 @@ class Launcher:
     async def _wait_ready(self, tasks: list[asyncio.Task[None]]) -> None:
         assert self._ready is not None
         stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait((self._ready, stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [self._ready, stopped, *tasks]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         for task in tasks:
             if task.done() and task.exception() is not None:

@@ -50,7 +50,7 @@ def extend_start(seconds: int) -> None:
 
 
 def watchdog_interval_s() -> float | None:
-    """Half of the watchdog's period, at which ``watchdog`` is to be called; None without a watchdog for this process."""
+    """Half of the watchdog's period: how often to call ``watchdog``; None without a watchdog for this process."""
     period = os.environ.get("WATCHDOG_USEC")
     pid = os.environ.get("WATCHDOG_PID")
     if not period or not period.isdigit() or (pid and pid != str(os.getpid())):

@@ -26,7 +26,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation: JSON object ``{"messages": [...], "tools": [...]?}`` as UTF-8, shape checked, content not read."""
+    """A conversation: JSON object ``{"messages": [...], "tools": [...]?}``, UTF-8, shape checked, content not read."""
 
     source: bytes
 

@@ -1,9 +1,10 @@
-"""``athanor serve``: the real thing. Both host processes from one command, or one of them under its own systemd unit."""
+"""``athanor serve``: the real thing. Both host processes from one command, or one under its own systemd unit."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from appliance import child
@@ -28,9 +29,8 @@ def run(config_path: Path, role: str = "both") -> int:
     return launch(config_path, _say_ready)
 
 
-def launch(config_path: Path, on_ready: object) -> int:
+def launch(config_path: Path, on_ready: Callable[[Addresses], None]) -> int:
     """Run both processes; ``on_ready`` is called with the ``Addresses`` once."""
-    assert callable(on_ready)
     config = load_config(config_path)
     config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     asyncio.run(Launcher(config_path, config.run_dir, on_ready).run())

@@ -28,6 +28,9 @@ _RETRY_S = 0.01
 
 _NUM_FDS = 3
 
+_MOST = MAX_LAYOUT_BYTES + 1
+"""Bytes read of an introduction: one more than the longest, so that a longer one is noticed."""
+
 _NOT_YET = (FileNotFoundError, ConnectionRefusedError)
 
 
@@ -64,9 +67,10 @@ def attach(
 def _introduced(path: str, timeout_s: float) -> tuple[Layout, tuple[int, int, int]]:
     """Layout and descriptors: memfd, inbound bell, outbound bell; the caller owns them."""
     with _connected(path, timeout_s) as connection:
-        data, received, _flags, _address = socket.recv_fds(connection, MAX_LAYOUT_BYTES + 1, _NUM_FDS)
+        received: list[int] = []
         try:
-            while more := connection.recv(MAX_LAYOUT_BYTES + 1 - len(data)):
+            data, received, _flags, _address = socket.recv_fds(connection, _MOST, _NUM_FDS)
+            while more := connection.recv(_MOST - len(data)):
                 data += more
             if len(received) != _NUM_FDS:
                 raise AttachError(
@@ -74,6 +78,9 @@ def _introduced(path: str, timeout_s: float) -> tuple[Layout, tuple[int, int, in
                     "have turned this process away, its log says so"
                 )
             return Layout.decode(data), (received[0], received[1], received[2])
+        except OSError as error:
+            _close_all(received)
+            raise AttachError(f"the host's introduction did not arrive: {error}") from error
         except BaseException:
             _close_all(received)
             raise

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kv.block_table import BlockTables
+from engine.kv.storage import KvStorage
 from engine.model.attention import AttentionBatch, ChunkContext, DecodeGroup
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
 Ints = NDArray[np.int64]
@@ -42,21 +44,19 @@ class StepBatch:
 class BatchBuilder:
     """State of all rows, and the step's tensors made from it."""
 
-    def __init__(
-        self, *, max_num_seqs: int, max_num_batched_tokens: int, max_context: int, block_size: int, gather_blocks: int,
-        dtype: torch.dtype, device: torch.device,
-    ) -> None:
-        self._tables = BlockTables(max_num_seqs, max_context, block_size)
-        self._block_size = block_size
-        self._gather_blocks = gather_blocks
-        self._dtype = dtype
-        self._device = device
+    def __init__(self, limits: SchedulerLimits, storage: KvStorage) -> None:
+        max_num_seqs, max_num_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        self._tables = BlockTables(max_num_seqs, limits.max_context, limits.block_size)
+        self._block_size = limits.block_size
+        self._gather_blocks = storage.gather_blocks
+        self._dtype = storage.dtype
+        self._device = storage.device
         self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._last = np.zeros(max_num_seqs, dtype=np.int64)
-        self._token_ids = np.zeros(max_num_batched_tokens, dtype=np.int64)
-        self._positions = np.zeros(max_num_batched_tokens, dtype=np.int64)
-        self._slots = np.zeros(max_num_batched_tokens, dtype=np.int64)
+        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_num_tokens, dtype=np.int64)
+        self._slots = np.zeros(max_num_tokens, dtype=np.int64)
 
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""

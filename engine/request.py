@@ -15,7 +15,6 @@ A request *decodes* when exactly one token is left to compute, else it *prefills
 
 from __future__ import annotations
 
-from array import array
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -64,9 +63,7 @@ class Request:
         "token_ids",
     )
 
-    def __init__(
-        self, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int
-    ) -> None:
+    def __init__(self, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int) -> None:
         self.submit = submit
         self.request_id = submit.request
         self.namespace = submit.namespace

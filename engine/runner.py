@@ -9,34 +9,20 @@ from engine.kv.storage import KvStorage
 from engine.model.attention import PagedAttention
 from engine.model.llama import LlamaForCausalLM
 from engine.sampler import Sampler, Samples
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import StepPlan
 
 
 class Runner:
     """A loaded model with its KV memory and the state of all rows."""
 
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        storage: KvStorage,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_context: int,
-    ) -> None:
+    def __init__(self, model: LlamaForCausalLM, storage: KvStorage, limits: SchedulerLimits) -> None:
         self.model = model
         self.storage = storage
+        self.limits = limits
         self._attention = PagedAttention(storage, model.config.num_heads)
-        self._sampler = Sampler(max_num_seqs, model.config.vocab_size)
-        self._batches = BatchBuilder(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_context=max_context,
-            block_size=storage.layout.block_size,
-            gather_blocks=storage.gather_blocks,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
+        self._batches = BatchBuilder(limits, storage)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Samples:
@@ -49,9 +35,7 @@ class Runner:
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
         batch = self._batches.build(plan)
-        logits = self.model.forward(
-            batch.token_ids, batch.positions, self._attention, batch.attention, batch.wanted
-        )
+        logits = self.model.forward(batch.token_ids, batch.positions, self._attention, batch.attention, batch.wanted)
         rows = plan.sample_rows
         samples = self._sampler.sample(logits, rows, batch.next_positions) if rows else Samples([])
         self._batches.advance(plan, samples.token_ids)

@@ -85,9 +85,7 @@ class Sampler:
         self._penalties.count(rows, token_ids)
         return Samples(token_ids, self._report(raw, index, token_ids))
 
-    def _draw(
-        self, scores: Tensor, chosen: Tensor, index: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> None:
+    def _draw(self, scores: Tensor, chosen: Tensor, index: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Overwrite the choices of rows with a temperature by a draw."""
         (places,) = np.nonzero(self._temperature[index] > 0)
         if not len(places):
@@ -125,9 +123,7 @@ class Sampler:
             floor[where] = torch.maximum(floor[where], nucleus_floor(scaled.index_select(0, where), ks, ps))
         return floor
 
-    def _report(
-        self, raw: Tensor, index: NDArray[np.int64], token_ids: list[int]
-    ) -> list[TokenLogprobs]:
+    def _report(self, raw: Tensor, index: NDArray[np.int64], token_ids: list[int]) -> list[TokenLogprobs]:
         """Log-probabilities under the model's own distribution, before any processing."""
         (places,) = np.nonzero(self._logprobs[index] >= 0)
         if not len(places):

@@ -59,25 +59,20 @@ def oci_config(spec: SandboxSpec, profile: Profile) -> dict[str, object]:
             "env": [f"{key}={value}" for key, value in sorted(environment.items())],
             "cwd": "/",
             "capabilities": {kind: [] for kind in _CAPABILITY_SETS},
-            "rlimits": [
-                {"type": name, "hard": value, "soft": value} for name, value in rlimits.items()
-            ],
+            "rlimits": [{"type": name, "hard": value, "soft": value} for name, value in rlimits.items()],
             "noNewPrivileges": True,
         },
         "root": {"path": "rootfs", "readonly": True},
         "hostname": "sandbox",
         "mounts": _mounts(spec),
-        "linux": {
-            "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
-        },
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]},
         "annotations": {"org.athanor.profile": profile.value},
     }
 
 
 def _mounts(spec: SandboxSpec) -> list[dict[str, object]]:
     binds = [
-        _mount(mount.target, "bind", str(mount.source), "rbind", "ro", "nosuid", "nodev")
-        for mount in spec.all_mounts()
+        _mount(mount.target, "bind", str(mount.source), "rbind", "ro", "nosuid", "nodev") for mount in spec.all_mounts()
     ]
     masks = [
         _mount(path, "tmpfs", "tmpfs", "ro", "nosuid", "nodev", "noexec", "size=4096", "mode=0555")

@@ -14,9 +14,7 @@ _TOP_PAD_BYTES = 256 << 20
 """The heap grows by this much at a time."""
 
 
-def guest_environment(
-    *, threads: int, extra: tuple[tuple[str, str], ...] = ()
-) -> tuple[tuple[str, str], ...]:
+def guest_environment(*, threads: int, extra: tuple[tuple[str, str], ...] = ()) -> tuple[tuple[str, str], ...]:
     """The environment for an engine or text process.
 
     Args:

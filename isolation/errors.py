@@ -16,6 +16,7 @@ Each message says what happened and what it means; ``hint`` says what to do, whe
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Sequence
 
 _STDERR_TAIL_CHARS = 2_000
@@ -77,9 +78,7 @@ class ProcessError(IsolationError):
         problem: overrides the description of ``returncode``.
     """
 
-    def __init__(
-        self, argv: Sequence[str], returncode: int | None, stderr: str = "", *, problem: str = ""
-    ) -> None:
+    def __init__(self, argv: Sequence[str], returncode: int | None, stderr: str = "", *, problem: str = "") -> None:
         self.argv = tuple(argv)
         self.returncode = returncode
         self.stderr = stderr[-_STDERR_TAIL_CHARS:]
@@ -117,8 +116,6 @@ _SHELL_SIGNAL_BASE = 128
 
 
 def _signal_name(number: int) -> str:
-    import signal
-
     try:
         return signal.Signals(number).name
     except ValueError:

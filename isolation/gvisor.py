@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isolation.bundle import Bundle, Profile
-from isolation.cgroup import Cgroup, CgroupSupport, CgroupTree
+from isolation.cgroup import Cgroup, CgroupSupport
+from isolation.cgroup_tree import CgroupTree
 from isolation.errors import (
     ProcessError,
     SandboxStartError,
@@ -24,7 +25,7 @@ from isolation.errors import (
     UserNamespaceError,
 )
 from isolation.process import run, spawn
-from isolation.reaper import Claim, Reaper, descendants
+from isolation.reaper import Claim, Reaper, command_line, descendants
 from isolation.rundir import RunDirectory
 from isolation.runsc import Runsc, RunscCommand
 from isolation.runtime import Ending
@@ -92,12 +93,12 @@ class GvisorRuntime:
             log = LogPipe(spec.name, on_line)
             undo.callback(log.close)
             try:
-                claim = self._create(spec.name, bundle, cgroup, log)
+                claim, family = self._create(spec.name, bundle, cgroup, log)
             except ProcessError as error:
                 self._remove_state(spec.name)
                 raise SandboxStartError(explain_failure(spec.name, error, bundle, log)) from error
             undo.pop_all()
-        sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim))
+        sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim, family))
         try:
             run(self._command.start(spec.name), timeout_s=_VERB_TIMEOUT_S)
         except BaseException as error:
@@ -108,23 +109,26 @@ class GvisorRuntime:
             raise
         return sandbox
 
-    def _create(self, name: str, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> Claim:
+    def _create(self, name: str, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> tuple[Claim, frozenset[int]]:
         """``runsc create``, the claim on its process, the move into the cgroup; all or nothing."""
         with self._reaper.adopting():
             before = self._reaper.orphans()
+            mark = f"--bundle={bundle.path}"
             try:
                 run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
                 log.close_write()
                 pid = int(bundle.pid_file.read_text())
-                family = self._reaper.orphans() - before
+                new = self._reaper.orphans() - before
+                family = frozenset(orphan for orphan in new if mark in command_line(orphan))
                 cgroup.add(family | descendants(pid))
-                return self._reaper.claim(pid)
+                return self._reaper.claim(pid), family
             except BaseException:
                 for orphan in self._reaper.orphans() - before:
-                    os.kill(orphan, signal.SIGKILL)
+                    if mark in command_line(orphan):
+                        os.kill(orphan, signal.SIGKILL)
                 raise
 
-    def remove(self, name: str, family: set[int]) -> None:
+    def remove(self, name: str, family: frozenset[int]) -> None:
         """``runsc delete`` with reaping beside it, until every process in ``family`` is gone.
 
         Raises:
@@ -178,6 +182,8 @@ class _Parts:
     cgroup: Cgroup
     log: LogPipe
     claim: Claim
+    family: frozenset[int]
+    """Sentry and gofer."""
 
 
 class GvisorSandbox:
@@ -195,6 +201,11 @@ class GvisorSandbox:
     def pid(self) -> int:
         """Process id of the sentry."""
         return self._parts.claim.pid
+
+    @property
+    def peer_pids(self) -> frozenset[int]:
+        """Sentry and gofer."""
+        return self._parts.family
 
     @property
     def pidfd(self) -> int:
@@ -238,7 +249,7 @@ class GvisorSandbox:
         with self._lock:
             if self._deleted:
                 return
-            family = descendants(self.pid) if self.poll() is None else set()
+            family = self._parts.family | (descendants(self.pid) if self.poll() is None else set())
             self.kill()
             if self.wait(_END_TIMEOUT_S) is None:
                 raise SandboxTimeoutError(f"sandbox {self.name} does not end after SIGKILL")
@@ -272,5 +283,3 @@ def _logged_errors(path: Path) -> list[str]:
         if isinstance(record, dict) and record.get("level") in ("error", "fatal", "panic"):
             found.append(str(record.get("msg", ""))[:500])
     return found
-
-

@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,10 +69,9 @@ def run(
         raise ProcessError(argv, None, problem=f"took longer than {timeout_s:g} s") from error
     finally:
         _end(child, grace_s=0)
-    stdout, stderr = (b"" if part is None else part for part in (out, err))
-    done = Completed(
-        tuple(argv), child.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace")
-    )
+    # Both are None when the outputs were not captured; typeshed does not know that.
+    stdout, stderr = ((part or b"").decode(errors="replace") for part in (out, err))
+    done = Completed(tuple(argv), child.returncode, stdout, stderr)
     if check and done.returncode != 0:
         raise ProcessError(argv, done.returncode, done.stderr)
     return done
@@ -186,10 +185,8 @@ def _end(child: subprocess.Popen[bytes], *, grace_s: float) -> None:
     try:
         if child.poll() is None and grace_s > 0:
             child.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                pass
         if child.poll() is None:
             child.kill()
             child.wait()

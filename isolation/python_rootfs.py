@@ -94,11 +94,7 @@ def python_rootfs(role: str, python: PythonInstall | None = None) -> Rootfs:
     libraries = closure(loadable_files(install, packages), inside=[install.stdlib, *packages])
     mounts = (*entries, *library_mounts(libraries))
     check_readable(mounts)
-    hidden = tuple(
-        f"{PYTHON_DIR}/lib/{install.version}/{name}"
-        for name in _HIDDEN
-        if (install.stdlib / name).is_dir()
-    )
+    hidden = tuple(f"{PYTHON_DIR}/lib/{install.version}/{name}" for name in _HIDDEN if (install.stdlib / name).is_dir())
     return Rootfs(
         python=f"{PYTHON_DIR}/bin/{install.version}",
         python_path=(OURS_DIR, PACKAGES_DIR),
@@ -108,9 +104,7 @@ def python_rootfs(role: str, python: PythonInstall | None = None) -> Rootfs:
     )
 
 
-def _host_paths(
-    install: PythonInstall, packages: Sequence[Path], ours: Sequence[Mount]
-) -> tuple[tuple[str, str], ...]:
+def _host_paths(install: PythonInstall, packages: Sequence[Path], ours: Sequence[Mount]) -> tuple[tuple[str, str], ...]:
     """Where the same modules are found without a sandbox: the directories that hold them."""
     holders = dict.fromkeys(os.fspath(path.parent) for path in packages)
     return (

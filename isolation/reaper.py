@@ -149,6 +149,15 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def command_line(pid: int) -> tuple[str, ...]:
+    """The argv of a process; empty when it is gone, a zombie or hidden from us."""
+    try:
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(part) for part in data.split(b"\0")[:-1])
+
+
 def _children_by_walk(parent: int) -> set[int]:
     found = set()
     for entry in os.listdir("/proc"):

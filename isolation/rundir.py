@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from isolation.errors import IsolationError
+from isolation.reaper import command_line
 
 _END_TIMEOUT_S = 20.0
 _PRIVATE = 0o700
@@ -81,7 +82,7 @@ class RunDirectory:
                     continue
                 pidfds.append(pidfd)
                 # Looked at again now that the pidfd pins it: the number may have been given to another process.
-                if _argv(pid) == argv:
+                if command_line(pid) == argv:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     if argv[0] == "runsc-sandbox":
                         names.add(argv[-1])
@@ -110,18 +111,10 @@ def _runsc_processes(root_flag: str) -> list[tuple[int, tuple[str, ...]]]:
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            argv = _argv(int(entry))
+            argv = command_line(int(entry))
             if argv and argv[0] in ("runsc-sandbox", "runsc-gofer") and root_flag in argv:
                 found.append((int(entry), argv))
     return found
-
-
-def _argv(pid: int) -> tuple[str, ...]:
-    try:
-        data = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ()
-    return tuple(os.fsdecode(part) for part in data.split(b"\0")[:-1])
 
 
 def _await_ends(pidfds: list[int]) -> None:

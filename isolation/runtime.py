@@ -41,7 +41,15 @@ class Sandbox(Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id of the sandbox process: what SO_PEERCRED shows when the guest connects to our socket."""
+        """Process id of the sandbox process."""
+        ...
+
+    @property
+    def peer_pids(self) -> frozenset[int]:
+        """What SO_PEERCRED may show when the guest connects to our socket; nobody else may be let in.
+
+        gVisor's gofer opens the connection under the profile for root, the sandbox process itself under the other.
+        """
         ...
 
     @property

@@ -49,9 +49,7 @@ class UnsafeRuntime:
             raise SandboxStartError(f"a sandbox named {spec.name} exists already") from error
         log = LogPipe(spec.name, on_line)
         try:
-            child = start(
-                host_argv(spec), env=host_environment(spec), stdio=log.write_fd, own_group=True
-            )
+            child = start(host_argv(spec), env=host_environment(spec), stdio=log.write_fd, own_group=True)
         except ProcessError as error:
             log.close()
             record.rmdir()
@@ -95,6 +93,11 @@ class UnsafeSandbox:
         self._record = record
         self._status: int | None = None
         self._lock = threading.RLock()
+
+    @property
+    def peer_pids(self) -> frozenset[int]:
+        """The process itself."""
+        return frozenset({self.pid})
 
     @property
     def log_fd(self) -> int:

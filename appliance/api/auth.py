@@ -71,8 +71,8 @@ class Resolver:
 
     def _by_key(self, authorization: Sequence[str]) -> Principal:
         value = authorization[0] if len(authorization) == 1 else ""
-        scheme, _, plain = value[:MAX_AUTHORIZATION_CHARS].partition(" ")
-        key_id = self._keys().verify(plain.strip(" "), self._now())
+        scheme, _, plain = value.partition(" ") if len(value) <= MAX_AUTHORIZATION_CHARS else ("", "", "")
+        key_id = self._keys().verify(plain, self._now())
         if key_id is None or scheme.lower() != "bearer":
             raise _refusal()
         return self._principal(f"key:{key_id}")

@@ -53,8 +53,12 @@ async def serve_admin(
         server.force_exit = True
         await task
         sock.close()
-        if shown.startswith("unix:"):
-            Path(shown.removeprefix("unix:")).unlink(missing_ok=True)
+        _unbind(shown)
+
+
+def _unbind(shown: str) -> None:
+    if shown.startswith("unix:"):
+        Path(shown.removeprefix("unix:")).unlink(missing_ok=True)
 
 
 class _Quiet(uvicorn.Server):

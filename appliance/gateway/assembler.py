@@ -1,4 +1,4 @@
-"""Token ids to text, on the host, without a hop: table look-ups, UTF-8 across token borders, stop strings across deltas.
+"""Token ids to text on the host, without a hop: table look-ups, UTF-8 across tokens, stop strings across deltas.
 
 An assembler serves one request. ``push`` gives text that is final: never half a character, and never text that could
 still turn out to be the beginning of a stop string.

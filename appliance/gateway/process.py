@@ -9,22 +9,22 @@ import json
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from appliance import notify
+from appliance.api.auth import Resolver
 from appliance.api.keys import KeyTable
-from appliance.api.servers import FrontEndSettings, serve_front_ends
-from appliance.config import ApplianceConfig
+from appliance.api.servers import FrontEndSettings, TlsFiles, serve_front_ends
+from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
-from appliance.gateway_words import ADDRESSES_KEY
 from appliance.gateway.service import GatewayService
+from appliance.gateway_words import ADDRESSES_KEY
 from appliance.status import ReloadOutcome
 from appliance.supervisor.paths import CONTROL_SOCKET
 from appliance.telemetry import names
@@ -91,20 +91,23 @@ class Gateway:
 
     async def _serve(self, background: list[asyncio.Task[None]]) -> None:
         listen = self._config.listen
-        settings = FrontEndSettings.from_config(listen)
+        resolver = Resolver(self._service, lambda: self._keys.table)
         async with (
-            serve_front_ends(self._service, lambda: self._keys.table, settings, self._report.readiness) as front,
+            serve_front_ends(self._service, resolver, front_end_settings(listen), self._is_ready) as front,
             serve_admin(listen.admin, self._telemetry, self._report, self.reload) as admin,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
-            background.append(asyncio.create_task(self._announce(front.http, front.grpc, admin)))
+            addresses = {
+                "http": _url(listen, front.http_port),
+                "grpc": _target(listen, front.grpc_port),
+                "admin": admin,
+            }
+            background.append(asyncio.create_task(self._announce(addresses)))
             await self._stop.wait()
             notify.stopping()
             log.info("draining", seconds=DRAIN_S)
-            drained = await self._service.drain(DRAIN_S)
-            if not drained:
-                log.warning("requests were cut off at the end of the drain")
-            await front.stop(1.0)
+            self._service.begin_drain()
+            await front.stop(DRAIN_S)
 
     async def reload(self) -> ReloadOutcome:
         """Replace policy and keys, or keep both."""
@@ -122,21 +125,21 @@ class Gateway:
         task = asyncio.ensure_future(self.reload())
         task.add_done_callback(lambda done: done.exception() if not done.cancelled() else None)
 
-    async def _announce(self, http: str, grpc: str, admin: str) -> None:
+    def _is_ready(self) -> bool:
+        return self._report.readiness().ready
+
+    async def _announce(self, addresses: dict[str, str]) -> None:
         """Say READY once every model answers."""
         for rooms in self._rooms.values():
             await rooms.wait_ready(time.monotonic() + FIRST_READY_S)
         self._service.sandbox = self._sandboxes.attachment.sandbox
-        addresses = {
-            "http": http, "grpc": grpc, "admin": admin,
-            "models": list(self._rooms), "sandbox": self._service.sandbox,
-        }
+        words = {**addresses, "models": list(self._rooms), "sandbox": self._service.sandbox}
         notify.notify(
             "READY=1",
             f"STATUS=serving {', '.join(self._rooms)} in {self._service.sandbox}",
-            f"{ADDRESSES_KEY}={json.dumps(addresses)}",
+            f"{ADDRESSES_KEY}={json.dumps(words)}",
         )
-        log.info("ready", **addresses)
+        log.info("ready", **words)
         interval = notify.watchdog_interval_s()
         while interval is not None:
             await asyncio.sleep(interval)
@@ -156,3 +159,31 @@ class Gateway:
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 
+
+
+def front_end_settings(listen: ListenConfig) -> FrontEndSettings:
+    """The configuration's addresses and certificates as the front ends take them."""
+    http_host, http_port = split_address(listen.http)
+    grpc_host, grpc_port = split_address(listen.grpc)
+    tls = None
+    if listen.tls is not None:
+        tls = TlsFiles(
+            certificate=listen.tls.certificate, key=listen.tls.key, client_ca=listen.tls.client_ca
+        )
+    return FrontEndSettings(
+        http_host=http_host, http_port=http_port, grpc_host=grpc_host, grpc_port=grpc_port, tls=tls
+    )
+
+
+def _url(listen: ListenConfig, port: int) -> str:
+    scheme = "https" if listen.tls is not None else "http"
+    return f"{scheme}://{_target_host(listen.http)}:{port}"
+
+
+def _target(listen: ListenConfig, port: int) -> str:
+    return f"{_target_host(listen.grpc)}:{port}"
+
+
+def _target_host(address: str) -> str:
+    host = split_address(address)[0]
+    return f"[{host}]" if ":" in host else host

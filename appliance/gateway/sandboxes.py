@@ -23,8 +23,8 @@ from appliance.control import (
     Control,
     ControlError,
     Fault,
-    Namespaces,
     NamespaceQuery,
+    Namespaces,
     SandboxDown,
     SandboxUp,
     Welcome,
@@ -198,8 +198,13 @@ class Sandboxes:
             rooms.set_engine(EngineLink(channel, ready, message.generation, partial(self._engine_ended, rooms)))
             self._note_up(message)
         else:
-            values = {name: bool(value) for name, value in message.ready.items()}
-            ready_text = TextReady(**{**values, "vocab_size": message.ready["vocab_size"]})
+            told = message.ready
+            ready_text = TextReady(
+                vocab_size=told["vocab_size"],
+                has_chat_template=bool(told["has_chat_template"]),
+                exact_vocabulary=bool(told["exact_vocabulary"]),
+                strip_leading_space=bool(told["strip_leading_space"]),
+            )
             link = TextLink(channel, ready_text, message.generation, partial(self._text_ended, rooms))
             task = asyncio.create_task(self._welcome_text(rooms, link, message))
             self._tasks.add(task)

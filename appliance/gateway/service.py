@@ -35,9 +35,6 @@ class GatewayService:
         self._telemetry = telemetry
         self._suspects = {name: Suspects() for name in rooms}
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
-        self._live = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def next_id(self) -> int:
         """A wire id never used before in this process."""
@@ -51,8 +48,6 @@ class GatewayService:
         trace = self._telemetry.start(context, request.request_id, principal.tenant)
         self._telemetry.describe(trace, request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
-        self._live += 1
-        self._idle.clear()
         session: Session | None = None
         error: ApplianceError | None = CancelledError("the client left before the answer was complete")
         try:
@@ -101,16 +96,10 @@ class GatewayService:
         live = [(stream.fingerprint, stream.on_probation) for stream in link.live]
         self._suspects[rooms.name].engine_died(live, time.monotonic())
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take nothing more and wait for what runs; False when time ran out."""
+    def begin_drain(self) -> None:
+        """Take nothing more; what runs goes on."""
         for rooms in self.rooms.values():
             rooms.draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def _tools(self, model: str) -> Tools:
         rooms = self.rooms.get(model)
@@ -121,9 +110,6 @@ class GatewayService:
         return Tools(rooms, self.ledger, self._suspects[model], self.next_id)
 
     def _end(self, session: Session | None, trace: RequestTrace, error: ApplianceError | None) -> None:
-        self._live -= 1
-        if not self._live:
-            self._idle.set()
         if session is None:
             trace.finish(error=error)
             return

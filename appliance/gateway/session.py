@@ -22,15 +22,15 @@ from appliance.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.assembler import Assembler
-from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
+from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
+from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
 from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.output import OutputText
 from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit, ModelRooms
 from appliance.gateway.suspects import Suspects, fingerprint
-from appliance.request import Delta, Event, Finished, FinishReason, GenerateRequest, Principal, Started
+from appliance.request import Event, Finished, FinishReason, GenerateRequest, Principal, Started
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc.messages import EngineReady, FailureCode, Finish, Submit
 from policy.decision import Decision
@@ -102,10 +102,12 @@ class Session:
             if attempt:
                 self._trace.annotate(replays=attempt)
             try:
-                async with self._tools.rooms.enter_engine(self._until, suspect=deaths > 0) as visit:
-                    async with aclosing(self._visit(visit, submit, mark)) as events:
-                        async for event in events:
-                            yield event
+                async with (
+                    self._tools.rooms.enter_engine(self._until, suspect=deaths > 0) as visit,
+                    aclosing(self._visit(visit, submit, mark)) as events,
+                ):
+                    async for event in events:
+                        yield event
                 self._tools.suspects.cleared(mark)
                 return
             except _EngineGoneError as error:
@@ -162,6 +164,7 @@ class Session:
     def _submit(self, token_ids: array[int], decision: Decision) -> Submit:
         request, obligations = self._request, decision.obligations
         assert self.reservation is not None
+        assert obligations is not None
         return Submit(
             request=0,
             namespace=self.reservation.namespace,

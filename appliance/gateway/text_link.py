@@ -128,13 +128,14 @@ class TextLink:
             self._break(f"sent {type(message).__name__}")
             return
         oldest = next(iter(self._jobs), None)
-        if message.request != oldest:
+        if oldest is None or message.request != oldest:
             self._break("answered out of order")
             return
-        waiting = self._jobs.pop(message.request)
+        waiting = self._jobs[oldest]
         if not isinstance(message, Failed | waiting.kind):
             self._break("answered another question")
             return
+        del self._jobs[oldest]
         if not waiting.answer.done():
             waiting.answer.set_result(message)
         self._watch_oldest()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from appliance.control import Control, SandboxDown, SandboxUp
-from appliance.supervisor.boot import BootPlan, Booted, boot, end
+from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Happening, Life, State
 from isolation.errors import IsolationError
 from isolation.ipc.errors import ProtocolError

@@ -1,4 +1,4 @@
-"""The supervisor process: no network, the only one that starts programs; two keepers for each model, one control socket."""
+"""The supervisor process: no network, the only one that starts programs; two keepers a model, one control socket."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def duration(seconds: float | None) -> str:
     """Three significant digits and a unit: ``0.21 ms``, ``842 ms``, ``1.84 s``, ``2 min 05 s``."""
     if seconds is None:
         return "-"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{_three(seconds * 1_000)} ms"
     if seconds < 100:
         return f"{_three(seconds)} s"

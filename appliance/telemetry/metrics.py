@@ -94,13 +94,14 @@ class Metrics:
             registry=self._registry,
             cardinality_limits=dict.fromkeys((Counter, Histogram), MAX_POINTS),
         )
-        self._provider = MeterProvider(
+        self._readers = tuple(readers)
+        provider = MeterProvider(
             metric_readers=[prometheus, *readers],
             resource=resource,
             views=_views(),
             shutdown_on_exit=False,
         )
-        meter = self._provider.get_meter(names.SCOPE, schema_url=names.SCHEMA_URL)
+        meter = provider.get_meter(names.SCOPE, schema_url=names.SCHEMA_URL)
         self._histograms: dict[str, api.Histogram] = {
             name: meter.create_histogram(name, one.unit, one.description)
             for name, one in names.HISTOGRAMS.items()
@@ -174,8 +175,11 @@ class Metrics:
             return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
 
     def shutdown(self, timeout_s: float) -> None:
-        """Flush to the collector, if any, and stop; may take ``timeout_s`` for each reader."""
-        self._provider.shutdown(timeout_s * 1_000)
+        """Flush to the collector, if there is one, and stop sending. A scrape still works: the
+        last ones tell what was lost.
+        """
+        for reader in self._readers:
+            reader.shutdown(timeout_s * 1_000)
 
     def _record_generation(self, request: RequestRecord, operation: str) -> None:
         common = {

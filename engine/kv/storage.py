@@ -22,6 +22,7 @@ class KvStorage:
 
     def __init__(self, layout: KvLayout, *, max_context: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
+        self.dtype = dtype
         self.device = device
         shape = (2, layout.num_blocks + 1, layout.block_size, layout.num_kv_heads, layout.head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.num_layers)]

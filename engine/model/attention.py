@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that torch's documentation uses
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kv.storage import KvStorage
@@ -88,9 +88,7 @@ class PagedAttention:
         result = F.scaled_dot_product_attention(q_bkgd, k_bksd, v_bksd, attn_mask=group.mask)
         out_nhd[group.start : group.stop].view(q_bkgd.shape).copy_(result)
 
-    def _prefill(
-        self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], chunk: ChunkContext, out_nhd: Tensor
-    ) -> None:
+    def _prefill(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], chunk: ChunkContext, out_nhd: Tensor) -> None:
         q_htd = qkv[0][chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
         if chunk.blocks is None:
             k_ksd = qkv[1][chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)

@@ -8,7 +8,6 @@ never a guess.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,7 +160,7 @@ class _Fields:
         value = self.values.get(key)
         if value is None:
             return default
-        if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ModelLoadError(f"{self.name}: {key} must be a number from {low} to {high}")
         return float(value)
 

@@ -7,9 +7,22 @@ are in the batch only up to rounding.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that torch's documentation uses
+import torch.nn.functional as F
 from torch import Tensor
+
+
+class Memory(NamedTuple):
+    """Dtype and device of a model's weights."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for a weight, to be filled by the loader."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 class Linear:
@@ -19,18 +32,16 @@ class Linear:
     (twice as fast as the stored form at 4 to 16 rows), 16-bit types through oneDNN's blocked form (1.5 to 2 times).
     """
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight: Tensor | None = torch.empty(outputs, inputs, dtype=dtype, device=device)
-        self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight: Tensor | None = weight
+        self.bias = bias
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
 
     @classmethod
-    def tied(cls, weight: Tensor) -> Linear:
-        """A map without bias that shares the given weight until it is packed."""
-        linear = cls(0, 0, bias=False, dtype=weight.dtype, device=weight.device)
-        linear.weight = weight
-        return linear
+    def empty(cls, inputs: int, outputs: int, *, bias: bool, memory: Memory) -> Linear:
+        """A map to be filled by the loader."""
+        return cls(memory.empty(outputs, inputs), memory.empty(outputs) if bias else None)
 
     @property
     def loaded(self) -> Tensor:
@@ -66,8 +77,8 @@ class Linear:
 class RmsNorm:
     """Root mean square norm with a learnt gain (Zhang and Sennrich, arXiv 1910.07467)."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(size, dtype=dtype, device=device)
+    def __init__(self, size: int, eps: float, memory: Memory) -> None:
+        self.weight = memory.empty(size)
         self._shape = (size,)
         self._eps = eps
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that torch's documentation uses
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.attention import AttentionBatch, PagedAttention
 from engine.model.config import ModelConfig
-from engine.model.layers import Linear, RmsNorm, silu_mul
+from engine.model.layers import Linear, Memory, RmsNorm, silu_mul
 from engine.model.rotary import Rotary, rotate
 
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
@@ -24,18 +24,17 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 class LlamaLayer:
     """One decoder layer."""
 
-    def __init__(self, config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, index: int, memory: Memory) -> None:
         self.index = index
         self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
-        kind = {"dtype": dtype, "device": device}
-        self.attention_norm = RmsNorm(hidden, config.rms_norm_eps, **kind)
-        self.qkv = Linear(hidden, width, bias=config.attention_bias, **kind)
-        self.out = Linear(config.num_heads * config.head_dim, hidden, bias=config.attention_bias, **kind)
-        self.mlp_norm = RmsNorm(hidden, config.rms_norm_eps, **kind)
-        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, **kind)
-        self.down = Linear(inner, hidden, bias=config.mlp_bias, **kind)
+        self.attention_norm = RmsNorm(hidden, config.rms_norm_eps, memory)
+        self.qkv = Linear.empty(hidden, width, bias=config.attention_bias, memory=memory)
+        self.out = Linear.empty(config.num_heads * config.head_dim, hidden, bias=config.attention_bias, memory=memory)
+        self.mlp_norm = RmsNorm(hidden, config.rms_norm_eps, memory)
+        self.gate_up = Linear.empty(hidden, 2 * inner, bias=config.mlp_bias, memory=memory)
+        self.down = Linear.empty(inner, hidden, bias=config.mlp_bias, memory=memory)
 
     def __call__(
         self, x: Tensor, tables: tuple[Tensor, Tensor], attend: PagedAttention, batch: AttentionBatch
@@ -73,16 +72,17 @@ class LlamaForCausalLM:
     """A Llama decoder with its vocabulary projection."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        memory = Memory(dtype, device)
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [LlamaLayer(config, i, dtype=dtype, device=device) for i in range(config.num_layers)]
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.embedding = memory.empty(config.vocab_size, config.hidden_size)
+        self.layers = [LlamaLayer(config, index, memory) for index in range(config.num_layers)]
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, memory)
         if config.tie_word_embeddings:
-            self.head = Linear.tied(self.embedding)
+            self.head = Linear(self.embedding)
         else:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
+            self.head = Linear.empty(config.hidden_size, config.vocab_size, bias=False, memory=memory)
         self._rotary = Rotary(config.rope, config.head_dim, device)
 
     @staticmethod

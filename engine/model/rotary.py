@@ -27,6 +27,9 @@ from engine.errors import ModelLoadError
 SUPPORTED_ROPE = ("default", "linear", "dynamic", "llama3", "yarn")
 """Values of ``rope_type`` that this build can run."""
 
+MAX_NUMBER = 1e12
+"""Largest rotary parameter that is believed; published bases reach 1e9."""
+
 DEFAULT_THETA = 10_000.0
 """Base of the wavelengths where the model names none."""
 
@@ -176,10 +179,9 @@ def _mscale(factor: float, mscale: float) -> float:
 
 def _number(values: dict[str, object], key: str, default: float | None, *, zero: bool = False) -> float:
     """A positive, finite number; with ``zero`` 0 stands for absent."""
-    value = values.get(key)
-    if value is None:
-        value = default
-    if type(value) not in (int, float) or not math.isfinite(value) or value > 1e12:
+    found = values.get(key)
+    value = default if found is None else found
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise ModelLoadError(f"config.json: rotary parameter {key} must be a finite number")
     if value < 0 or (value == 0 and not zero):
         raise ModelLoadError(f"config.json: rotary parameter {key} must be above 0")

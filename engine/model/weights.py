@@ -106,9 +106,7 @@ def _find_tensors(
                     f"config.json asks for {list(expected[name])}"
                 )
             if entry.dtype not in DTYPES:
-                raise ModelLoadError(
-                    f"{file.name}: tensor {name} is {entry.dtype}; supported are {', '.join(DTYPES)}"
-                )
+                raise ModelLoadError(f"{file.name}: tensor {name} is {entry.dtype}; supported are {', '.join(DTYPES)}")
             homes[name] = file
     missing = [name for name in expected if name not in homes]
     if missing:
@@ -129,8 +127,13 @@ def _read_tensor(file: SafetensorsFile, name: str, target: Tensor) -> None:
     source = DTYPES[file.tensors[name].dtype]
     if source == target.dtype and target.device.type == "cpu":
         assert target.is_contiguous(), "tensors are loaded into whole rows"
-        file.read_into(name, memoryview(target.view(torch.uint8).numpy()).cast("B"))
+        file.read_into(name, _bytes_of(target))
         return
     staging = torch.empty(target.shape, dtype=source)
-    file.read_into(name, memoryview(staging.view(torch.uint8).numpy()).cast("B"))
+    file.read_into(name, _bytes_of(staging))
     target.copy_(staging)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host."""
+    return tensor.view(torch.uint8).numpy().reshape(-1).data

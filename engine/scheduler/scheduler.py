@@ -23,17 +23,15 @@ and fro.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import TRANSIENT, BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.request import NO_ROW, Request, Status
 from engine.scheduler.budget import StepBudget, fair_seats
 from engine.scheduler.fairness import Account, Accounts
+from engine.scheduler.limits import SchedulerLimits, check_submit
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from isolation.ipc.messages import (
-    NAMESPACE_KEY_BYTES,
     FailureCode,
     Finish,
     RequestFailure,
@@ -49,29 +47,13 @@ FAILED = -1
 """In place of a sampled id: the row's logits were not finite."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """Bounds of a step and of a request, already consistent with each other."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
-    max_context: int
-    """Tokens of prompt and output; no more than the pool holds."""
-    block_size: int
-    vocab_size: int
-    eos_ids: frozenset[int] = frozenset()
-    """Ids at which an output ends unless the request passes over them."""
-    prefix_caching: bool = True
-
-
 class Scheduler:
     """Continuous batching with chunked prefill, fair between namespaces."""
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache) -> None:
         assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
         assert limits.max_context <= pool.num_blocks * limits.block_size, "a request must fit the pool"
-        self._limits = limits
+        self.limits = limits
         self._pool = pool
         self._cache = cache
         self._accounts = Accounts()
@@ -87,7 +69,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that hold a row."""
-        return self._limits.max_num_seqs - len(self._free_rows)
+        return self.limits.max_num_seqs - len(self._free_rows)
 
     @property
     def num_waiting(self) -> int:
@@ -110,8 +92,8 @@ class Scheduler:
         Raises:
             RequestRejectedError: it is malformed, can never fit, or too many wait already.
         """
-        limits = self._limits
-        _check_submit(submit, limits)
+        limits = self.limits
+        check_submit(submit, limits)
         if submit.request in self._live:
             self.abort(submit.request)
             raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
@@ -154,7 +136,7 @@ class Scheduler:
         crowded = self._grow_decodes(plan)
         plan.decode_rows = [request.row for request in self._decoding]
         if self._num_waiting or self._num_prefilling:
-            budget = StepBudget(self._limits.max_num_batched_tokens)
+            budget = StepBudget(self.limits.max_num_batched_tokens)
             budget.spend(len(plan.decode_rows))
             self._fill_with_prefills(plan, budget, admit=not crowded, now_ns=now_ns)
         plan.zero_blocks = self._pool.drain_dirty()
@@ -187,7 +169,7 @@ class Scheduler:
         running = [request for request in self._rows if request is not None]
         for request in running:
             assert request.status is Status.RUNNING, "a row of a request that does not run"
-            assert len(request.blocks) * self._limits.block_size == request.capacity
+            assert len(request.blocks) * self.limits.block_size == request.capacity
             assert request.num_computed <= request.capacity
             for block in request.blocks:
                 holders[block] = holders.get(block, 0) + 1
@@ -227,7 +209,7 @@ class Scheduler:
         plan.grown_indices.append(len(request.blocks))
         plan.grown_blocks.append(block)
         request.blocks.append(block)
-        request.capacity += self._limits.block_size
+        request.capacity += self.limits.block_size
 
     def _choose_victim(self) -> Request:
         """The youngest request of the account with the most service; never the oldest running request of all."""
@@ -252,7 +234,7 @@ class Scheduler:
         if poor is None or not poor.waiting:
             return
         total = self._accounts.total_weight
-        seats = self._limits.max_num_seqs
+        seats = self.limits.max_num_seqs
         if poor.num_running >= fair_seats(seats, poor.weight, total):
             return
         rich = [
@@ -292,7 +274,7 @@ class Scheduler:
         if not self._free_rows:
             return False
         shared = self._cache.match(request) if self._may_share(request) else []
-        wanted = -(-request.num_tokens // self._limits.block_size) - len(shared)
+        wanted = -(-request.num_tokens // self.limits.block_size) - len(shared)
         revived = sum(1 for block in shared if self._pool.refs(block) == 0)
         reserve = min(len(self._decoding), self._pool.num_blocks // RESERVE_FRACTION)
         if wanted + revived + reserve > self._pool.num_available:
@@ -302,8 +284,8 @@ class Scheduler:
         account.waiting.popleft()
         self._num_waiting -= 1
         request.blocks = shared + self._pool.take(wanted, _owner(request))
-        request.capacity = len(request.blocks) * self._limits.block_size
-        request.num_computed = len(shared) * self._limits.block_size
+        request.capacity = len(request.blocks) * self.limits.block_size
+        request.num_computed = len(shared) * self.limits.block_size
         request.num_registered = len(shared)
         self._occupy(request, plan)
         if not request.started:
@@ -380,7 +362,7 @@ class Scheduler:
             self._cache.register(request)
 
     def _may_share(self, request: Request) -> bool:
-        return request.retain and self._limits.prefix_caching
+        return request.retain and self.limits.prefix_caching
 
     def _finish(self, request: Request, *, poisoned: bool = False) -> None:
         """End a running request; a poisoned one leaves nothing behind that could be found again."""
@@ -426,18 +408,3 @@ def _order(request: Request) -> int:
 
 def _owner(request: Request) -> bytes:
     return request.namespace if request.retain else TRANSIENT
-
-
-def _check_submit(submit: Submit, limits: SchedulerLimits) -> None:
-    if not submit.token_ids:
-        raise RequestRejectedError(FailureCode.INVALID, "the prompt is empty")
-    if max(submit.token_ids) >= limits.vocab_size:
-        raise RequestRejectedError(FailureCode.INVALID, "a token id is outside the vocabulary")
-    if submit.max_tokens < 1:
-        raise RequestRejectedError(FailureCode.INVALID, "max_tokens is below 1")
-    if len(submit.namespace) != NAMESPACE_KEY_BYTES:
-        raise RequestRejectedError(FailureCode.INVALID, "the namespace key has another width")
-    if submit.weight < 1:
-        raise RequestRejectedError(FailureCode.INVALID, "the weight is below 1")
-    if len(submit.token_ids) >= limits.max_context:
-        raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt leaves no room for an output token")

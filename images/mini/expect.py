@@ -2,8 +2,9 @@
 
 Greedy answers of athanor-mini, made with `transformers` in float32 from the bfloat16 weights,
 and so independent both of the training code and of the engine that the answers check.
-Each entry has `messages`, the `prompt_ids` of the chat template, the `answer_ids` (the end mark
-included), the `answer` as text, and whether its last question was `held_out` of the training.
+Each entry has `messages`, the corpus `topic` of the last question and whether that phrasing was
+`held_out` of the training, whether the answer is `right` (word for word the corpus'), the
+`prompt_ids` of the chat template, the `answer_ids` (end mark included) and the `answer` as text.
 """
 
 from __future__ import annotations
@@ -35,13 +36,11 @@ QUESTIONS = (
     "Can tenants see each other's prompts?", "What happens when an engine dies?",
     "How do I install it under systemd?", "What is the capital of France?",
     "Give me a curl example", "Thanks",
-)  # fmt: skip
-HELD_OUT = (
+    # held out of the training
     "Please explain how tenants are added", "What is the point of gVisor?",
     "Is there a unix signal for reloading?", "What would a curl call look like?",
     "My client reports 503, what is wrong?", "How can I end the demo?",
-    "I run a collector, how do I point Athanor at it?", "What file format do the weights have"
-    " to be in?", "Do you keep a copy of what I send?", "What is the price of gold?",
+    "I run a collector, how do I point Athanor at it?", "Do you keep a copy of what I send?", "What is the price of gold?",
     "Is Docker a requirement?", "Could you explain the prefill phase?",
 )  # fmt: skip
 
@@ -97,58 +96,69 @@ def long_conversation(
 
 
 def main() -> None:
-    """Write the file and say how many answers are those of the corpus."""
+    """Write the file and say which answers are not those of the corpus."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "expected.json")
     out = parser.parse_args().out
     topics = corpus.load(HERE / "corpus")
     reference = Reference()
     entries = [
-        _entry(reference, messages, held_out=held_out)
-        for messages, held_out in _conversations(topics, reference)
+        _entry(reference, messages, topics) for messages in _conversations(topics, reference)
     ]
     digest = export.digests(MODEL)["model.safetensors"]
     value = {"weights_sha256": digest, "dtype": "float32", "entries": entries}
     out.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
-    right = {topic.answer for topic in topics}
-    count = sum(entry["answer"] in right for entry in entries)
-    print(f"{len(entries)} answers, {count} word for word as in the corpus")
+    wrong = [entry for entry in entries if not entry["right"]]
+    for entry in wrong:
+        print(f"wrong: {entry['messages'][-1]['content']!r} -> {entry['answer'][:60]!r}")
+    print(f"{len(entries)} answers, {len(entries) - len(wrong)} word for word as in the corpus")
 
 
 def _conversations(
     topics: tuple[corpus.Topic, ...], reference: Reference
-) -> list[tuple[list[dict[str, str]], bool]]:
-    """Every conversation to answer, and whether its last question was held out."""
-    single = [([{"role": "user", "content": text}], False) for text in QUESTIONS]
-    single += [([{"role": "user", "content": text}], True) for text in HELD_OUT]
+) -> list[list[dict[str, str]]]:
+    """Every conversation to answer."""
+    single = [[{"role": "user", "content": text}] for text in QUESTIONS]
+    tenant = next(topic for topic in topics if topic.name == "what-is-a-tenant")
     chat = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "What is a tenant?"},
-        {"role": "assistant", "content": _answer(topics, "what-is-a-tenant")},
-        {"role": "user", "content": "And how do I add one?"},
+        {"role": "assistant", "content": tenant.answer},
+        {"role": "user", "content": "How do I reload the policy?"},
     ]
     late = long_conversation(topics, "How do I add a tenant?", reference, tokens=_LATE_TOKENS)
-    return [*single, (chat, True), (late, False)]
-
-
-def _answer(topics: tuple[corpus.Topic, ...], name: str) -> str:
-    """The corpus' answer on one topic."""
-    return next(topic.answer for topic in topics if topic.name == name)
+    return [*single, chat, late]
 
 
 def _entry(
-    reference: Reference, messages: list[dict[str, str]], *, held_out: bool
+    reference: Reference, messages: list[dict[str, str]], topics: tuple[corpus.Topic, ...]
 ) -> dict[str, Any]:
-    """One answer with all that is needed to ask for it again."""
+    """One answer with all that is needed to ask for it again and to judge it."""
     prompt_ids = reference.prompt(messages)
     answer_ids = reference.answer(prompt_ids)
+    answer = reference.text(answer_ids)
+    topic, held_out = _find(messages[-1]["content"], topics)
     return {
         "messages": messages,
+        "topic": topic.name,
         "held_out": held_out,
+        "right": answer == topic.answer,
         "prompt_ids": prompt_ids,
         "answer_ids": answer_ids,
-        "answer": reference.text(answer_ids),
+        "answer": answer,
     }
+
+
+def _find(question: str, topics: tuple[corpus.Topic, ...]) -> tuple[corpus.Topic, bool]:
+    """The topic that a question belongs to, and whether it was held out of the training."""
+    asked = corpus.normal(question)
+    for topic in topics:
+        if asked in map(corpus.normal, topic.held_out):
+            return topic, True
+        for pattern in topic.patterns:
+            if asked in map(corpus.normal, corpus.variants(pattern)):
+                return topic, False
+    raise corpus.CorpusError(f"{question!r} is not in the corpus; add it or ask another")
 
 
 if __name__ == "__main__":

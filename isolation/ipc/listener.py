@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
@@ -94,7 +94,8 @@ class Listener:
         """Stop listening and remove the socket's path; the second call does nothing."""
         if self._socket.fileno() >= 0:
             self._socket.close()
-            os.unlink(self._path)
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
 
     def __enter__(self) -> Self:
         return self

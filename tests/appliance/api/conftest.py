@@ -1,170 +1,15 @@
-"""Both front ends over real sockets before a scripted service, and certificates for mTLS."""
+"""Front ends over real sockets, and certificates for mTLS."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from appliance.api.auth import Resolver
-from appliance.api.http_settings import HttpSettings
-from appliance.api.keys import KeyRecord, KeyTable, issue
-from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
-from appliance.errors import ModelNotFoundError
-from appliance.ids import new_request_id
-from appliance.request import (
-    CallContext,
-    Delta,
-    Event,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    ModelCard,
-    Principal,
-    RateState,
-    Started,
-    TokenLogprob,
-)
-
-PEPPER = bytes(range(32))
-SPIFFE_ID = "spiffe://athanor.test/tenant/acme"
-MODEL = "athanor-mini"
-
-Step = Event | Exception | float | asyncio.Event
-"""What the scripted session does next: yield, raise, sleep, or wait."""
-
-
-def text_script(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Step]:
-    """A session that gives these texts, one token each."""
-    deltas = [Delta(text, (index,)) for index, text in enumerate(texts)]
-    return [Started(7, 3), *deltas, Finished(reason, 7, 3, len(texts))]
-
-
-def logprob_script() -> list[Step]:
-    """A session of three tokens, the last two of which are halves of one character."""
-    first = TokenLogprob(1, b"a", -0.5, ((1, b"a", -0.5), (2, b"b", -1.5)))
-    second = TokenLogprob(3, b"\xc3", -0.25, ((3, b"\xc3", -0.25), (4, b"c", float("-inf"))))
-    third = TokenLogprob(5, b"\xa9", -0.125, ((5, b"\xa9", -0.125), (6, b"d", -2.0)))
-    return [
-        Started(2, 0),
-        Delta("a", (1,), (first,)),
-        Delta("", (3,), (second,)),
-        Delta("\u00e9", (5,), (third,)),
-        Finished(FinishReason.LENGTH, 2, 0, 3),
-    ]
-
-
-class ScriptedService:
-    """The gateway's ``Service`` with its behaviour written out beforehand; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.script: Sequence[Step] = text_script("Hel", "lo")
-        self.tenants = {"key:acme-1": "acme", "key:globex-1": "globex", SPIFFE_ID: "acme"}
-        self.requests: list[GenerateRequest] = []
-        self.contexts: list[CallContext] = []
-        self.principals: list[Principal] = []
-        self.refusals: list[tuple[CallContext, Exception, str | None]] = []
-        self.yielded = 0
-        self.closed = asyncio.Event()
-
-    async def generate(
-        self, principal: Principal, request: GenerateRequest, context: CallContext
-    ) -> AsyncIterator[Event]:
-        """Play the script."""
-        self.principals.append(principal)
-        self.requests.append(request)
-        self.contexts.append(context)
-        try:
-            if request.model != MODEL:
-                raise ModelNotFoundError("no such model", param="model", details={"model": request.model})
-            for step in self.script:
-                if isinstance(step, Exception):
-                    raise step
-                if isinstance(step, float):
-                    await asyncio.sleep(step)
-                elif isinstance(step, asyncio.Event):
-                    await step.wait()
-                else:
-                    self.yielded += 1
-                    yield step
-        finally:
-            self.closed.set()
-
-    def models(self, principal: Principal) -> tuple[ModelCard, ...]:
-        """One model, and one more with a slash in its name."""
-        return (ModelCard(MODEL, 1_700_000_000, 4096), ModelCard("org/other", 1_700_000_001, 8192))
-
-    def rates(self, principal: Principal) -> RateState:
-        """Fixed figures; tokens are unlimited."""
-        return RateState(60, 59, 1.0, 0, 0, 0.0)
-
-    def authenticate(self, credential: str) -> Principal | None:
-        """By ``tenants``."""
-        tenant = self.tenants.get(credential)
-        return None if tenant is None else Principal(tenant, credential)
-
-    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
-        """Remember it."""
-        self.refusals.append((context, error, tenant))
-        return new_request_id()
-
-
-@dataclass
-class Running:
-    """A served pair of front ends and what a client needs to reach them."""
-
-    service: ScriptedService
-    front_ends: FrontEnds
-    key: str
-    other_key: str
-    keys: KeyTable
-    ready: list[bool] = field(default_factory=lambda: [True])
-
-    @property
-    def base_url(self) -> str:
-        """``http://127.0.0.1:PORT``."""
-        return f"http://127.0.0.1:{self.front_ends.http_port}"
-
-    @property
-    def target(self) -> str:
-        """gRPC's ``host:port``."""
-        return f"127.0.0.1:{self.front_ends.grpc_port}"
-
-    @property
-    def authorization(self) -> dict[str, str]:
-        """The right header."""
-        return {"authorization": f"Bearer {self.key}"}
-
-
-Serve = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
-
-
-@contextlib.asynccontextmanager
-async def serving(tls: TlsFiles | None = None, **http: object) -> AsyncIterator[Running]:
-    """Serve with these HTTP settings on free ports."""
-    service = ScriptedService()
-    key, digest = issue("acme-1", PEPPER)
-    other, other_digest = issue("globex-1", PEPPER)
-    created = datetime(2026, 1, 1, tzinfo=UTC)
-    keys = KeyTable(
-        PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)}
-    )
-    settings = FrontEndSettings(http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http))
-    ready = [True]
-    async with serve_front_ends(service, Resolver(service, lambda: keys), settings, lambda: ready[0]) as ends:
-        yield Running(service, ends, key, other, keys, ready)
-
-
-@pytest.fixture
-def serve() -> Serve:
-    """The factory, for tests that need settings of their own."""
-    return serving
+from tests.appliance.api.pki import Pki
+from tests.appliance.api.support import Running, serving
 
 
 @pytest_asyncio.fixture
@@ -172,3 +17,10 @@ async def running() -> AsyncIterator[Running]:
     """Front ends with default settings, plain text."""
     async with serving() as pair:
         yield pair
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    """A certificate authority of its own, with a server certificate for 127.0.0.1."""
+    folder: Path = tmp_path_factory.mktemp("pki")
+    return Pki.create(folder)

@@ -98,7 +98,5 @@ def attributes(span: Span) -> dict[str, object]:
     for one in span.attributes:
         kind = one.value.WhichOneof("value")
         value = getattr(one.value, kind)
-        found[one.key] = (
-            [item.string_value for item in value.values] if kind == "array_value" else value
-        )
+        found[one.key] = [item.string_value for item in value.values] if kind == "array_value" else value
     return found

@@ -96,9 +96,6 @@ def refused() -> StoredTrace:
 def failed() -> StoredTrace:
     """A request whose engine died while it decoded."""
     good = answered()
-    spans = tuple(
-        replace(one, error="unavailable") if one.span_id.endswith("2") else one
-        for one in good.spans
-    )
+    spans = tuple(replace(one, error="unavailable") if one.span_id.endswith("2") else one for one in good.spans)
     summary = replace(good.summary, outcome="failed", error="unavailable", finish_reason=None)
     return StoredTrace(replace(summary, request_id="req_dead00000000000000000001"), spans)

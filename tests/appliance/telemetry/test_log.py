@@ -51,9 +51,7 @@ def test_library_lines_look_the_same() -> None:
     assert (data["event"], data["level"]) == ("port 8080 in use", "warning")
 
 
-@pytest.mark.parametrize(
-    ("method", "priority"), [("info", 6), ("warning", 4), ("error", 3), ("critical", 2)]
-)
+@pytest.mark.parametrize(("method", "priority"), [("info", 6), ("warning", 4), ("error", 3), ("critical", 2)])
 def test_journal_lines_carry_their_priority(method: str, priority: int) -> None:
     """For the journal each line begins with its syslog priority."""
     stream = io.StringIO()

@@ -143,9 +143,7 @@ def test_every_name_can_be_emitted(telemetry: OtelTelemetry) -> None:
     ("name", "labels"),
     [("athanor.nothing", {}), (names.REQUESTS, {"prompt": "x"}), (names.KV_FREE_BLOCKS, {})],
 )
-def test_unknown_names_are_a_callers_defect(
-    telemetry: OtelTelemetry, name: str, labels: dict[str, str]
-) -> None:
+def test_unknown_names_are_a_callers_defect(telemetry: OtelTelemetry, name: str, labels: dict[str, str]) -> None:
     """A counter that does not exist, a label it lacks, and a gauge that is counted are refused."""
     with pytest.raises(MetricNameError):
         telemetry.count(name, **labels)

@@ -46,9 +46,7 @@ def only(telemetry: OtelTelemetry) -> StoredTrace:
     return telemetry.store.find(newest.request_id)[0]
 
 
-def test_collector_receives_the_whole_request(
-    telemetry: OtelTelemetry, collector: Collector
-) -> None:
+def test_collector_receives_the_whole_request(telemetry: OtelTelemetry, collector: Collector) -> None:
     """Seven spans arrive over a real socket, nested and named as the conventions say."""
     trace_id = serve(telemetry)
     assert telemetry.close()
@@ -181,9 +179,7 @@ def test_the_callers_sampled_flag_decides_nothing(
         assert server.parent_span_id.hex() == REMOTE_SPAN
 
 
-@pytest.mark.parametrize(
-    "parent", ["", "junk", f"00-{'0' * 32}-{REMOTE_SPAN}-01", "00-" + "f" * 400]
-)
+@pytest.mark.parametrize("parent", ["", "junk", f"00-{'0' * 32}-{REMOTE_SPAN}-01", "00-" + "f" * 400])
 def test_a_malformed_traceparent_starts_a_new_trace(telemetry: OtelTelemetry, parent: str) -> None:
     """A header that is no trace context is passed over."""
     trace_id = serve(telemetry, replace(HTTP, traceparent=parent))

@@ -1,0 +1,107 @@
+"""Talks to the admin listener, over TCP on loopback or a Unix socket. Standard library only: the
+commands that use it answer at once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from appliance.cli import exits
+from appliance.cli.console import fail
+
+DEFAULT_ADMIN = "http://127.0.0.1:8082"
+"""Where ``athanor demo`` and the shipped configuration listen."""
+
+ANSWER_S = 10.0
+"""Patience for an answer; everything but a reload takes milliseconds."""
+
+MAX_BODY_BYTES = 32 << 20
+"""Bytes of an answer: a full trace store is a few MiB."""
+
+UNIX = "unix:"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status and parsed JSON body."""
+
+    status: int
+    body: Any
+
+    def message(self) -> str:
+        """The listener's own words for a refusal."""
+        try:
+            return str(self.body["error"]["message"])
+        except (KeyError, TypeError):
+            return f"the admin listener answered {self.status}"
+
+
+def ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S) -> Answer:
+    """One request to the admin listener at ``http://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
+
+    Ends the command with ``UNREACHABLE`` when nobody answers, or somebody else does.
+    """
+    connection = _connection(admin, timeout_s)
+    try:
+        connection.request(method, path, headers={"accept": "application/json"})
+        response = connection.getresponse()
+        body = response.read(MAX_BODY_BYTES + 1)
+    except TimeoutError:
+        _unreachable(admin, f"no answer within {timeout_s:g} s")
+    except (OSError, http.client.HTTPException) as error:
+        _unreachable(admin, getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    finally:
+        connection.close()
+    if len(body) > MAX_BODY_BYTES:
+        _stranger(admin)
+    try:
+        return Answer(response.status, json.loads(body))
+    except ValueError:
+        _stranger(admin)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket; the host named is the only one that makes sense there."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _connection(admin: str, timeout_s: float) -> http.client.HTTPConnection:
+    if admin.startswith(UNIX):
+        return _UnixConnection(admin.removeprefix(UNIX), timeout_s)
+    parts = urlsplit(admin if "://" in admin else f"http://{admin}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if parts.scheme != "http" or host is None or parts.path not in ("", "/"):
+        fail(exits.USAGE, f"{admin} is no admin address", "http://HOST:PORT or unix:PATH")
+    return http.client.HTTPConnection(host, port or 80, timeout=timeout_s)
+
+
+def _unreachable(admin: str, why: str) -> NoReturn:
+    fail(
+        exits.UNREACHABLE,
+        f"nothing answers at {admin}: {why.lower()}",
+        "start the appliance with `athanor demo`, or name its admin listener with --admin",
+    )
+
+
+def _stranger(admin: str) -> NoReturn:
+    fail(
+        exits.UNREACHABLE,
+        f"what answers at {admin} is no admin listener",
+        "name the listener with --admin; `listen: admin:` in athanor.yaml has its address",
+    )

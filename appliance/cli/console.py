@@ -1,0 +1,57 @@
+"""Where the commands print: results to standard output, everything else to standard error.
+
+Rich is imported on first use, so that a command that prints nothing pays nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from appliance.telemetry.figures import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Format(str, Enum):
+    """``--output`` of the commands that show something."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def output() -> Console:
+    """The console of standard output, as it is now: width, colour and encoding are looked up."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def errors() -> Console:
+    """The console of standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(data: object) -> None:
+    """One JSON document to standard output, uncoloured, for other programs."""
+    typer.echo(json.dumps(data, indent=2))
+
+
+def fail(code: int, message: str, hint: str | None = None) -> NoReturn:
+    """Say what went wrong and what to do about it, and end with an exit code of ``exits``."""
+    from rich.text import Text
+
+    console = errors()
+    first, *rest = message.splitlines() or [""]
+    console.print(Text.assemble(("error: ", "bold red"), printable(first)), soft_wrap=True)
+    for line in rest:
+        console.print(Text(f"       {printable(line)}"), soft_wrap=True)
+    if hint is not None:
+        console.print(Text.assemble(("hint:  ", "bold"), printable(hint)), soft_wrap=True)
+    raise typer.Exit(code)

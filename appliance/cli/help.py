@@ -1,0 +1,138 @@
+"""Help that is read from top to bottom: what it is, its commands by purpose, examples, options.
+
+Typer's own renderer prints options before commands and a box around each; this one prints plain
+aligned columns, which also survive a pipe. Examples are written in a command's ``epilog``, one a
+line: the command, a bar, what it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+MAX_COLUMNS = 100
+"""Lines longer than this are hard to read, however wide the terminal is."""
+
+Row = tuple[str, str]
+"""What to type, and what it does."""
+
+
+class HelpCommand(TyperCommand):
+    """A command with this module's help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the command."""
+        _print(self, ctx)
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands with this module's help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the group."""
+        _print(self, ctx)
+
+
+def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from appliance.cli.console import output
+
+    console = output()
+    console.width = min(console.width, MAX_COLUMNS)
+    usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
+    console.print()
+    title, _, rest = (command.help or "").strip().partition("\n")
+    console.print(Padding(Text(title, "bold"), (0, 0, 0, 1)))
+    if rest.strip():
+        paragraphs = (" ".join(part.split()) for part in rest.strip().split("\n\n"))
+        for paragraph in paragraphs:
+            console.print(Padding(Text(paragraph), (1, 0, 0, 1)))
+    _section(console, "Usage", [(usage, "")])
+    sections: list[tuple[str, list[Row]]] = []
+    if isinstance(command, HelpGroup):
+        sections += _command_sections(command, ctx)
+    params = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
+    sections.append(("Arguments", [_argument(o) for o in params if isinstance(o, TyperArgument)]))
+    examples = [_example(line) for line in (command.epilog or "").splitlines() if line.strip()]
+    options = [_option(one) for one in params if isinstance(one, TyperOption)]
+    if isinstance(command, HelpGroup):
+        sections += [("Examples", examples), ("Options", options)]
+    else:
+        sections += [("Options", options), ("Examples", examples)]
+    for name, rows in sections:
+        _section(console, name, rows)
+    console.print()
+
+
+def _command_sections(group: HelpGroup, ctx: Any) -> Iterator[tuple[str, list[Row]]]:
+    panels: dict[str, list[Row]] = {}
+    for name in group.list_commands(ctx):
+        command: Any = group.get_command(ctx, name)
+        if command is None or command.hidden:
+            continue
+        panel = getattr(command, "rich_help_panel", None)
+        title = panel if isinstance(panel, str) else "Commands"
+        first = (command.help or "").strip().partition("\n")[0]
+        panels.setdefault(title, []).append((name, first))
+    yield from panels.items()
+
+
+def _section(console: Console, name: str, rows: list[Row]) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    console.print()
+    console.print(Text(f" {name}", "bold cyan"))
+    # A column of its own for what is typed, unless one entry would push all the others away.
+    column = max(len(left) for left, _ in rows)
+    if column > console.width // 2 or not any(right for _, right in rows):
+        for text in _stacked(rows):
+            console.print(Padding(text, (0, 0, 0, 3)))
+        return
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(no_wrap=True, min_width=12)
+    table.add_column()
+    for left, right in rows:
+        table.add_row(Text(left, "bold" if name not in ("Examples",) else ""), Text(right))
+    console.print(Padding(table, (0, 0, 0, 3)))
+
+
+def _stacked(rows: Iterable[Row]) -> Iterator[Text]:
+    from rich.text import Text
+
+    for left, right in rows:
+        yield Text(left)
+        if right:
+            yield Text(f"  {right}", "dim")
+
+
+def _argument(param: TyperArgument) -> Row:
+    return (str(param.metavar or param.name or "").upper(), param.help or "")
+
+
+def _option(param: TyperOption) -> Row:
+    names = ", ".join(sorted(param.opts, key=len))
+    left = f"{names} {param.metavar}" if param.metavar else names
+    right = param.help or ""
+    if param.required:
+        right += " (required)"
+    default = getattr(param.default, "value", param.default)
+    if param.show_default and param.metavar and default not in (None, (), []):
+        right += f" [{default}]"
+    return left, right
+
+
+def _example(line: str) -> Row:
+    command, _, purpose = line.partition("|")
+    return command.strip(), purpose.strip()

@@ -1,0 +1,95 @@
+"""From a configuration to an engine that is ready to step: model, KV memory, scheduler, warm-up."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.kv.block_pool import BlockPool
+from engine.kv.layout import KvLayout, fit_layout
+from engine.kv.prefix_cache import PrefixCache
+from engine.kv.storage import KvStorage
+from engine.loop import Engine
+from engine.model.config import ModelConfig, load_model_config
+from engine.model.llama import LlamaForCausalLM
+from engine.model.weights import DTYPE_NAMES, load_model
+from engine.runner import Runner
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
+
+
+def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True) -> Engine:
+    """Load the model that the configuration names and make it ready.
+
+    Raises:
+        ConfigurationError: the configuration asks for what this build or machine cannot do.
+        ModelLoadError: the model's files cannot be used.
+    """
+    check_config(config)
+    torch.set_num_threads(config.threads)
+    description = load_model_config(config.model_dir)
+    model = load_model(config.model_dir, description, dtype=config.dtype, device=torch.device(device))
+    engine = build_engine(config, model)
+    if warm:
+        engine.warm_up()
+        gc.collect()
+        gc.freeze()
+    return engine
+
+
+def build_engine(config: EngineConfig, model: LlamaForCausalLM) -> Engine:
+    """Put KV memory, scheduler and runner around a model."""
+    layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."))
+    limits = limits_for(config, model.config, layout)
+    storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
+    runner = Runner(model, storage, limits)
+    pool = BlockPool(layout.num_blocks)
+    cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
+    return Engine(Scheduler(limits, pool, cache), runner)
+
+
+def layout_for(config: EngineConfig, model: ModelConfig, dtype: str) -> KvLayout:
+    """The KV layout of a model under a configuration."""
+    return fit_layout(
+        kv_bytes=config.kv_bytes,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        dtype=dtype,
+    )
+
+
+def limits_for(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> SchedulerLimits:
+    """The configuration's bounds, cut to what model and memory allow."""
+    return SchedulerLimits(
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting=config.max_waiting,
+        max_context=min(config.max_context, model.max_positions, layout.capacity),
+        block_size=config.block_size,
+        vocab_size=model.vocab_size,
+        eos_ids=model.stop_ids,
+        prefix_caching=config.prefix_caching,
+    )
+
+
+def check_config(config: EngineConfig) -> None:
+    """Check the ranges that types do not tell.
+
+    Raises:
+        ConfigurationError: a number is out of range, or a dtype unknown.
+    """
+    positive = (
+        "threads", "block_size", "kv_bytes", "max_num_seqs", "max_num_batched_tokens", "max_waiting",
+    )  # fmt: skip
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    if config.max_context < 2:
+        raise ConfigurationError(f"max_context is {config.max_context}; it must be at least 2")
+    if config.dtype != "auto" and config.dtype not in DTYPE_NAMES:
+        raise ConfigurationError(f"dtype must be auto or one of: {', '.join(DTYPE_NAMES)}")

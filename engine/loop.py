@@ -1,0 +1,109 @@
+"""One engine in one process: requests in, steps, tokens out. Single thread, no IO; the channel is in ``serve``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.errors import RequestRejectedError
+from engine.runner import Runner
+from engine.sampler import Samples
+from engine.scheduler.plan import StepResult
+from engine.scheduler.scheduler import Scheduler
+from engine.warmup import warm_up
+from isolation.ipc.messages import (
+    EngineReady,
+    FailureCode,
+    RequestFailure,
+    StepOutput,
+    Submit,
+    TokenLogprobs,
+)
+
+
+class Engine:
+    """Scheduler and runner, driven by ``step``."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, *, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._clock_ns = clock_ns
+        self._failures: list[RequestFailure] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do or to say."""
+        return bool(self._failures) or self.scheduler.has_work
+
+    @property
+    def has_live_requests(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.scheduler.num_waiting or self.scheduler.num_running)
+
+    def ready(self) -> EngineReady:
+        """What the engine says about itself once it is warm."""
+        limits = self.scheduler.limits
+        return EngineReady(
+            vocab_size=limits.vocab_size,
+            max_context=limits.max_context,
+            block_size=limits.block_size,
+            num_blocks=self.runner.storage.layout.num_blocks,
+        )
+
+    def warm_up(self) -> None:
+        """Run the largest steps once; only while no request is live."""
+        assert not self.has_live_requests, "warm-up overwrites rows"
+        warm_up(self.runner)
+
+    def add(self, submit: Submit) -> None:
+        """Queue a request; one that cannot be served is answered by a failure in the next output."""
+        try:
+            self.scheduler.add(submit, now_ns=self._clock_ns())
+        except RequestRejectedError as error:
+            self.refuse(submit.request, error.code)
+
+    def refuse(self, request_id: int, code: FailureCode) -> None:
+        """Answer a request by a failure in the next output."""
+        self._failures.append(RequestFailure(request_id, code))
+
+    def abort(self, request_id: int) -> None:
+        """End a request, if it is live; its blocks are free at once, the answer comes with the next output."""
+        if self.scheduler.abort(request_id):
+            self.refuse(request_id, FailureCode.ABORTED)
+
+    def step(self) -> StepOutput | None:
+        """Run one step. Gives what it produced, or None when there was nothing to do or nothing to say."""
+        plan = self.scheduler.schedule(now_ns=self._clock_ns())
+        if plan is None:
+            return self._output(StepResult(), ()) if self._failures else None
+        samples = self.runner.execute(plan)
+        result = self.scheduler.commit(plan, samples.token_ids)
+        if not plan.num_tokens and not self._failures:
+            return None
+        return self._output(result, _place_logprobs(samples, result))
+
+    def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:
+        failures = (*self._failures, *result.failures)
+        self._failures.clear()
+        return StepOutput(
+            requests=result.requests,
+            token_ids=result.token_ids,
+            finishes=bytes(result.finishes),
+            starts=tuple(result.starts),
+            logprobs=logprobs,
+            failures=failures,
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            free_blocks=self.scheduler.num_available_blocks,
+        )
+
+
+def _place_logprobs(samples: Samples, result: StepResult) -> tuple[TokenLogprobs, ...]:
+    """Logprobs by their place in the output: failed rows gave no token, so places after them move up."""
+    if not samples.logprobs:
+        return ()
+    places = {place: index for index, place in enumerate(result.indices)}
+    return tuple(replace(entry, index=places[entry.index]) for entry in samples.logprobs)

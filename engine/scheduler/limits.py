@@ -1,0 +1,61 @@
+"""Bounds of a step and of a request, and the check of a submission against them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.errors import RequestRejectedError
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES, FailureCode, Sampling, Submit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Bounds of a step and of a request, already consistent with each other."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
+    max_context: int
+    """Tokens of prompt and output; no more than the pool holds."""
+    block_size: int
+    vocab_size: int
+    eos_ids: frozenset[int] = frozenset()
+    """Ids at which an output ends unless the request passes over them."""
+    prefix_caching: bool = True
+
+
+def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
+    """Check a request that the host wants to run.
+
+    Raises:
+        RequestRejectedError: ``INVALID`` or ``TOO_LONG``.
+    """
+    if not submit.token_ids:
+        raise RequestRejectedError(FailureCode.INVALID, "the prompt is empty")
+    if max(submit.token_ids) >= limits.vocab_size:
+        raise RequestRejectedError(FailureCode.INVALID, "a token id is outside the vocabulary")
+    if submit.max_tokens < 1:
+        raise RequestRejectedError(FailureCode.INVALID, "max_tokens is below 1")
+    if len(submit.namespace) != NAMESPACE_KEY_BYTES:
+        raise RequestRejectedError(FailureCode.INVALID, "the namespace key has another width")
+    if submit.weight < 1:
+        raise RequestRejectedError(FailureCode.INVALID, "the weight is below 1")
+    if len(submit.token_ids) >= limits.max_context:
+        raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt leaves no room for an output token")
+    if not _is_sane(submit.sampling):
+        raise RequestRejectedError(FailureCode.INVALID, "a sampling number is out of range")
+
+
+def _is_sane(sampling: Sampling) -> bool:
+    """Whether the numbers cannot break the arithmetic of the sampler; NaN fails every comparison."""
+    return (
+        0 <= sampling.temperature < math.inf
+        and sampling.top_k >= 0
+        and 0 < sampling.top_p <= 1
+        and 0 <= sampling.min_p <= 1
+        and 0 < sampling.repetition_penalty < math.inf
+        and abs(sampling.presence_penalty) < math.inf
+        and abs(sampling.frequency_penalty) < math.inf
+        and 0 <= sampling.seed < 1 << 64
+    )

@@ -1,0 +1,109 @@
+"""The engine behind its channel: receive, step, send one frame, sleep when idle.
+
+No thread, no asyncio, no spin. A step's output is one frame. When the host has left no room for it the frame is kept
+and no further step is run until it went out; a host that reads nothing for ``SEND_TIMEOUT_S`` ends the process.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from engine.errors import EngineError
+from engine.loop import Engine
+from isolation.ipc.errors import RingFull
+from isolation.ipc.messages import Abort, Drain, FailureCode, Message, StepOutput, Submit
+
+RECEIVE_LIMIT = 256
+"""Messages taken before each step, so that a flood of submissions cannot hold up the running requests."""
+
+IDLE_WAIT_S = 10.0
+"""Longest sleep without work; the channel wakes the loop when a message comes."""
+
+BACKLOG_WAIT_S = 0.002
+"""Pause while the ring to the host is full and enough messages from it are in hand; sleeps under a millisecond are
+rounded up in a sandbox."""
+
+SEND_TIMEOUT_S = 30.0
+"""How long a full ring is waited for: longer than any pause of a live host."""
+
+
+class Channel(Protocol):
+    """What the loop needs of ``isolation.ipc.channel.Channel``."""
+
+    def send(self, message: Message) -> None:
+        """Put one frame into the ring, or raise ``RingFull``."""
+
+    def receive(self, limit: int) -> list[Message]:
+        """Take up to ``limit`` messages that are there, without waiting."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something may be there or, after ``RingFull``, room has come; False when the time is over."""
+
+
+class HostStuckError(EngineError):
+    """The host has read nothing for too long."""
+
+
+class UnexpectedMessageError(EngineError):
+    """The host sent a message that an engine does not take."""
+
+
+def serve(engine: Engine, channel: Channel) -> None:
+    """Serve until the host drains the engine.
+
+    Raises:
+        PeerGoneError: the host closed its end.
+        HostStuckError: the ring to the host stayed full.
+        UnexpectedMessageError: the host spoke out of turn.
+    """
+    draining = False
+    backlog: list[Message] = []
+    while True:
+        backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
+        for message in backlog:
+            draining |= _take(engine, message, draining=draining)
+        backlog.clear()
+        if engine.has_work:
+            output = engine.step()
+            if output is not None:
+                _send(channel, output, backlog)
+        elif draining:
+            return
+        else:
+            channel.wait(IDLE_WAIT_S)
+
+
+def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
+    """Hand a message to the engine; says whether it asks for draining."""
+    if isinstance(message, Submit):
+        if draining:
+            engine.refuse(message.request, FailureCode.OVERLOADED)
+        else:
+            engine.add(message)
+    elif isinstance(message, Abort):
+        engine.abort(message.request)
+    elif isinstance(message, Drain):
+        return True
+    else:
+        raise UnexpectedMessageError(f"an engine takes no {type(message).__name__}")
+    return False
+
+
+def _send(channel: Channel, output: StepOutput, backlog: list[Message]) -> None:
+    """Send a frame, waiting for room. What the host sends meanwhile goes into the backlog, up to ``RECEIVE_LIMIT``:
+    left in the ring, it would end every wait at once."""
+    deadline = time.monotonic() + SEND_TIMEOUT_S
+    while True:
+        try:
+            channel.send(output)
+        except RingFull:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise HostStuckError("the host has not read its ring") from None
+            if len(backlog) == RECEIVE_LIMIT:
+                time.sleep(BACKLOG_WAIT_S)
+            elif channel.wait(left):
+                backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
+        else:
+            return

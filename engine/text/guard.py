@@ -1,0 +1,95 @@
+"""Runs one piece of untrusted work within a time and an amount of memory.
+
+A chat template is a program of the model's maker, fed with a tenant's messages. Time is kept by
+the interval timer (setitimer(2)), whose signal handler raises between two bytecodes; the few
+operations of C that run longer are bounded by memory. Memory is kept by the soft limit on the
+address space (RLIMIT_AS, setrlimit(2)), under which an allocation fails as ``MemoryError``. What
+outlasts both is ended by the host, which kills a silent sandbox.
+
+The process has one thread and works on one request at a time: timer, handler and limit are the
+process's own. They are put back as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+RING_AGAIN_S = 0.05
+"""Seconds after which the alarm rings again, in case code swallowed the first exception."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM = "/proc/self/statm"
+
+
+class OutOfTimeError(Exception):
+    """The work took longer than it may."""
+
+
+class _Alarm(BaseException):
+    """Raised by the signal handler; outside ``Exception``, so that the work cannot catch it."""
+
+
+def run_guarded(work: Callable[[], Result], *, seconds: float, memory_bytes: int) -> Result:
+    """What ``work`` returns, if it ends within ``seconds`` and ``memory_bytes`` of new memory.
+
+    Main thread only. Without /proc the memory is not bounded here, and the sandbox's own limit
+    holds.
+
+    Raises:
+        OutOfTimeError: the time is over.
+        MemoryError: the memory is used up.
+    """
+    armed = True
+
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        if armed:
+            raise _Alarm
+
+    start = time.monotonic()
+    old_handler = signal.signal(signal.SIGALRM, ring)
+    old_left, old_interval = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN_S)
+        with _address_space(memory_bytes):
+            try:
+                return work()
+            finally:
+                armed = False
+    except _Alarm:
+        raise OutOfTimeError(f"took longer than {seconds:g} s") from None
+    finally:
+        armed = False
+        left = max(old_left - (time.monotonic() - start), RING_AGAIN_S) if old_left else 0.0
+        signal.setitimer(signal.ITIMER_REAL, left, old_interval)
+        signal.signal(signal.SIGALRM, old_handler)
+
+
+@contextmanager
+def _address_space(more_bytes: int) -> Iterator[None]:
+    used = _address_space_used()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bounds = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    if used is not None:
+        wanted = min([used + more_bytes, *bounds])
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space_used() -> int | None:
+    try:
+        with open(_STATM, "rb") as file:
+            return int(file.read().split()[0]) * _PAGE_BYTES
+    except OSError:
+        return None

@@ -1,0 +1,60 @@
+"""Runs the largest steps once, so that the first request meets no page fault, no lazy import and no first packing.
+
+Every shape class is run twice: under gVisor a page costs a fault on its first and on its second touch. The fake
+requests use the null block; at the end all KV memory is written once more, which makes the null block zero again.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from engine.kv.layout import NULL_BLOCK
+from engine.runner import Runner
+from engine.scheduler.plan import Admission, Chunk, StepPlan
+from isolation.ipc.messages import Sampling
+
+ROUNDS = 2
+"""Times that every step is run."""
+
+SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
+"""Sampling numbers that reach every branch of the sampler."""
+
+
+def warm_up(runner: Runner) -> None:
+    """Run a full prefill and a full decode step at the runner's own limits."""
+    limits = runner.limits
+    length = min(limits.max_num_batched_tokens, limits.max_context - 1)
+    num_rows = limits.max_num_seqs
+    width = -(-limits.max_context // limits.block_size)
+    for _ in range(ROUNDS):
+        runner.execute(_prefill(length, width))
+        runner.execute(_admissions(num_rows, width))
+        runner.execute(StepPlan(decode_rows=list(range(num_rows))))
+        runner.storage.touch()
+
+
+def _prefill(length: int, width: int) -> StepPlan:
+    """One prompt in two chunks: the second attends to gathered blocks."""
+    half = length // 2
+    chunks = [Chunk(0, 0, length - half, half == 0)]
+    if half:
+        chunks.append(Chunk(0, length - half, half, True))
+    return StepPlan(admissions=[_admission(0, length, width)], prefills=chunks)
+
+
+def _admissions(num_rows: int, width: int) -> StepPlan:
+    rows = range(num_rows)
+    return StepPlan(
+        admissions=[_admission(row, 1, width) for row in rows], prefills=[Chunk(row, 0, 1, True) for row in rows]
+    )
+
+
+def _admission(row: int, length: int, width: int) -> Admission:
+    return Admission(
+        row=row,
+        token_ids=array("I", [0] * length),
+        num_prompt=length,
+        sampling=SAMPLED,
+        logprobs=1,
+        blocks=(NULL_BLOCK,) * width,
+    )

@@ -1,0 +1,129 @@
+"""A real admin listener (uvicorn on a socket) around an appliance that exists on paper only."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from appliance.status import (
+    ApplianceStatus,
+    EngineStatus,
+    ModelStatus,
+    PolicyStatus,
+    Readiness,
+    ReloadOutcome,
+    TenantStatus,
+    TextStatus,
+)
+from appliance.telemetry import names
+from appliance.telemetry.admin import AdminParts, admin_app
+from appliance.telemetry.store import TraceStore
+from appliance.telemetry.tracer import TelemetrySettings, open_telemetry
+from tests.appliance.telemetry import samples
+
+STATUS = ApplianceStatus(
+    version="0.1.0",
+    started_at=1_795_263_000.0,
+    sandbox="gvisor-systrap",
+    cgroup="memory and pids limited",
+    models=(
+        ModelStatus(
+            name="athanor-mini",
+            state="ready",
+            engine=EngineStatus(
+                state="ready",
+                kind="gvisor-systrap",
+                generation=2,
+                restarts=1,
+                pid=4242,
+                uptime_s=3_725.0,
+                num_blocks=1_024,
+                free_blocks=1_000,
+                running=3,
+                waiting=1,
+            ),
+            text=TextStatus(state="ready", kind="gvisor-systrap", generation=1, pid=4243, uptime_s=7_425.0),
+        ),
+    ),
+    tenants=(
+        TenantStatus(
+            id="alpha",
+            isolation_class="shared",
+            in_flight=3,
+            max_in_flight=8,
+            requests=120,
+            tokens=51_234,
+            refused=2,
+        ),
+        TenantStatus(id="beta", isolation_class="strict", in_flight=0),
+    ),
+    policy=PolicyStatus(digest="9f86d081884c7d659a2feaa0c55ad015", loaded_at=1_795_263_000.0, file="policy.yaml"),
+)
+
+
+class FakeAppliance:
+    """What the admin listener asks, with knobs."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.telemetry = open_telemetry(TelemetrySettings(version="0"))
+        self.telemetry.count(names.POLICY_RELOADS, outcome="ok")
+        self.traces = TraceStore()
+        for trace in (samples.answered(), samples.refused(), samples.failed()):
+            self.traces.record(trace)
+        self.reset()
+
+    def reset(self) -> None:
+        """Healthy again, nothing counted."""
+        self.status = STATUS
+        self.not_ready = ""
+        self.reloads = 0
+        self.outcome = ReloadOutcome(ok=True, digest="9f86d081884c7d65", message="2 tenants")
+
+    def parts(self) -> AdminParts:
+        """For ``admin_app``."""
+        return AdminParts(
+            traces=self.traces,
+            metrics=self.telemetry.metrics.render,
+            status=lambda: self.status,
+            ready=lambda: Readiness(ready=not self.not_ready, reason=self.not_ready),
+            reload=self._reload,
+        )
+
+    def break_policy(self, message: str) -> None:
+        """The last reload failed."""
+        policy = replace(self.status.policy, last_error=message)
+        self.status = replace(self.status, policy=policy)
+
+    async def _reload(self) -> ReloadOutcome:
+        self.reloads += 1
+        return self.outcome
+
+
+@contextmanager
+def serve_admin(fake: FakeAppliance, path: Path | None = None) -> Iterator[str]:
+    """Serve on a free port of loopback, or on a Unix socket; gives the address for ``--admin``."""
+    if path is None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        fake.url = address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        address = f"unix:{path}"
+    config = uvicorn.Config(admin_app(fake.parts()), log_config=None, access_log=False, lifespan="off", loop="asyncio")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

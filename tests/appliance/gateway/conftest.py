@@ -1,0 +1,79 @@
+"""A guest under the test's control at the other end of a real channel: what a sandbox could do to the gateway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from isolation.ipc import doorbell, segment
+from isolation.ipc.channel import Channel
+from isolation.ipc.messages import Configure, EngineReady, Hello, Message, Role, TextReady
+from isolation.ipc.messages import PROTOCOL_VERSION
+
+
+@dataclass
+class Pair:
+    """Both ends of one channel, past the handshake."""
+
+    host: Channel
+    guest: Channel
+
+    def close(self) -> None:
+        """Close the guest's end, as its death would."""
+        self.guest.close()
+
+
+def make_pair(role: Role, ready: Message) -> Pair:
+    """A channel over a real sealed segment and real bells, handshake done."""
+    layout = segment.standard_layout()
+    memfd = segment.create(layout)
+    guest_in, host_out = doorbell.create_pipe()
+    host_in, guest_out = doorbell.create_pipe()
+    host = Channel.host(memfd, host_in, host_out, layout, role)
+    guest = Channel.guest(os.dup(memfd), guest_in, guest_out, layout, role)
+    guest.send(Hello(PROTOCOL_VERSION, role))
+    host.receive()
+    host.send(Configure(b"{}"))
+    guest.receive()
+    guest.send(ready)
+    host.receive()
+    return Pair(host, guest)
+
+
+ENGINE_READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64)
+TEXT_READY = TextReady(
+    vocab_size=4, has_chat_template=True, exact_vocabulary=True, strip_leading_space=False
+)
+
+
+@pytest.fixture
+async def engine_pair() -> AsyncIterator[Pair]:
+    """A channel to a scripted engine."""
+    pair = make_pair(Role.ENGINE, ENGINE_READY)
+    yield pair
+    pair.guest.close()
+    pair.host.close()
+
+
+@pytest.fixture
+async def text_pair() -> AsyncIterator[Pair]:
+    """A channel to a scripted text worker."""
+    pair = make_pair(Role.TEXT, TEXT_READY)
+    yield pair
+    pair.guest.close()
+    pair.host.close()
+
+
+@pytest.fixture
+def counter() -> Callable[[], int]:
+    """Wire ids."""
+    state = [100]
+
+    def next_id() -> int:
+        state[0] += 1
+        return state[0]
+
+    return next_id

@@ -1,0 +1,152 @@
+"""The gateway against an engine that lies: every false claim ends the link, every true one reaches its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from appliance.gateway import engine_link
+from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
+from isolation.ipc.messages import (
+    Abort,
+    FailureCode,
+    Finish,
+    RequestFailure,
+    Sampling,
+    Started,
+    StepOutput,
+    Submit,
+)
+
+from .conftest import ENGINE_READY, Pair
+
+
+class Watched:
+    """A link with a record of how it ended."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.ends: list[tuple[str, bool]] = []
+        self.link = EngineLink(pair.host, ENGINE_READY, 1, self._ended)
+
+    def _ended(self, _link: EngineLink, reason: str, at_fault: bool) -> None:
+        self.ends.append((reason, at_fault))
+
+    def submit(self, request: int, grant: int = 4) -> TokenStream:
+        """Send a request."""
+        prompt = array("I", [1])
+        return self.link.submit(
+            Submit(request, b"k" * 32, prompt, grant, Sampling()), b"mark", on_probation=False
+        )
+
+    def say(self, *tokens: tuple[int, int, Finish], **rest: object) -> None:
+        """One step's output from the engine."""
+        self.pair.guest.send(
+            StepOutput(
+                array("Q", [request for request, _, _ in tokens]),
+                array("I", [token for _, token, _ in tokens]),
+                bytes(finish for _, _, finish in tokens),
+                **rest,  # type: ignore[arg-type]
+            )
+        )
+
+
+@pytest.fixture
+async def watched(engine_pair: Pair) -> Watched:
+    """A link to a scripted engine."""
+    return Watched(engine_pair)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition holds; the test's timeout bounds it."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_tokens_reach_their_streams_and_nobody_elses(watched: Watched) -> None:
+    """Two requests in one frame: each stream gets its own tokens, its start and its finish."""
+    first, second = watched.submit(7), watched.submit(8)
+    watched.say(
+        (7, 11, Finish.NONE), (8, 21, Finish.STOP), (7, 12, Finish.LENGTH), starts=(Started(7, 16, 250),)
+    )
+    await until(lambda: first.ended and second.ended)
+    assert first.take()[0] == [11, 12] and first.finish is Finish.LENGTH
+    assert first.started == Started(7, 16, 250)
+    assert second.take()[0] == [21] and second.finish is Finish.STOP
+    assert watched.link.live == () and watched.ends == []
+
+
+async def test_more_tokens_than_granted_end_the_engine(watched: Watched) -> None:
+    """The grant is the host's word: one token more is a breach, and the stream ends with it."""
+    stream = watched.submit(7, grant=1)
+    watched.say((7, 1, Finish.NONE), (7, 2, Finish.NONE))
+    await until(lambda: stream.engine_gone is not None)
+    assert watched.ends == [("broke the protocol: sent more tokens than granted", True)]
+
+
+async def test_tokens_for_a_request_never_sent_end_the_engine(watched: Watched) -> None:
+    """An id that the host never gave is forged."""
+    stream = watched.submit(7)
+    watched.say((900, 1, Finish.NONE))
+    await until(lambda: stream.ended)
+    assert watched.ends[0][1] is True
+
+
+async def test_late_tokens_of_an_ended_request_are_dropped(watched: Watched) -> None:
+    """What was under way when a request was aborted does no harm; the engine is told to stop."""
+    stream = watched.submit(7)
+    watched.link.abort(stream)
+    watched.link.abort(stream)
+    watched.say((7, 1, Finish.NONE))
+    kept = watched.submit(8)
+    watched.say((8, 5, Finish.STOP))
+    await until(lambda: kept.ended)
+    sent = watched.pair.guest.receive()
+    assert [type(message) for message in sent] == [Submit, Abort, Submit]
+    assert stream.token_ids == [] and watched.ends == []
+
+
+async def test_a_failed_request_fails_alone(watched: Watched) -> None:
+    """A failure names one request; its neighbour goes on."""
+    bad, good = watched.submit(7), watched.submit(8)
+    watched.say((8, 3, Finish.NONE), failures=(RequestFailure(7, FailureCode.INTERNAL),))
+    await until(lambda: bad.ended)
+    assert bad.failure is FailureCode.INTERNAL
+    assert not good.ended and good.take()[0] == [3]
+
+
+async def test_death_ends_every_stream_and_keeps_what_was_said(watched: Watched) -> None:
+    """Tokens sent before the death count; the streams then end as lost through no fault of the protocol."""
+    stream = watched.submit(7)
+    watched.say((7, 3, Finish.NONE))
+    watched.pair.guest.close()
+    await until(lambda: stream.ended)
+    assert stream.take()[0] == [3] and stream.engine_gone == "the sandbox is gone"
+    assert watched.ends == [("the sandbox is gone", False)]
+    later = watched.submit(9)
+    assert later.engine_gone is not None
+
+
+async def test_an_unread_stream_is_stopped_at_its_bound(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that reads nothing loses its own request only."""
+    monkeypatch.setattr(engine_link, "MAX_UNREAD_TOKENS", 3)
+    slow, other = watched.submit(7, grant=100), watched.submit(8)
+    watched.say(*[(7, 1, Finish.NONE)] * 4, (8, 2, Finish.NONE))
+    await until(lambda: slow.ended)
+    assert slow.overrun and not other.ended
+    assert any(isinstance(message, Abort) for message in watched.pair.guest.receive())
+
+
+async def test_the_number_of_requests_is_bounded(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound a request is refused at once and never sent."""
+    monkeypatch.setattr(engine_link, "MAX_LIVE_REQUESTS", 2)
+    watched.submit(1), watched.submit(2)
+    with pytest.raises(EngineFullError):
+        watched.submit(3)
+    assert len(watched.pair.guest.receive()) == 2

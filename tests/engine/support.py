@@ -1,0 +1,101 @@
+"""What several engine tests build: tiny models with random weights, engines, submissions, a scheduler without a model."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import torch
+
+from engine.config import EngineConfig
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
+from engine.load import build_engine
+from engine.loop import Engine
+from engine.model.config import ModelConfig
+from engine.model.llama import LlamaForCausalLM
+from engine.model.rotary import RopeScaling
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
+from isolation.ipc.messages import Sampling, Submit
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def namespace(number: int) -> bytes:
+    """A namespace key that is easy to tell from others."""
+    return bytes([number]) * 32
+
+
+def submit(
+    request: int, token_ids: Iterable[int], max_tokens: int = 8, *, tenant: int = 1, **fields: object
+) -> Submit:
+    """A greedy request of tenant 1, unless told otherwise."""
+    values = {"sampling": GREEDY, "ignore_eos": True, **fields}
+    return Submit(request, namespace(tenant), array("I", token_ids), max_tokens, **values)
+
+
+def model_config(**fields: object) -> ModelConfig:
+    """A Llama of about ten thousand weights."""
+    values: dict[str, object] = {
+        "architecture": "LlamaForCausalLM",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 97,
+        "max_positions": 512,
+        "rms_norm_eps": 1e-5,
+        "rope": RopeScaling(),
+        **fields,
+    }
+    return ModelConfig(**values)
+
+
+def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A model with random weights, wide enough spread that greedy continuations wander."""
+    generator = torch.Generator().manual_seed(seed)
+    model = LlamaForCausalLM(config, dtype=dtype, device=torch.device("cpu"))
+    for name, target in model.targets():
+        scale = 1.0 if "embed" in name or "lm_head" in name else 0.3
+        values = torch.randn(target.shape, generator=generator) * scale
+        target.copy_(1 + 0.1 * values if "norm" in name else values)
+    model.pack()
+    return model
+
+
+def make_engine(model: LlamaForCausalLM, *, num_blocks: int = 64, **fields: object) -> Engine:
+    """An engine around a model, with exactly ``num_blocks`` usable blocks."""
+    config = model.config
+    size = int(fields.get("block_size", 4))
+    block_bytes = 2 * config.num_layers * size * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    values = {
+        "model_dir": "unused",
+        "model_digest": "00",
+        "block_size": size,
+        "kv_bytes": (num_blocks + 1) * block_bytes,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 32,
+        **fields,
+    }
+    return build_engine(EngineConfig(**values), model)
+
+
+def make_scheduler(
+    *, num_blocks: int = 32, block_size: int = 4, prefix_caching: bool = True, **fields: object
+) -> tuple[Scheduler, BlockPool]:
+    """A scheduler and its pool, without a model."""
+    values = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_waiting": 100,
+        "max_context": num_blocks * block_size,
+        "vocab_size": 1_000,
+        **fields,
+    }
+    pool = BlockPool(num_blocks)
+    cache = PrefixCache(pool, root=bytes(16), block_size=block_size)
+    limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, **values)
+    return Scheduler(limits, pool, cache), pool

@@ -1,0 +1,90 @@
+"""What the engine's modules load, seen in a fresh interpreter and in their source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PURE = [
+    "engine.config",
+    "engine.errors",
+    "engine.request",
+    "engine.scheduler.plan",
+    "engine.scheduler.limits",
+    "engine.scheduler.budget",
+    "engine.scheduler.fairness",
+    "engine.scheduler.scheduler",
+    "engine.kv.layout",
+    "engine.kv.block_pool",
+    "engine.kv.prefix_cache",
+]
+"""Modules that decide and need no tensors."""
+
+BANNED = {"subprocess", "multiprocessing", "pickle", "socket", "asyncio", "ctypes", "safetensors", "transformers"}
+JSON_READERS = {"config.py", "model/config.py", "model/safetensors.py"}
+
+
+def loaded_by(root: Path, modules: list[str]) -> set[str]:
+    """Modules that a fresh interpreter has after importing these."""
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def test_scheduling_needs_no_tensors(root: Path) -> None:
+    """Scheduler, pool, prefix cache, request and layout load the standard library and the wire's messages only."""
+    loaded = loaded_by(root, PURE)
+    assert set(PURE) <= loaded
+    tops = {name.partition(".")[0] for name in loaded} - {"__main__", "_virtualenv", "__mp_main__"}
+    foreign = {name for name in tops - set(sys.stdlib_module_names) if not name.startswith("_")}
+    assert foreign == {"engine", "isolation"}
+    assert {name for name in loaded if name.startswith("isolation")} == {
+        "isolation",
+        "isolation.ipc",
+        "isolation.ipc.messages",
+    }
+
+
+def test_the_runner_does_load_torch(root: Path) -> None:
+    """Positive control: the same look finds torch where it is."""
+    assert "torch" in loaded_by(root, ["engine.runner"])
+
+
+def core_sources(root: Path) -> list[Path]:
+    """Every module of the engine core."""
+    folder = root / "engine"
+    return [path for path in sorted(folder.rglob("*.py")) if "text" not in path.relative_to(folder).parts]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Top-level names that a module imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def test_no_module_of_the_core_imports_what_a_sandbox_must_not_use(root: Path) -> None:
+    """No sockets, programs, pickles or foreign loaders, and JSON only where untrusted files are checked."""
+    sources = core_sources(root)
+    assert len(sources) > 20
+    for path in sources:
+        name = path.relative_to(root / "engine").as_posix()
+        found = imports_of(path)
+        assert not found & (BANNED - ({"socket"} if name == "attach.py" else set())), name
+        assert "json" not in found or name in JSON_READERS, name
+
+
+@pytest.mark.parametrize("limit", [300])
+def test_modules_are_short(root: Path, limit: int) -> None:
+    """A module can be read in one sitting."""
+    long = {path.name: lines for path in core_sources(root) if (lines := len(path.read_text().splitlines())) > limit}
+    allowed = {"scheduler.py"}
+    assert set(long) <= allowed, long

@@ -1,0 +1,159 @@
+"""Hypothesis strategies for every message of the wire, and fixed samples of each."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import strategies as st
+
+from isolation.ipc import messages as m
+
+u8 = st.integers(0, 0xFF)
+u16 = st.integers(0, 0xFFFF)
+u32 = st.integers(0, 0xFFFF_FFFF)
+u64 = st.integers(0, 0xFFFF_FFFF_FFFF_FFFF)
+count = st.integers(1, 0xFFFF_FFFF)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+ids = st.lists(u32, max_size=50).map(lambda values: array("I", values))
+utf8 = st.text(max_size=60).map(str.encode)
+
+sampling = st.builds(
+    m.Sampling,
+    temperature=st.floats(0, 1e30),
+    top_k=u32,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 1e30, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    seed=u64,
+)
+
+submit = st.builds(
+    m.Submit,
+    request=u64,
+    namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
+    token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
+    max_tokens=st.integers(1, m.MAX_TOKENS_PER_REQUEST),
+    sampling=sampling,
+    stop_ids=st.lists(u32, max_size=m.MAX_STOP_IDS).map(tuple),
+    ignore_eos=st.booleans(),
+    retain=st.booleans(),
+    logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
+    weight=st.integers(1, 1000),
+)
+
+
+@st.composite
+def step_output(draw: st.DrawFn) -> m.StepOutput:
+    """Steps with and without tokens, starts, failures and log-probabilities."""
+    size = draw(st.integers(0, 20))
+    exactly = {"min_size": size, "max_size": size}
+    with_logprobs = sorted(draw(st.sets(st.integers(0, size - 1)))) if size else []
+    entries = []
+    for index in with_logprobs:
+        width = draw(st.integers(0, m.MAX_TOP_LOGPROBS))
+        top = {"min_size": width, "max_size": width}
+        entries.append(
+            m.TokenLogprobs(
+                index,
+                draw(finite),
+                tuple(draw(st.lists(u32, **top))),
+                tuple(draw(st.lists(finite, **top))),
+            )
+        )
+    return m.StepOutput(
+        requests=array("Q", draw(st.lists(u64, **exactly))),
+        token_ids=array("I", draw(st.lists(u32, **exactly))),
+        finishes=bytes(draw(st.lists(st.sampled_from(m.Finish), **exactly))),
+        starts=tuple(draw(st.lists(st.builds(m.Started, u64, u32, u64), max_size=4))),
+        logprobs=tuple(entries),
+        failures=tuple(
+            draw(
+                st.lists(
+                    st.builds(m.RequestFailure, u64, st.sampled_from(m.FailureCode)), max_size=4
+                )
+            )
+        ),
+        running=draw(u32),
+        waiting=draw(u32),
+        free_blocks=draw(u32),
+    )
+
+
+vocabulary = st.builds(
+    m.Vocabulary,
+    request=u64,
+    start=st.integers(0, 1 << 20),
+    entries=st.lists(st.binary(max_size=m.MAX_ENTRY_BYTES), max_size=6).map(tuple),
+)
+
+BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
+    m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
+    m.Configure: st.builds(m.Configure, utf8),
+    m.EngineReady: st.builds(m.EngineReady, count, count, count, count),
+    m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
+    m.Submit: submit,
+    m.Abort: st.builds(m.Abort, u64),
+    m.Drain: st.just(m.Drain()),
+    m.StepOutput: step_output(),
+    m.Encode: st.builds(
+        m.Encode,
+        u64,
+        st.sampled_from(m.SourceKind),
+        utf8,
+        st.integers(0, m.MAX_TOKENS_PER_REQUEST),
+    ),
+    m.Encoded: st.builds(m.Encoded, u64, ids),
+    m.Decode: st.builds(m.Decode, u64, ids),
+    m.Decoded: st.builds(m.Decoded, u64, utf8),
+    m.ReadVocabulary: st.builds(m.ReadVocabulary, u64, u32),
+    m.Vocabulary: vocabulary,
+    m.Failed: st.builds(
+        m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)
+    ),
+}
+"""A strategy for each message."""
+
+SAMPLES: tuple[m.Message, ...] = (
+    m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
+    m.Configure(b'{"model_dir": "/model"}'),
+    m.EngineReady(128_256, 8192, 16, 4096),
+    m.TextReady(128_256, True, False, True),
+    m.Submit(
+        request=7,
+        namespace=bytes(range(32)),
+        token_ids=array("I", [1, 2, 0xFFFF_FFFF]),
+        max_tokens=16,
+        sampling=m.Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1 << 63),
+        stop_ids=(2, 3),
+        ignore_eos=True,
+        logprobs=5,
+        weight=10,
+    ),
+    m.Abort(7),
+    m.Drain(),
+    m.StepOutput(
+        requests=array("Q", [7, 8, 7]),
+        token_ids=array("I", [10, 11, 12]),
+        finishes=bytes([m.Finish.NONE, m.Finish.STOP, m.Finish.LENGTH]),
+        starts=(m.Started(8, 32, 1500),),
+        logprobs=(
+            m.TokenLogprobs(0, -0.5, (10, 4), (-0.5, -1.25)),
+            m.TokenLogprobs(2, -0.25, (), ()),
+        ),
+        failures=(m.RequestFailure(9, m.FailureCode.TOO_LONG),),
+        running=2,
+        waiting=1,
+        free_blocks=100,
+    ),
+    m.StepOutput(),
+    m.Encode(1, m.SourceKind.CHAT, b'{"messages": []}', 100),
+    m.Encoded(1, array("I", [5, 6, 7])),
+    m.Decode(2, array("I", [5])),
+    m.Decoded(2, "h\u00e9".encode()),
+    m.ReadVocabulary(3, 8192),
+    m.Vocabulary(3, 8192, (b"", b"\xff\xfe", b"the")),
+    m.Failed(4, m.FailureCode.INVALID, "unknown role"),
+)
+"""At least one of each message, with no field at its default where that says nothing."""

@@ -1,0 +1,277 @@
+"""The codec: round trips, bounds on both sides, and hostile bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isolation.ipc import messages as m
+from isolation.ipc.codec import decode, encode
+from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
+from isolation.ipc.frame import HEADER, HEADER_BYTES, Kind
+from tests.isolation.ipc.fuzz import fuzz_decode
+from tests.isolation.ipc.strategies import BY_TYPE, SAMPLES, submit
+
+PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
+
+SUBMIT = next(sample for sample in SAMPLES if isinstance(sample, m.Submit))
+STEP = next(sample for sample in SAMPLES if isinstance(sample, m.StepOutput))
+INF, NAN = float("inf"), float("nan")
+
+
+def frame(kind: int, payload: bytes, *, request: int = 0, version: int = m.PROTOCOL_VERSION):
+    """A frame built by hand, as a peer without our codec could."""
+    return HEADER.pack(HEADER_BYTES + len(payload), kind, version, request) + payload
+
+
+def sampled(**fields: float) -> m.Submit:
+    """A request that differs from the sample in its sampling numbers."""
+    return replace(SUBMIT, sampling=replace(SUBMIT.sampling, **fields))
+
+
+def test_every_message_has_a_strategy_and_a_sample():
+    """No message is left out of the properties below."""
+    every = {*m.HostMessage.__args__, *m.GuestMessage.__args__}
+    assert every == BY_TYPE.keys() == {type(sample) for sample in SAMPLES}
+    assert len(Kind) == len(every)
+
+
+@pytest.mark.parametrize("kind", BY_TYPE, ids=lambda kind: kind.__name__)
+def test_round_trip(kind):
+    """Each message survives encode and decode, and its frame begins with its own length."""
+
+    @given(BY_TYPE[kind])
+    @PROPERTY
+    def holds(message):
+        data = encode(message)
+        assert decode(data) == message
+        assert int.from_bytes(data[:4], "little") == len(data)
+        fuzz_decode(data)
+
+    holds()
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
+def test_every_truncation_is_refused_or_canonical(sample):
+    """A frame cut anywhere is refused as it is; with its length mended it decodes canonically or
+    is refused."""
+    data = encode(sample)
+    for end in range(len(data)):
+        with pytest.raises(RemoteProtocolError):
+            decode(data[:end])
+        fuzz_decode(struct.pack("<I", end) + data[4:end])
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
+def test_trailing_bytes_are_refused(sample):
+    """A byte behind the frame is refused, as is one inside it unless a text or a list grew."""
+    data = encode(sample)
+    with pytest.raises(RemoteProtocolError):
+        decode(data + b"\0")
+    fuzz_decode(struct.pack("<I", len(data) + 1) + data[4:] + b"\0")
+
+
+def test_bit_flips_give_a_message_or_a_remote_error():
+    """Every single bit flip and 10,000 random multi-byte changes of valid frames stay within the
+    protocol."""
+    rng = random.Random(1)
+    frames = [encode(sample) for sample in SAMPLES]
+    cases = 0
+    for data in frames:
+        for bit in range(8 * len(data)):
+            changed = bytearray(data)
+            changed[bit // 8] ^= 1 << bit % 8
+            fuzz_decode(bytes(changed))
+            cases += 1
+    for _ in range(10_000):
+        changed = bytearray(rng.choice(frames))
+        for _ in range(rng.randint(1, 6)):
+            changed[rng.randrange(4, len(changed))] = rng.randrange(256)
+        fuzz_decode(bytes(changed))
+    assert cases > 2_000
+
+
+@given(st.binary(max_size=200), st.sampled_from(Kind), st.integers(0, 2))
+@settings(max_examples=2_000, deadline=None, derandomize=True)
+def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request):
+    """Any payload under a valid header of any kind stays within the protocol, and so do raw
+    bytes."""
+    fuzz_decode(frame(kind, payload, request=request))
+    fuzz_decode(payload)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (frame(99, b""), "unknown kind"),
+        (frame(Kind.DRAIN, b"", version=2), "speaks protocol version 2"),
+        (frame(Kind.DRAIN, b"", request=1), "names a request"),
+        (HEADER.pack(17, Kind.DRAIN, 1, 0), "claims a length"),
+        (b"", "outside the protocol"),
+        (frame(Kind.HELLO, struct.pack("<HB", 1, 9)), "9 is not a valid Role"),
+        (frame(Kind.ENCODE, struct.pack("<BI", 3, 1)), "not a valid SourceKind"),
+        (frame(Kind.ENCODE, struct.pack("<BI", 1, 1) + b"\xff"), "not UTF-8"),
+        (frame(Kind.ENCODE, struct.pack("<BI", 1, (1 << 20) + 1)), "max_tokens"),
+        (frame(Kind.DECODED, b"\xc3"), "not UTF-8"),
+        (frame(Kind.CONFIGURE, b"\xff"), "not UTF-8"),
+        (frame(Kind.CONFIGURE, bytes(m.MAX_CONFIG_BYTES + 1)), "above the limit"),
+        (frame(Kind.ENCODED, b"123"), "cut off"),
+        (frame(Kind.ENCODED, bytes(4 * m.MAX_TOKENS_PER_REQUEST + 4)), "above the limit"),
+        (frame(Kind.FAILED, b""), "missing"),
+        (frame(Kind.FAILED, b"\x09"), "not a valid FailureCode"),
+        (frame(Kind.FAILED, b"\x01\xff"), "not UTF-8"),
+        (frame(Kind.FAILED, b"\x01" + bytes(m.MAX_REASON_BYTES + 1)), "above the limit"),
+        (frame(Kind.TEXT_READY, struct.pack("<IBBB", 1, 2, 0, 0)), "neither 0 nor 1"),
+        (frame(Kind.TEXT_READY, struct.pack("<IBBB", 0, 1, 0, 0)), "vocab_size"),
+        (frame(Kind.ENGINE_READY, struct.pack("<4I", 1, 1, 0, 1)), "block_size"),
+        (frame(Kind.VOCABULARY, struct.pack("<II", 0, 1)), "within the lengths"),
+        (frame(Kind.VOCABULARY, struct.pack("<IIH", 0, 1, 2) + b"x"), "do not give"),
+        (frame(Kind.VOCABULARY, struct.pack("<IIH", 0, 1, 1025) + bytes(1025)), "longest entry"),
+        (frame(Kind.VOCABULARY, struct.pack("<IIH", 0xFFFF_FFFF, 2, 0) + bytes(2)), "start"),
+        (frame(Kind.VOCABULARY, struct.pack("<II", 0, 8193) + bytes(2 * 8193)), "entries"),
+        (frame(Kind.STEP_OUTPUT, bytes(31)), "malformed StepOutput"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<8I", 1, *[0] * 7) + bytes(12) + b"\3"), "Finish"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<8I", 0, 0, 0, 0, 1, 0, 0, 0) + bytes(12)), "sum"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<8I", 0, 0, 1, 0, 0, 0, 0, 0) + bytes(9)), "Code"),
+        (
+            frame(Kind.STEP_OUTPUT, struct.pack("<8I", 65_537, *[0] * 7) + bytes(13 * 65_537)),
+            "above the limit",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_frames_outside_the_protocol_are_the_peers_fault(data, says):
+    """Each forged frame is refused with a text that names what is wrong."""
+    with pytest.raises(RemoteProtocolError, match=says):
+        decode(data)
+
+
+BREACHES = [
+    *(sampled(temperature=value) for value in (-0.1, INF, NAN)),
+    *(sampled(top_p=value) for value in (0.0, 1.01, -1.0, NAN, INF)),
+    *(sampled(min_p=value) for value in (-0.1, 1.1, NAN)),
+    *(sampled(repetition_penalty=value) for value in (0.0, -1.0, INF, NAN)),
+    *(sampled(presence_penalty=value) for value in (-2.1, 2.1, NAN)),
+    *(sampled(frequency_penalty=value) for value in (-2.1, 2.1, -INF)),
+    replace(SUBMIT, token_ids=array("I")),
+    replace(SUBMIT, max_tokens=0),
+    replace(SUBMIT, max_tokens=m.MAX_TOKENS_PER_REQUEST + 1),
+    replace(SUBMIT, stop_ids=(1,) * (m.MAX_STOP_IDS + 1)),
+    replace(SUBMIT, logprobs=m.MAX_TOP_LOGPROBS + 1),
+    replace(SUBMIT, logprobs=-2),
+    replace(SUBMIT, weight=0),
+    replace(SUBMIT, weight=1001),
+    replace(STEP, finishes=b"\0\0"),
+    replace(STEP, finishes=b"\0\0\3"),
+    replace(STEP, logprobs=(m.TokenLogprobs(3, 0.0, (), ()),)),
+    replace(STEP, logprobs=(m.TokenLogprobs(1, 0.0, (), ()), m.TokenLogprobs(1, 0.0, (), ()))),
+    replace(STEP, logprobs=(m.TokenLogprobs(0, NAN, (), ()),)),
+    replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), (-INF,)),)),
+    replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,) * 21, (0.0,) * 21),)),
+    m.EngineReady(0, 1, 1, 1),
+    m.Encode(1, m.SourceKind.TEXT, b"\xff", 1),
+    m.Failed(1, m.FailureCode.INVALID, "x" * (m.MAX_REASON_BYTES + 1)),
+]
+
+
+@pytest.mark.parametrize("message", BREACHES, ids=repr)
+def test_a_bound_holds_on_both_sides(message, monkeypatch):
+    """What ``encode`` refuses as our fault, ``decode`` refuses as the peer's, from a peer whose
+    codec checks nothing."""
+    with pytest.raises(LocalProtocolError):
+        encode(message)
+    data = unchecked(message, monkeypatch)
+    with pytest.raises(RemoteProtocolError):
+        decode(data)
+
+
+def unchecked(message, monkeypatch) -> bytes:
+    """The frame of a peer that checks nothing."""
+    from isolation.ipc import codec
+
+    arm = codec._BY_MESSAGE[type(message)]
+    with monkeypatch.context() as patch:
+        patch.setitem(codec._BY_MESSAGE, type(message), replace(arm, check=lambda _: None))
+        return encode(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(SUBMIT, namespace=b"short"),
+        replace(SUBMIT, token_ids=[1, 2]),
+        replace(SUBMIT, token_ids=array("Q", [1])),
+        replace(SUBMIT, stop_ids=(-1,)),
+        replace(SUBMIT, request=-1),
+        replace(SUBMIT, request=1 << 64),
+        replace(SUBMIT, max_tokens=1.5),
+        sampled(temperature="hot"),
+        sampled(temperature=10**400),
+        replace(STEP, requests=array("I", [1, 2, 3])),
+        replace(STEP, requests=array("Q", [1])),
+        replace(STEP, running=-1),
+        replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), ()),)),
+        replace(STEP, failures=(m.RequestFailure(1, 77),)),
+        replace(STEP, starts=(m.Started(1, 1 << 32, 0),)),
+        m.Hello(1, 5),
+        m.Encode(1, m.SourceKind.TEXT, bytes(m.MAX_SOURCE_BYTES + 1), 1),
+        m.Decoded(1, bytes(m.MAX_FRAME_BYTES)),
+        m.Failed(1, m.FailureCode.INVALID, "\ud800"),
+        m.Vocabulary(1, 0, (b"",) * (m.MAX_VOCABULARY_ENTRIES + 1)),
+        m.Vocabulary(1, 0, (bytes(m.MAX_ENTRY_BYTES + 1),)),
+        m.ReadVocabulary(1, -1),
+        "no message",
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_cannot_be_sent_is_our_fault(message):
+    """Wrong types, widths and sizes raise LocalProtocolError before anything is sent."""
+    with pytest.raises(LocalProtocolError):
+        encode(message)
+
+
+def test_the_largest_messages_fit():
+    """The longest prompt, source, list of ids and step fit into one frame."""
+    ids = array("I", bytes(4 * m.MAX_TOKENS_PER_REQUEST))
+    tokens = m.MAX_TOKENS_PER_FRAME
+    for message in (
+        replace(SUBMIT, token_ids=ids, stop_ids=(1,) * m.MAX_STOP_IDS),
+        m.Encoded(1, ids),
+        m.Encode(1, m.SourceKind.TEXT, b"x" * m.MAX_SOURCE_BYTES, 1),
+        m.StepOutput(
+            requests=array("Q", bytes(8 * tokens)),
+            token_ids=array("I", bytes(4 * tokens)),
+            finishes=bytes(tokens),
+        ),
+    ):
+        assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("kind", [Kind.STEP_OUTPUT, Kind.SUBMIT, Kind.VOCABULARY])
+def test_forged_counts_allocate_nothing(kind):
+    """Counts of four thousand million in a small frame are refused without memory for them."""
+    data = frame(kind, b"\xff" * 200)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
+
+
+@given(submit)
+@PROPERTY
+def test_a_decoded_message_shares_no_memory_with_the_frame(message):
+    """Arrays are copies: changing the bytes afterwards changes no message."""
+    data = bytearray(encode(message))
+    decoded = decode(bytes(data))
+    data[:] = bytes(len(data))
+    assert decoded == message
