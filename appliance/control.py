@@ -11,6 +11,7 @@ Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from dataclasses import asdict, dataclass, fields
 
@@ -181,13 +182,14 @@ def receive(sock: socket.socket) -> tuple[Control, tuple[int, ...]] | None:
         ControlError: a malformed message.
     """
     try:
-        data, fds, flags, _ = socket.recv_fds(
-            sock, MAX_DATAGRAM_BYTES + 1, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-        )
+        data, fds, flags, _ = socket.recv_fds(sock, MAX_DATAGRAM_BYTES + 1, MAX_FDS)
     except BlockingIOError:
         raise
     except OSError as error:
         raise ControlError(f"control socket broke: {error.strerror}") from error
+    for fd in fds:
+        # recv_fds of Python 3.11 passes no flags on, so MSG_CMSG_CLOEXEC would be lost.
+        os.set_inheritable(fd, False)
     if not data:
         return None
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from isolation.errors import SandboxStartError
-from isolation.spec import GUEST_UID, SandboxSpec
+from isolation.spec import GUEST_UID, RESERVED_TARGETS, SandboxSpec
 
 OCI_VERSION = "1.0.2"
 _SKELETON_MODE = 0o755
@@ -159,7 +159,7 @@ def _make_skeleton(root: Path, spec: SandboxSpec) -> None:
     """
     _make_directory(root)
     targets = {mount.target: mount.source for mount in spec.all_mounts()}
-    for target in ("/proc", "/sys", "/dev", "/tmp"):  # noqa: S108
+    for target in RESERVED_TARGETS:
         _make_directory(root / target[1:])
     for target, source in targets.items():
         if not source.exists():

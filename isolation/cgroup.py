@@ -75,13 +75,19 @@ class Cgroup:
                     ) from error
 
     def add(self, pids: Iterable[int]) -> None:
-        """Move processes in; those that have ended meanwhile are skipped."""
+        """Move processes in; those that have ended meanwhile are skipped.
+
+        Raises:
+            IsolationError: the kernel refuses.
+        """
         for pid in pids:
             for directory in self._unique:
                 try:
                     (directory / "cgroup.procs").write_text(str(pid))
                 except ProcessLookupError:
                     break
+                except OSError as error:
+                    raise IsolationError(f"process {pid} cannot join {directory}: {error.strerror}") from error
 
     def members(self) -> frozenset[int]:
         """Processes that are in it now."""

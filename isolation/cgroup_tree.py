@@ -45,7 +45,7 @@ class CgroupTree:
         own = parse_own_groups(Path("/proc/self/cgroup").read_text())
         unified = _own_directory(mounts, own, "")
         if unified is not None and "memory" in words(unified / "cgroup.controllers"):
-            return cls._detect_v2(_delegated_base(unified), name)
+            return cls.make_v2(_delegated_base(unified), name)
         directories = {name: _own_directory(mounts, own, name) for name in CONTROLLERS}
         return cls.make_v1({key: path for key, path in directories.items() if path}, name)
 
@@ -65,7 +65,7 @@ class CgroupTree:
         return cls(parents, support)
 
     @classmethod
-    def _detect_v2(cls, base: Path, name: str) -> CgroupTree:
+    def make_v2(cls, base: Path, name: str) -> CgroupTree:
         leaf, parent = base / _LEAF, base / name
         try:
             leaf.mkdir(exist_ok=True)

@@ -38,6 +38,10 @@ _VERB_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 20.0
 """After SIGKILL the kernel frees the sandbox's memory: 1.6 s for some GiB, more under load."""
 _POLL_S = 0.005
+_RIGHTS_HINT = (
+    "runsc needs root with CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SYS_CHROOT,"
+    " or no root and a machine that allows user namespaces"
+)
 _MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path; with a longer one runsc would silently use a world-writable directory."""
 
@@ -92,21 +96,20 @@ class GvisorRuntime:
             undo.callback(cgroup.delete)
             log = LogPipe(spec.name, on_line)
             undo.callback(log.close)
+            undo.callback(self._remove_state, spec.name)
             try:
                 claim, family = self._create(spec.name, bundle, cgroup, log)
             except ProcessError as error:
-                self._remove_state(spec.name)
-                raise SandboxStartError(explain_failure(spec.name, error, bundle, log)) from error
+                log.close()  # reads to the end what runsc has said
+                raise start_error(spec.name, error, bundle, log) from error
             undo.pop_all()
         sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim, family))
         try:
             run(self._command.start(spec.name), timeout_s=_VERB_TIMEOUT_S)
         except BaseException as error:
-            reason = explain_failure(spec.name, error, bundle, log)
+            why = start_error(spec.name, error, bundle, log) if isinstance(error, ProcessError) else error
             sandbox.delete()
-            if isinstance(error, ProcessError):
-                raise SandboxStartError(reason) from error
-            raise
+            raise why from error
         return sandbox
 
     def _create(self, name: str, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> tuple[Claim, frozenset[int]]:
@@ -249,24 +252,26 @@ class GvisorSandbox:
         with self._lock:
             if self._deleted:
                 return
-            family = self._parts.family | (descendants(self.pid) if self.poll() is None else set())
+            parts = self._parts
+            family = parts.family | (descendants(self.pid) if self.poll() is None else set())
             self.kill()
             if self.wait(_END_TIMEOUT_S) is None:
                 raise SandboxTimeoutError(f"sandbox {self.name} does not end after SIGKILL")
-            self._runtime.remove(self.name, family)
-            self._parts.log.close()
-            self._parts.cgroup.delete()
-            self._parts.bundle.delete()
-            self._runtime.release(self._parts.claim)
+            with ExitStack() as steps:  # last first, and each even when one before it failed
+                steps.callback(self._runtime.release, parts.claim)
+                steps.callback(parts.bundle.delete)
+                steps.callback(parts.cgroup.delete)
+                steps.callback(parts.log.close)
+                steps.callback(self._runtime.remove, self.name, family)
             self._deleted = True
 
 
-def explain_failure(name: str, error: BaseException, bundle: Bundle, log: LogPipe) -> str:
-    """Why a sandbox did not come up: the command, what was printed, what runsc logged."""
-    said = " | ".join(log.tail()[-5:])
-    logged = " | ".join(_logged_errors(bundle.log_file)[-3:])
-    parts = [f"sandbox {name} did not come up: {error}", said, logged]
-    return "; ".join(part for part in parts if part)
+def start_error(name: str, error: ProcessError, bundle: Bundle, log: LogPipe) -> SandboxStartError:
+    """Why a sandbox did not come up: the command, what was printed, what runsc logged, and the mend if known."""
+    said = dict.fromkeys((*log.tail()[-5:], *_logged_errors(bundle.log_file)[-3:]))
+    message = "; ".join((f"sandbox {name} did not come up: {error}", *said))
+    hint = _RIGHTS_HINT if "operation not permitted" in message else ""
+    return SandboxStartError(message, hint=hint)
 
 
 def _logged_errors(path: Path) -> list[str]:

@@ -19,6 +19,9 @@ GUEST_UID = 65_532
 MIN_PIDS = 1_024
 """The pids limit counts host threads of the sentry and its stubs; at 64 a sandbox dies without a word (measured)."""
 
+RESERVED_TARGETS = ("/proc", "/sys", "/dev", "/tmp")  # noqa: S108 - paths inside the sandbox
+"""What gVisor makes in every sandbox; nothing of the host goes there."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
 """Names become directory, cgroup and container names and part of a socket path (108 bytes in all)."""
 
@@ -41,6 +44,8 @@ class Mount:
             raise IsolationError(f"mount source {self.source} is not absolute")
         if not is_normal(self.target) or self.target == "/":
             raise IsolationError(f"mount target {self.target!r} is not an absolute, normal path")
+        if "/" + self.target.split("/")[1] in RESERVED_TARGETS:
+            raise IsolationError(f"mount target {self.target} lies in a directory that the sandbox makes itself")
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class LogPipe:
     def __init__(self, name: str, on_line: LineCallback | None = None, keep: int = 200) -> None:
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=keep)
+        self._lines_lock = threading.Lock()
         self._read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read_fd, False)
@@ -109,7 +110,8 @@ class LogPipe:
 
     def tail(self) -> tuple[str, ...]:
         """The last lines, oldest first."""
-        return tuple(self._lines)
+        with self._lines_lock:
+            return tuple(self._lines)
 
     def close_write(self) -> None:
         """Close our copy of the writing end, once the sandbox has its own; else its end is never seen."""
@@ -161,6 +163,7 @@ class LogPipe:
 
     def _tell(self, lines: list[str]) -> None:
         for line in lines:
-            self._lines.append(line)
+            with self._lines_lock:
+                self._lines.append(line)
             if self._on_line is not None:
                 self._on_line(line)

@@ -24,6 +24,7 @@ from grpc_status import rpc_status
 from appliance.api import grpc_errors, grpc_messages, http_headers
 from appliance.api.auth import Auth, Resolver
 from appliance.api.cut import Cut
+from appliance.api.defect import log_defect
 from appliance.api.generated import inference_pb2 as pb
 from appliance.api.limits import Stamp
 from appliance.errors import (
@@ -144,7 +145,8 @@ class GrpcFrontEnd:
         except grpc.aio.BaseError:
             raise  # an abort under way, or a call that grpc itself has ended
         except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect shows its request id, nothing else
-            request_id = self._record(call, error)
+            request_id = call.request_id or self._record(call, error)
+            log_defect(error, request_id)
             shown = InternalError(f"internal error; the operator finds it under request id {request_id}")
         await call.context.abort_with_status(rpc_status.to_status(grpc_errors.status_of(shown, request_id)))
         return None

@@ -15,6 +15,7 @@ from starlette.routing import Route as StarletteRoute
 
 from appliance.api import http_headers
 from appliance.api.auth import Auth, Resolver
+from appliance.api.defect import log_defect
 from appliance.api.http_body import ClientGoneError, Receive
 from appliance.api.http_exchange import Exchange, Send
 from appliance.api.http_generate import Generation
@@ -26,6 +27,7 @@ from appliance.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     ModelNotFoundError,
+    RateLimitedError,
     RouteNotFoundError,
     UnavailableError,
 )
@@ -84,7 +86,8 @@ class HttpFrontEnd:
             request_id = exchange.request_id or self._record(exchange, error)
             await self._fail(exchange, error, request_id)
         except Exception as error:  # noqa: BLE001 - the HTTP boundary: a defect shows its request id, nothing else
-            request_id = self._record(exchange, error)
+            request_id = exchange.request_id or self._record(exchange, error)
+            log_defect(error, request_id)
             shown = InternalError(f"internal error; the operator finds it under request id {request_id}")
             await self._fail(exchange, shown, request_id)
 
@@ -124,7 +127,7 @@ class HttpFrontEnd:
 
     async def _fail(self, exchange: Exchange, error: ApplianceError, request_id: str) -> None:
         rates: http_headers.Headers = []
-        if exchange.principal is not None and not isinstance(error, InternalError):
+        if exchange.principal is not None and isinstance(error, RateLimitedError):
             rates = http_headers.rates(self._service.rates(exchange.principal))
         await exchange.fail(error, request_id, rates)
 

@@ -29,8 +29,8 @@ from appliance.errors import ConfigError
 KEY_PREFIX = "ath"
 """First part of every key: secret scanners find a leaked one by it."""
 
-KEY_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-"""A key id: a DNS label (RFC 1123), so that it reads well in a policy and holds no underscore."""
+KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""A key id, as the policy spells one after ``key:``. It may hold an underscore: the secret is the last 64 digits."""
 
 SECRET_BYTES = 32
 """Random bytes of a secret; written as 64 hex digits."""
@@ -100,7 +100,7 @@ def issue(key_id: str, pepper: bytes) -> tuple[str, bytes]:
         ConfigError: the id or the pepper cannot be used.
     """
     if not KEY_ID.fullmatch(key_id):
-        raise ConfigError("the key id is not usable; take 1 to 63 lower-case letters, digits and inner hyphens")
+        raise ConfigError("the key id is not usable; take 1 to 63 letters, digits, dots, dashes and underscores")
     if len(pepper) < PEPPER_BYTES:
         raise ConfigError(f"the pepper has {len(pepper)} bytes; it needs {PEPPER_BYTES} random ones")
     secret = secrets.token_hex(SECRET_BYTES)

@@ -50,11 +50,11 @@ def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:
     usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
     console.print()
     title, _, rest = (command.help or "").strip().partition("\n")
-    console.print(Padding(Text(title, "bold"), (0, 0, 0, 1)))
+    console.print(Text(f" {title}", "bold"))
     if rest.strip():
         paragraphs = (" ".join(part.split()) for part in rest.strip().split("\n\n"))
         for paragraph in paragraphs:
-            console.print(Padding(Text(paragraph), (1, 0, 0, 1)))
+            console.print(Padding(Text(paragraph), (1, 0, 0, 1), expand=False))
     _section(console, "Usage", [(usage, "")])
     sections: list[tuple[str, list[Row]]] = []
     if isinstance(command, HelpGroup):
@@ -69,7 +69,6 @@ def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:
         sections += [("Options", options), ("Examples", examples)]
     for name, rows in sections:
         _section(console, name, rows)
-    console.print()
 
 
 def _command_sections(group: HelpGroup, ctx: Any) -> Iterator[tuple[str, list[Row]]]:
@@ -98,14 +97,14 @@ def _section(console: Console, name: str, rows: list[Row]) -> None:
     column = max(len(left) for left, _ in rows)
     if column > console.width // 2 or not any(right for _, right in rows):
         for text in _stacked(rows):
-            console.print(Padding(text, (0, 0, 0, 3)))
+            console.print(Padding(text, (0, 0, 0, 3), expand=False))
         return
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(no_wrap=True, min_width=12)
     table.add_column()
     for left, right in rows:
-        table.add_row(Text(left, "bold" if name not in ("Examples",) else ""), Text(right))
-    console.print(Padding(table, (0, 0, 0, 3)))
+        table.add_row(Text(left, "bold"), Text(right))
+    console.print(Padding(table, (0, 0, 0, 3), expand=False))
 
 
 def _stacked(rows: Iterable[Row]) -> Iterator[Text]:

@@ -12,17 +12,12 @@ class StepBudget:
         self.tokens = max_num_batched_tokens
 
     def spend(self, tokens: int) -> None:
-        """Take tokens out of the budget; the caller has asked for no more than is left."""
+        """Take tokens out of the budget; no more than are left."""
         assert 0 <= tokens <= self.tokens, "a step beyond its token budget"
         self.tokens -= tokens
 
     def chunk(self, wanted: int) -> int:
         """Spend as much of ``wanted`` as is left and say how much that is."""
         granted = min(wanted, self.tokens)
-        self.tokens -= granted
+        self.spend(granted)
         return granted
-
-
-def fair_seats(max_num_seqs: int, weight: int, total_weight: int) -> int:
-    """Rows that an account may count on while ``total_weight`` of accounts is active; at least one."""
-    return max(1, max_num_seqs * weight // total_weight)

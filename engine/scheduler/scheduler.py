@@ -24,20 +24,15 @@ and fro.
 from __future__ import annotations
 
 from engine.errors import RequestRejectedError
-from engine.kv.block_pool import TRANSIENT, BlockPool
+from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
-from engine.request import NO_ROW, Request, Status
-from engine.scheduler.budget import StepBudget, fair_seats
+from engine.request import Request, Status
+from engine.scheduler.budget import StepBudget
 from engine.scheduler.fairness import Account, Accounts
 from engine.scheduler.limits import SchedulerLimits, check_submit
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
-from isolation.ipc.messages import (
-    FailureCode,
-    Finish,
-    RequestFailure,
-    Started,
-    Submit,
-)
+from engine.scheduler.running import Running, age, owner_of
+from isolation.ipc.messages import FailureCode, Finish, RequestFailure, Started, Submit
 
 RESERVE_FRACTION = 16
 """One block a decoding request is kept free at admission, but at most this fraction of the pool: so that a request
@@ -57,11 +52,8 @@ class Scheduler:
         self._pool = pool
         self._cache = cache
         self._accounts = Accounts()
+        self._running = Running(limits, pool)
         self._live: dict[int, Request] = {}
-        self._rows: list[Request | None] = [None] * limits.max_num_seqs
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._decoding: list[Request] = []
-        self._num_prefilling = 0
         self._num_waiting = 0
         self._next_order = 0
         self._starts: list[Started] = []
@@ -69,7 +61,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that hold a row."""
-        return self.limits.max_num_seqs - len(self._free_rows)
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -95,6 +87,7 @@ class Scheduler:
         limits = self.limits
         check_submit(submit, limits)
         if submit.request in self._live:
+            # An id names one request; whoever reuses it loses both, so no token can go to the wrong one.
             self.abort(submit.request)
             raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
         if self._num_waiting >= limits.max_waiting:
@@ -120,10 +113,11 @@ class Scheduler:
         if request.status is Status.WAITING:
             request.account.waiting.remove(request)
             self._num_waiting -= 1
-            self._end(request)
+            request.status = Status.FINISHED
         else:
-            self._finish(request)
-            self._drop_finished()
+            self._running.vacate(request, Status.FINISHED)
+            self._running.sweep()
+        self._leave(request)
         return True
 
     def schedule(self, *, now_ns: int) -> StepPlan | None:
@@ -131,11 +125,14 @@ class Scheduler:
         if not self.has_work:
             return None
         plan = StepPlan()
-        if self._num_waiting and not self._free_rows:
-            self._take_back_seat()
+        running = self._running
+        if self._num_waiting and not running.has_free_row:
+            victim = running.choose_for_seat(self._accounts)
+            if victim is not None:
+                self._preempt(victim)
         crowded = self._grow_decodes(plan)
-        plan.decode_rows = [request.row for request in self._decoding]
-        if self._num_waiting or self._num_prefilling:
+        plan.decode_rows = [request.row for request in running.decoding]
+        if self._num_waiting or running.num_prefilling:
             budget = StepBudget(self.limits.max_num_batched_tokens)
             budget.spend(len(plan.decode_rows))
             self._fill_with_prefills(plan, budget, admit=not crowded, now_ns=now_ns)
@@ -146,108 +143,55 @@ class Scheduler:
         """Take the sampled ids of a plan back: one for each of its ``sample_rows``, ``FAILED`` for a broken row."""
         result = StepResult(starts=self._starts)
         self._starts = []
-        num_decodes = len(plan.decode_rows)
         ended = self._commit_decodes(plan.decode_rows, token_ids, result)
-        place = num_decodes
+        place = len(plan.decode_rows)
         for chunk in plan.prefills:
-            request = self._row(chunk.row)
+            request = self._running.at(chunk.row)
             request.num_computed += chunk.length
             self._register(request)
             if chunk.last:
-                self._decoding.append(request)
+                self._running.decoding.append(request)
                 ended |= self._take_token(request, token_ids[place], place, result)
                 place += 1
         assert place == len(token_ids), "one token for each row that samples"
         if ended:
-            self._drop_finished()
+            self._running.sweep()
         return result
 
     def check_integrity(self) -> None:
-        """Assert that rows, queues, tables and pool agree; linear in the pool."""
-        self._pool.check_integrity()
-        holders: dict[int, int] = {}
-        running = [request for request in self._rows if request is not None]
-        for request in running:
-            assert request.status is Status.RUNNING, "a row of a request that does not run"
-            assert len(request.blocks) * self.limits.block_size == request.capacity
-            assert request.num_computed <= request.capacity
-            for block in request.blocks:
-                holders[block] = holders.get(block, 0) + 1
-                owner = TRANSIENT if not request.retain else request.namespace
-                assert self._pool.owner(block) in (owner, TRANSIENT), "a block in another namespace's table"
-        for block in range(1, self._pool.num_blocks + 1):
-            assert self._pool.refs(block) == holders.get(block, 0), "reference counts and tables disagree"
+        """Assert that queues, rows, tables and pool agree, between two steps; linear in the pool."""
+        self._running.check_integrity()
         waiting = [request for account in self._accounts for request in account.waiting]
         assert len(waiting) == self._num_waiting
-        assert len(waiting) + len(running) == len(self._live), "a live request is nowhere"
-        assert len(running) == self.num_running == len(self._decoding) + self._num_prefilling
+        assert len(waiting) + len(self._running) == len(self._live), "a live request is nowhere"
         for account in self._accounts:
             orders = [request.order for request in account.waiting]
             assert orders == sorted(orders), "a queue out of order"
             assert account.num_running + len(account.waiting) == account.num_live
 
-    # Decoding.
-
     def _grow_decodes(self, plan: StepPlan) -> bool:
-        """Give a block to every decoding request that needs one. Says whether one had to be preempted."""
-        needy = [request for request in self._decoding if request.num_computed == request.capacity]
-        if not needy:
-            return False
+        """Give a block to every decoding request that needs one, the oldest first. Says whether one had to be
+        preempted."""
+        running = self._running
+        needy = [request for request in running.decoding if request.num_computed == request.capacity]
         crowded = len(needy) > self._pool.num_available
         if crowded:
-            needy.sort(key=_order)
+            needy.sort(key=age)
         for request in needy:
             while request.status is Status.RUNNING and not self._pool.num_available:
-                self._preempt(self._choose_victim())
+                self._preempt(running.choose_for_blocks())
             if request.status is Status.RUNNING:
-                self._grow(request, plan)
+                plan.grown_rows.append(request.row)
+                plan.grown_indices.append(len(request.blocks))
+                plan.grown_blocks.append(running.grow(request))
         return crowded
 
-    def _grow(self, request: Request, plan: StepPlan) -> None:
-        (block,) = self._pool.take(1, _owner(request))
-        plan.grown_rows.append(request.row)
-        plan.grown_indices.append(len(request.blocks))
-        plan.grown_blocks.append(block)
-        request.blocks.append(block)
-        request.capacity += self.limits.block_size
-
-    def _choose_victim(self) -> Request:
-        """The youngest request of the account with the most service; never the oldest running request of all."""
-        running = [request for request in self._rows if request is not None]
-        oldest = min(running, key=_order)
-        assert len(running) > 1, "the oldest request fits the pool alone"
-        return max(
-            (request for request in running if request is not oldest),
-            key=lambda request: (request.account.service, request.order),
-        )
-
     def _preempt(self, request: Request) -> None:
-        self._vacate(request)
-        request.status = Status.WAITING
+        """Send a running request back to its queue; its tokens stay, its blocks are computed again later."""
+        self._running.vacate(request, Status.WAITING)
+        self._running.sweep()
         self._num_waiting += 1
         request.account.push(request)
-        self._drop_finished()
-
-    def _take_back_seat(self) -> None:
-        """Preempt for an account below its share of rows, when another is above its own and was served more."""
-        poor = self._accounts.least_served(waiting=True)
-        if poor is None or not poor.waiting:
-            return
-        total = self._accounts.total_weight
-        seats = self.limits.max_num_seqs
-        if poor.num_running >= fair_seats(seats, poor.weight, total):
-            return
-        rich = [
-            account
-            for account in self._accounts
-            if account.num_running > fair_seats(seats, account.weight, total) and account.service > poor.service
-        ]
-        if rich:
-            account = max(rich, key=lambda one: one.service)
-            held = [request for request in self._rows if request is not None and request.account is account]
-            self._preempt(max(held, key=_order))
-
-    # Prefilling.
 
     def _fill_with_prefills(self, plan: StepPlan, budget: StepBudget, *, admit: bool, now_ns: int) -> None:
         """Hand out the rest of the budget, chunk by chunk, to the account with the least service."""
@@ -262,55 +206,30 @@ class Scheduler:
             assert request is not None
             left = request.num_uncomputed
             length = budget.chunk(left)
-            last = length == left
-            plan.prefills.append(Chunk(request.row, request.num_computed, length, last))
-            if last:
-                account.prefilling = None
-                self._num_prefilling -= 1
+            plan.prefills.append(Chunk(request.row, request.num_computed, length, length == left))
+            if length == left:
+                self._running.end_prefill(request)
 
     def _admit(self, account: Account, plan: StepPlan, now_ns: int) -> bool:
         """Give the account's oldest waiting request a row and all blocks that its known tokens need."""
         request = account.waiting[0]
-        if not self._free_rows:
+        if not self._running.has_free_row:
             return False
         shared = self._cache.match(request) if self._may_share(request) else []
         wanted = -(-request.num_tokens // self.limits.block_size) - len(shared)
         revived = sum(1 for block in shared if self._pool.refs(block) == 0)
-        reserve = min(len(self._decoding), self._pool.num_blocks // RESERVE_FRACTION)
+        reserve = min(len(self._running.decoding), self._pool.num_blocks // RESERVE_FRACTION)
         if wanted + revived + reserve > self._pool.num_available:
             return False
         for block in shared:
             self._pool.hold(block)
         account.waiting.popleft()
         self._num_waiting -= 1
-        request.blocks = shared + self._pool.take(wanted, _owner(request))
-        request.capacity = len(request.blocks) * self.limits.block_size
-        request.num_computed = len(shared) * self.limits.block_size
-        request.num_registered = len(shared)
-        self._occupy(request, plan)
+        self._running.occupy(request, shared + self._pool.take(wanted, owner_of(request)), len(shared))
+        plan.admissions.append(_admission(request))
         if not request.started:
             self._start(request, now_ns)
         return True
-
-    def _occupy(self, request: Request, plan: StepPlan) -> None:
-        row = self._free_rows.pop()
-        request.row = row
-        request.status = Status.RUNNING
-        self._rows[row] = request
-        request.account.num_running += 1
-        request.account.prefilling = request
-        self._num_prefilling += 1
-        submit = request.submit
-        plan.admissions.append(
-            Admission(
-                row=row,
-                token_ids=request.token_ids[:],
-                num_prompt=request.num_prompt,
-                sampling=submit.sampling,
-                logprobs=submit.logprobs,
-                blocks=tuple(request.blocks),
-            )
-        )
 
     def _start(self, request: Request, now_ns: int) -> None:
         request.started = True
@@ -318,15 +237,13 @@ class Scheduler:
         queue_us = max(0, now_ns - request.arrival_ns) // 1_000
         self._starts.append(Started(request.request_id, request.num_computed, queue_us))
 
-    # Taking tokens back, and letting go.
-
     def _commit_decodes(self, rows: list[int], token_ids: list[int], result: StepResult) -> bool:
         """Advance every decoding request by its token. Says whether some request ended."""
-        held = self._rows
+        held = self._running.rows
         ended = False
         for place, row in enumerate(rows):
             request = held[row]
-            assert request is not None
+            assert request is not None, "a planned row is empty"
             request.num_computed += 1
             if request.num_computed == request.capacity:
                 self._register(request)
@@ -338,7 +255,8 @@ class Scheduler:
         """Append one sampled id and report it. Says whether the request ended."""
         if token_id == FAILED:
             result.failures.append(RequestFailure(request.request_id, FailureCode.INTERNAL))
-            self._finish(request, poisoned=True)
+            self._running.vacate(request, Status.FINISHED, poisoned=True)
+            self._leave(request)
             return True
         tokens = request.token_ids
         tokens.append(token_id)
@@ -354,7 +272,8 @@ class Scheduler:
         else:
             result.finishes.append(Finish.NONE)
             return False
-        self._finish(request)
+        self._running.vacate(request, Status.FINISHED)
+        self._leave(request)
         return True
 
     def _register(self, request: Request) -> None:
@@ -364,47 +283,18 @@ class Scheduler:
     def _may_share(self, request: Request) -> bool:
         return request.retain and self.limits.prefix_caching
 
-    def _finish(self, request: Request, *, poisoned: bool = False) -> None:
-        """End a running request; a poisoned one leaves nothing behind that could be found again."""
-        self._vacate(request, poisoned=poisoned)
-        self._end(request)
-
-    def _vacate(self, request: Request, *, poisoned: bool = False) -> None:
-        """Take row and blocks away."""
-        if poisoned:
-            self._pool.discard(request.blocks)
-        else:
-            self._pool.release(request.blocks)
-        request.blocks = []
-        request.capacity = 0
-        request.num_computed = 0
-        request.num_registered = 0
-        self._rows[request.row] = None
-        self._free_rows.append(request.row)
-        request.row = NO_ROW
-        account = request.account
-        account.num_running -= 1
-        if account.prefilling is request:
-            account.prefilling = None
-            self._num_prefilling -= 1
-
-    def _end(self, request: Request) -> None:
-        request.status = Status.FINISHED
+    def _leave(self, request: Request) -> None:
         del self._live[request.request_id]
         self._accounts.leave(request)
 
-    def _drop_finished(self) -> None:
-        self._decoding = [request for request in self._decoding if request.status is Status.RUNNING]
 
-    def _row(self, row: int) -> Request:
-        request = self._rows[row]
-        assert request is not None, "a planned row is empty"
-        return request
-
-
-def _order(request: Request) -> int:
-    return request.order
-
-
-def _owner(request: Request) -> bytes:
-    return request.namespace if request.retain else TRANSIENT
+def _admission(request: Request) -> Admission:
+    submit = request.submit
+    return Admission(
+        row=request.row,
+        token_ids=request.token_ids[:],
+        num_prompt=request.num_prompt,
+        sampling=submit.sampling,
+        logprobs=submit.logprobs,
+        blocks=tuple(request.blocks),
+    )

@@ -28,16 +28,26 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.text.marks import ControlTokens, unmark
 
-FILTERS = frozenset(
-    ["abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "wordcount"]
-)
+# fmt: off
+FILTERS = frozenset((
+    "abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
+    "first", "float", "format", "groupby", "indent", "int", "items", "join", "last", "length",
+    "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round",
+    "safe", "select", "selectattr", "slice", "sort", "string", "sum", "title", "tojson", "trim",
+    "truncate", "unique", "upper", "wordcount",
+))
+# fmt: on
 """Jinja's filters that chat templates use or may reasonably use."""
 
 GLOBALS = ("range", "dict", "namespace", "joiner", "cycler")
 
-INSPECTING_METHODS = frozenset(
-    ["startswith", "endswith", "split", "rsplit", "partition", "rpartition", "find", "rfind", "index", "rindex", "count", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "replace", "get"]
-)
+# fmt: off
+INSPECTING_METHODS = frozenset((
+    "startswith", "endswith", "split", "rsplit", "partition", "rpartition", "find", "rfind",
+    "index", "rindex", "count", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix",
+    "replace", "get",
+))
+# fmt: on
 """Methods whose first argument is compared with a text or key and not written out."""
 
 MAX_DATE_FORMAT_CHARACTERS = 64
@@ -115,7 +125,9 @@ def _mark(node: nodes.Node, control: ControlTokens, *, inert: bool) -> None:
     looks = isinstance(node, nodes.Compare | nodes.Test)
     inspected = _inspected_children(node)
     for child in node.iter_child_nodes():
-        _mark(child, control, inert=inert or looks or child in inspected)
+        # Nodes compare by content, hence the identity.
+        bare = inert or looks or any(child is part for part in inspected)
+        _mark(child, control, inert=bare)
     if isinstance(node, nodes.Compare):
         node.expr = _unmarking(node.expr)
         for operand in node.ops:

@@ -1,6 +1,6 @@
 """A small supervisor in a process of its own: boots one sandbox and says as JSON lines what happens.
 
-Arguments: directories for ``sys.path`` (joined by ':'), runsc, run directory, mode, code for the sandbox, its arguments.
+Arguments: directories for ``sys.path`` (joined by ':'), runsc, run directory, mode, the sandbox's code and arguments.
 ``once`` waits for the sandbox's end and deletes it; ``stay`` waits to be killed; ``clean`` only clears up.
 """
 

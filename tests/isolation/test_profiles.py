@@ -1,4 +1,4 @@
-"""Both ways to drive runsc, each in a supervisor process of its own: with root, with four capabilities, without root."""
+"""Each way to drive runsc, in a supervisor process of its own: as root, with four capabilities, without root."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def finish(process) -> list[dict]:
 
 @pytest.mark.parametrize("profile", ["root", "four", "userns"])
 def test_sandbox_under_each_profile(run_dir, runsc_path, profile):
-    """Python runs in the sandbox with no capability, no network and own namespaces; the run directory is empty after."""
+    """Inside: no capability, no network, own namespaces. After: an empty run directory."""
     probe = start(run_dir, runsc_path, "once", PROBE.read_text(), "inside", "1", "192.0.2.1", "9", profile=profile)
     booted, ended, cleaned = finish(probe)
     inside = json.loads(next(line for line in ended["tail"] if line.startswith("{")))

@@ -55,9 +55,7 @@ class Authority:
         return _pem(key), leaf.public_bytes(serialization.Encoding.PEM)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -82,9 +80,7 @@ class Pki:
         """Write the server's files into ``folder``."""
         authority = Authority.create("athanor test")
         key, certificate = authority.issue(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
-        files = TlsFiles(
-            certificate=folder / "server.pem", key=folder / "server.key", client_ca=folder / "ca.pem"
-        )
+        files = TlsFiles(certificate=folder / "server.pem", key=folder / "server.key", client_ca=folder / "ca.pem")
         files.certificate.write_bytes(certificate)
         files.key.write_bytes(key)
         assert files.client_ca is not None

@@ -1,6 +1,5 @@
 """A scripted service and both front ends before it, over real sockets; helpers that more than one test file uses."""
 
-
 from __future__ import annotations
 
 import asyncio
@@ -146,9 +145,7 @@ async def serving(tls: TlsFiles | None = None, **http: object) -> AsyncIterator[
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)
     created = datetime(2026, 1, 1, tzinfo=UTC)
-    keys = KeyTable(
-        PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)}
-    )
+    keys = KeyTable(PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)})
     settings = FrontEndSettings(http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http))
     ready = [True]
     async with serve_front_ends(service, Resolver(service, lambda: keys), settings, lambda: ready[0]) as ends:

@@ -20,7 +20,16 @@ from appliance.request import RateState
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0ms"), (-1, "0ms"), (0.0001, "1ms"), (0.6, "600ms"), (1, "1s"), (59.2, "1m0s"), (360, "6m0s"), (3661, "1h1m1s")],
+    [
+        (0, "0ms"),
+        (-1, "0ms"),
+        (0.0001, "1ms"),
+        (0.6, "600ms"),
+        (1, "1s"),
+        (59.2, "1m0s"),
+        (360, "6m0s"),
+        (3661, "1h1m1s"),
+    ],
 )
 def test_durations_read_as_openais(seconds, text):
     """Milliseconds under a second, then hours, minutes, seconds; rounded up."""
@@ -56,7 +65,9 @@ def test_errors_say_whether_and_when_to_try_again(error, expected):
     assert dict(http_headers.of_error(error)) == expected
 
 
-@pytest.mark.parametrize("values", [["0"], ["-5"], ["1.5"], ["x"], ["99999999"], ["3600001"], ["5", "5"], [""], ["\u0665"]])
+@pytest.mark.parametrize(
+    "values", [["0"], ["-5"], ["1.5"], ["x"], ["99999999"], ["3600001"], ["5", "5"], [""], ["\u0665"]]
+)
 def test_a_bad_deadline_is_refused(values):
     """One whole number of milliseconds within the hour, or a 400."""
     with pytest.raises(InvalidRequestError):

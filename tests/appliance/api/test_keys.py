@@ -28,6 +28,13 @@ def test_an_issued_key_verifies_under_its_pepper_only():
     assert KeyTable(b"q" * 32, table.records).verify(plain, NOW) is None
 
 
+@pytest.mark.parametrize("key_id", ["A.b_c-9", "a_" + "0" * 61, "0"])
+def test_any_id_that_a_policy_can_spell_works(key_id):
+    """Underscores and digits in an id do not blur where the secret begins."""
+    plain, digest = issue(key_id, PEPPER)
+    assert KeyTable(PEPPER, {key_id: KeyRecord(digest, NOW)}).verify(plain, NOW) == key_id
+
+
 def test_keys_have_256_random_bits():
     """Two keys of one id differ, and a secret has 64 hex digits."""
     first, second = issue("a", PEPPER)[0], issue("a", PEPPER)[0]
@@ -42,6 +49,7 @@ def test_keys_have_256_random_bits():
         lambda plain: plain[:-1],
         lambda plain: plain + "0",
         lambda plain: plain.upper(),
+        lambda plain: plain.replace("acme-1", "acme-1_"),
         lambda plain: plain.replace("acme-1", "acme-2"),
         lambda plain: plain[:-1] + ("0" if plain[-1] != "0" else "1"),
         lambda plain: plain.replace("ath_", "sk-"),
@@ -120,7 +128,7 @@ _GOOD = {"hmac_sha256": "00" * 32, "created": "2026-01-01T00:00:00+00:00"}
         '{"keys": []}',
         '{"keys": {}, "more": 1}',
         '{"keys": {"a": {}, "a": {}}}',
-        json.dumps({"keys": {"Bad_Id": _GOOD}}),
+        json.dumps({"keys": {"-bad": _GOOD}}),
         json.dumps({"keys": {"a": {**_GOOD, "hmac_sha256": "zz"}}}),
         json.dumps({"keys": {"a": {**_GOOD, "hmac_sha256": 5}}}),
         json.dumps({"keys": {"a": {**_GOOD, "created": "yesterday"}}}),
@@ -140,7 +148,9 @@ def test_a_bad_file_is_refused_by_type(text):
         parse_records(text)
 
 
-@pytest.mark.parametrize(("key_id", "pepper"), [("", PEPPER), ("A", PEPPER), ("a_b", PEPPER), ("a", b"short")])
+@pytest.mark.parametrize(
+    ("key_id", "pepper"), [("", PEPPER), ("-a", PEPPER), ("a b", PEPPER), ("a" * 64, PEPPER), ("a", b"short")]
+)
 def test_bad_ids_and_peppers_are_refused(key_id, pepper):
     """An id that could not be split off again, or a guessable pepper, issues nothing."""
     with pytest.raises(ConfigError):

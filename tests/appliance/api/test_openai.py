@@ -317,9 +317,7 @@ def test_a_prompt_longer_than_the_text_sandbox_takes_is_refused():
 
 
 NAMES = st.sampled_from(
-    sorted(
-        {*openai._REFUSED, *openai._SERVED[Operation.CHAT], *openai._SERVED[Operation.TEXT_COMPLETION], "user"}
-    )
+    sorted({*openai._REFUSED, *openai._SERVED[Operation.CHAT], *openai._SERVED[Operation.TEXT_COMPLETION], "user"})
 )
 JSON = st.recursive(
     st.none()

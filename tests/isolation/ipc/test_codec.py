@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolation.ipc import codec
 from isolation.ipc import messages as m
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
@@ -194,8 +195,6 @@ def test_a_bound_holds_on_both_sides(message, monkeypatch):
 
 def unchecked(message, monkeypatch) -> bytes:
     """The frame of a peer that checks nothing."""
-    from isolation.ipc import codec
-
     arm = codec._BY_MESSAGE[type(message)]
     with monkeypatch.context() as patch:
         patch.setitem(codec._BY_MESSAGE, type(message), replace(arm, check=lambda _: None))

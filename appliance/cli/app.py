@@ -1,0 +1,79 @@
+"""The ``athanor`` command. Each subcommand lives in a module of its own and imports what is heavy
+only when it runs, so that help and completion are instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from appliance.cli import demo, image, key, policy, reload, serve, status, traces, version
+from appliance.cli.help import HelpCommand, HelpGroup
+
+RUN = "Run"
+WATCH = "Watch"
+GOVERN = "Govern"
+MORE = "More"
+
+EXAMPLES = """
+athanor demo | a first answer, from nothing
+athanor status | sandboxes, tenants, policy
+athanor traces 7f3a9c | one request, phase by phase
+athanor policy check policy.yaml | problems with line and column
+"""
+
+app = typer.Typer(
+    name="athanor",
+    cls=HelpGroup,
+    help="Serve language models to tenants who do not trust each other.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    # Its tracebacks would be long and show what our own errors say better.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=version.callback, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """The root takes no options but these."""
+
+
+def _group(name: str, help_text: str, panel: str) -> typer.Typer:
+    group = typer.Typer(cls=HelpGroup, no_args_is_help=True, rich_markup_mode="rich")
+    app.add_typer(group, name=name, help=help_text, rich_help_panel=panel)
+    return group
+
+
+def _add(panel: str, name: str, function: object, epilog: str, to: typer.Typer = app) -> None:
+    register = to.command(name, cls=HelpCommand, epilog=epilog, rich_help_panel=panel)
+    register(function)  # type: ignore[type-var]  # any function that typer can read
+
+
+_add(RUN, "demo", demo.demo, demo.EXAMPLES)
+_add(RUN, "serve", serve.serve, serve.EXAMPLES)
+_add(WATCH, "status", status.status, status.EXAMPLES)
+_add(WATCH, "traces", traces.traces, traces.EXAMPLES)
+_policy = _group("policy", "Check policy files.", GOVERN)
+_add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
+_add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
+_key = _group("key", "Create API keys.", GOVERN)
+_add("Commands", "create", key.create, key.EXAMPLES, _key)
+_image = _group("image", "Build and verify the sandbox image.", MORE)
+_add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
+_add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)
+_add(MORE, "version", version.version, "")
+
+
+def main() -> None:
+    """The entry point of the ``athanor`` script; ends the process with a code of ``exits``."""
+    app(prog_name="athanor")

@@ -1,0 +1,93 @@
+"""``athanor demo``: the embedded model, two tenants with keys, everything in one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance.cli import exits
+from appliance.cli.console import errors, fail, output
+
+if TYPE_CHECKING:
+    from appliance.demo import DemoReady
+
+EXAMPLES = """
+athanor demo | then paste the command it prints
+athanor demo --http-port 0 --json | free port; one JSON line when ready
+athanor demo --model ./Qwen3-0.6B | another model beside the embedded one
+"""
+
+Port = Annotated[int, typer.Option(min=0, max=65_535)]
+
+
+def demo(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line when ready, for scripts.")
+    ] = False,
+    http_port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="OpenAI API; 0 is any free one.")
+    ] = 8080,
+    grpc_port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="gRPC.")
+    ] = 8081,
+    admin_port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="Metrics, status, traces.")
+    ] = 8082,
+    state_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Keys and policy; kept between starts.")
+    ] = Path(".athanor"),
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="A model folder to serve besides the embedded one; may be repeated.",
+        ),
+    ] = None,
+    unsafe_no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-sandbox",
+            help="Run the engine without gVisor. For development on your own prompts only.",
+        ),
+    ] = False,
+) -> None:
+    """Serve the embedded model to two tenants, in a sandbox.
+
+    Needs no root, no GPU and no configuration. Everything listens on 127.0.0.1. Keys and policy
+    are made at the first start and kept in the state directory; ctrl-c stops it.
+    """
+    from appliance import demo as appliance_demo
+    from appliance.errors import ApplianceError
+
+    options = appliance_demo.DemoOptions(
+        http_port=http_port,
+        grpc_port=grpc_port,
+        admin_port=admin_port,
+        state_dir=state_dir,
+        models=tuple(model or ()),
+        unsafe_no_sandbox=unsafe_no_sandbox,
+    )
+    if not as_json and sys.stderr.isatty():
+        errors().print("starting: sandboxes, model, a first token ...", style="dim")
+    try:
+        code = appliance_demo.run(options, _print_json if as_json else _print_banner)
+    except ApplianceError as error:
+        fail(exits.CANNOT_START, error.message)
+    raise typer.Exit(code)
+
+
+def _print_json(ready: DemoReady) -> None:
+    # A script reads this line through a pipe while we keep running.
+    print(ready.to_json(), flush=True)
+
+
+def _print_banner(ready: DemoReady) -> None:
+    from appliance.cli.banner import print_banner
+
+    print_banner(output(), ready)
+    sys.stdout.flush()

@@ -1,0 +1,7 @@
+"""stub"""
+BUILD_EXAMPLES = ""
+VERIFY_EXAMPLES = ""
+def build() -> None:
+    """Build."""
+def verify() -> None:
+    """Verify."""

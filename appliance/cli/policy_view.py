@@ -1,0 +1,82 @@
+"""Pure: a policy, or what is wrong with one, as something to look at in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from appliance.telemetry.figures import printable
+from policy.errors import Problem
+from policy.model import PolicySet
+
+TAB = 8
+"""Columns of a tab; YAML refuses them for indentation, which is a problem to be shown."""
+
+MIN_LINE = 20
+"""Columns of source text shown at least."""
+
+
+def problem_view(problem: Problem, text: str, width: int) -> RenderableType:
+    """One problem: where, what, and the line of ``text`` with a caret under the column."""
+    where = f"{problem.file}:{problem.line}:{problem.column}"
+    heading = Text.assemble(
+        (printable(where), "bold"), ": ", (printable(problem.path), "cyan") if problem.path else ""
+    )
+    heading.append(": " if problem.path else "")
+    heading.append(printable(problem.message))
+    lines = text.splitlines()
+    if not 0 < problem.line <= len(lines):
+        return Group(heading, "")
+    margin = f"{problem.line:>5} | "
+    source, column = _window(lines[problem.line - 1], problem.column, width - len(margin))
+    caret = Text.assemble(
+        (" " * (len(margin) - 2) + "| ", "dim"), (" " * column + "^", "bold red")
+    )
+    shown = Text.assemble((margin, "dim"), source)
+    shown.no_wrap = caret.no_wrap = True
+    return Group(heading, shown, caret, "")
+
+
+def policy_view(policy: PolicySet) -> RenderableType:
+    """Tenants with what they may use, and the digest by which status and traces name the policy."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for title in ("TENANT", "CLASS", "RETENTION"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for title in ("KEYS", "REQ/MIN", "TOKENS/MIN", "PARALLEL", "CONTEXT", "OUTPUT"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("MODELS", overflow="fold")
+    for tenant in policy.tenants.values():
+        limits = tenant.limits
+        numbers = (
+            len(tenant.credentials),
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+            limits.concurrency,
+            limits.max_context_tokens,
+            limits.max_output_tokens,
+        )
+        table.add_row(
+            Text(printable(tenant.id), "bold"),
+            tenant.isolation_class.value,
+            tenant.retention.value,
+            *(f"{number:,}" for number in numbers),
+            Text(printable(" ".join(tenant.models))),
+        )
+    tenants = len(policy.tenants)
+    good = Text.assemble(
+        ("ok", "bold green"),
+        f"   {tenants} tenant{'' if tenants == 1 else 's'}",
+        (f"   digest {policy.digest[:12]}", "dim"),
+    )
+    return Group(table, "", good) if tenants else good
+
+
+def _window(line: str, column: int, room: int) -> tuple[str, int]:
+    """The part of the line around a 1-based column that fits, and where the caret goes in it."""
+    before = line[: column - 1].expandtabs(TAB)
+    text = printable(line.expandtabs(TAB))
+    room = max(room, MIN_LINE)
+    at = len(before)
+    start = max(0, min(at - room // 2, len(text) - room)) if len(text) > room else 0
+    return text[start : start + room], min(at - start, room - 1)

@@ -1,0 +1,49 @@
+"""``athanor reload``: put an edited policy in force, or learn why not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from appliance.cli import exits
+from appliance.cli.admin_client import DEFAULT_ADMIN, ask
+from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.options import Admin, Output
+
+EXAMPLES = """
+athanor reload | exit code 0: in force; 1: nothing changed
+athanor policy check policy.yaml && athanor reload | look before
+"""
+
+CONFLICT = 409
+"""HTTP status of a reload that changed nothing."""
+
+
+def reload(
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the outcome.")
+    ] = 60.0,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Put an edited policy in force.
+
+    Reads policy and keys anew and waits for the outcome. All or nothing: with a problem in any
+    file the policy before stays in force. Requests that run are not touched.
+    """
+    from rich.text import Text
+
+    from appliance.cli.read import read
+    from appliance.status import ReloadOutcome
+    from appliance.telemetry.figures import printable
+
+    answer = ask(admin, "/reload", "POST", timeout)
+    outcome = read(ReloadOutcome, answer, CONFLICT)
+    if output_format is Format.JSON:
+        print_json(answer.body)
+        raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)
+    if outcome.ok:
+        output().print(Text.assemble(("reloaded ", "green"), printable(outcome.message)))
+        return
+    fail(exits.REFUSED, "\n".join([outcome.message, *outcome.problems]))

@@ -1,0 +1,137 @@
+"""Pure: an appliance's status as something to look at in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from appliance.status import (
+    ApplianceStatus,
+    EngineStatus,
+    ModelStatus,
+    PolicyStatus,
+    TenantStatus,
+    TextStatus,
+    is_unsafe,
+    runs_unsafe,
+)
+from appliance.telemetry.figures import NS, clock, count, duration, printable
+
+WIDE = 100
+"""Columns from which on process ids and sandbox kinds are shown."""
+
+DIGEST_CHARACTERS = 12
+"""Of a policy digest: enough to tell two apart."""
+
+_STATE_STYLES = {"ready": "green", "failed": "bold red", "stopped": "red"}
+"""All other states are on their way somewhere: yellow."""
+
+
+def status_view(status: ApplianceStatus, now: float) -> RenderableType:
+    """The whole status; ``now`` is Unix time, for how long it has been up."""
+    parts: list[RenderableType] = [""]
+    if runs_unsafe(status):
+        parts += [_Unsafe(), ""]
+    heading = Text.assemble(
+        (f"athanor {printable(status.version)}", "bold"),
+        f"   up {duration(max(0.0, now - status.started_at))}   ",
+        ("sandbox ", "dim"),
+        (printable(status.sandbox), "bold red" if is_unsafe(status.sandbox) else ""),
+    )
+    parts += [heading, Text(printable(status.cgroup), "dim"), ""]
+    parts += [_Models(status.models), "", _tenants(status.tenants), "", _policy(status.policy), ""]
+    return Group(*parts)
+
+
+def unsafe_warning(width: int) -> Text:
+    """The loud line of an appliance that runs engines without a sandbox."""
+    text = "NO SANDBOX: models and prompts run with the rights of this user"
+    return Text(f" {text} ".ljust(width)[:width], "bold white on red", no_wrap=True)
+
+
+class _Unsafe:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield unsafe_warning(options.max_width)
+
+
+class _Models:
+    """Two lines a model, its engine and its text sandbox; fewer columns on a narrow terminal."""
+
+    def __init__(self, models: tuple[ModelStatus, ...]) -> None:
+        self._models = models
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE
+        table = _table("MODEL", "ROOM", "STATE", *(("SANDBOX",) if wide else ()))
+        numbers = ("PID", "UP", "RESTARTS", "RUNNING", "WAITING", "KV FREE")
+        for title in numbers if wide else numbers[1:]:
+            table.add_column(title, justify="right", no_wrap=True)
+        for model in self._models:
+            table.add_row(*_room(printable(model.name), "engine", model.engine, wide))
+            table.add_row(*_room("", "text", model.text, wide))
+        yield table
+
+
+def _room(name: str, room: str, one: EngineStatus | TextStatus, wide: bool) -> Iterator[Text]:
+    yield Text(name, "bold")
+    yield Text(room)
+    yield Text(printable(one.state), _STATE_STYLES.get(one.state, "yellow"))
+    if wide:
+        yield Text(printable(one.kind), "bold red" if is_unsafe(one.kind) else "")
+        yield Text("-" if one.pid is None else str(one.pid), "dim")
+    yield Text(duration(one.uptime_s))
+    yield Text(count(one.restarts), "yellow" if one.restarts else "dim")
+    if isinstance(one, EngineStatus):
+        yield _number(one.running)
+        yield _number(one.waiting)
+        share = f"{100 * one.free_blocks / one.num_blocks:.0f} %" if one.num_blocks else "-"
+        yield Text(f"{share} of {one.num_blocks:,}" if wide and one.num_blocks else share)
+    else:
+        yield from (Text(), Text(), Text())
+
+
+def _tenants(tenants: tuple[TenantStatus, ...]) -> RenderableType:
+    counted = any(one.requests is not None for one in tenants)
+    table = _table("TENANT", "CLASS")
+    titles = ("IN FLIGHT", "REQUESTS", "REFUSED", "TOKENS")
+    for title in titles if counted else titles[:1]:
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in tenants:
+        limit = f" of {one.max_in_flight:,}" if one.max_in_flight is not None else ""
+        cells = [Text(f"{one.in_flight:,}{limit}", "" if one.in_flight else "dim")]
+        if counted:
+            cells += [_number(one.requests), _number(one.refused), _number(one.tokens)]
+        name = Text(printable(one.id), "bold")
+        table.add_row(name, Text(printable(one.isolation_class)), *cells)
+    return table
+
+
+def _policy(policy: PolicyStatus) -> RenderableType:
+    loaded = clock(int(policy.loaded_at * NS), date=True)
+    text = Text.assemble(
+        ("POLICY  ", "dim"),
+        printable(policy.digest[:DIGEST_CHARACTERS]),
+        (f"   loaded {loaded}", "dim"),
+        f"\n        {printable(policy.file)}",
+    )
+    if policy.last_error is None:
+        return text
+    error = Text.assemble(
+        ("the last reload changed nothing: ", "bold red"), printable(policy.last_error)
+    )
+    return Group(text, Padding(error, (0, 0, 0, 8)))
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for title in titles:
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _number(number: int | None) -> Text:
+    return Text(count(number), "" if number else "dim")

@@ -1,0 +1,79 @@
+"""``athanor traces``: the last requests as a table, or one of them as a waterfall."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from appliance.cli import exits
+from appliance.cli.admin_client import DEFAULT_ADMIN, Answer, ask
+from appliance.cli.console import Format, errors, output, print_json
+from appliance.cli.options import Admin, Output
+
+EXAMPLES = """
+athanor traces | the last 20 requests
+athanor traces 7f3a9c | one, by the beginning of its id
+athanor traces -o json --limit 500 | for scripts
+"""
+
+MULTIPLE = 300
+"""HTTP status of an id that names several requests."""
+
+
+def traces(
+    wanted: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            show_default=False,
+            help="Request or trace id, or the first 6 digits and more of one.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=512, help="How many to list.")
+    ] = 20,
+    admin: Admin = DEFAULT_ADMIN,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """List the last requests, or show one as a waterfall."""
+    if wanted is None:
+        answer = ask(admin, f"/traces?limit={limit}")
+        _show_list(answer, output_format)
+        return
+    answer = ask(admin, f"/traces/{quote(wanted, safe='')}")
+    if answer.status == MULTIPLE:
+        _show_list(answer, output_format)
+        errors().print("the id names several requests; give one of these ids", style="yellow")
+        raise typer.Exit(exits.REFUSED)
+    _show_one(answer, output_format)
+
+
+def _show_list(answer: Answer, output_format: Format) -> None:
+    from appliance.cli.read import read
+    from appliance.telemetry.store import TraceList
+    from appliance.telemetry.waterfall import trace_table
+
+    listed = read(TraceList, answer, MULTIPLE)
+    if output_format is Format.JSON:
+        print_json(answer.body)
+    elif listed.traces:
+        output().print(trace_table(listed.traces))
+    else:
+        errors().print("no requests yet", style="dim")
+
+
+def _show_one(answer: Answer, output_format: Format) -> None:
+    from appliance.cli.read import read
+    from appliance.telemetry.store import StoredTrace
+    from appliance.telemetry.waterfall import waterfall
+
+    trace = read(StoredTrace, answer)
+    if output_format is Format.JSON:
+        print_json(answer.body)
+        return
+    console = output()
+    console.print()
+    console.print(waterfall(trace))
+    console.print()

@@ -1,0 +1,43 @@
+"""``athanor version``: what exactly is installed, for a report of a problem."""
+
+from __future__ import annotations
+
+import typer
+
+from appliance.cli.console import Format, output, print_json
+from appliance.cli.options import Output
+from appliance.version import VERSION
+
+
+def version(output_format: Output = Format.TABLE) -> None:
+    """Show the version of the appliance and of what it stands on."""
+    import platform
+
+    from appliance.telemetry.names import SCHEMA_URL
+    from isolation.ipc.messages import PROTOCOL_VERSION
+
+    facts = {
+        "athanor": VERSION,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "wire_protocol": str(PROTOCOL_VERSION),
+        "semantic_conventions": SCHEMA_URL.rpartition("/")[2],
+    }
+    if output_format is Format.JSON:
+        print_json(facts)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for name, value in facts.items():
+        table.add_row(Text(name.replace("_", " "), "dim"), Text(value))
+    output().print(table)
+
+
+def callback(wanted: bool) -> None:
+    """``--version``: one line, then the end."""
+    if wanted:
+        typer.echo(f"athanor {VERSION}")
+        raise typer.Exit

@@ -1,0 +1,98 @@
+"""``python -m engine.text /ipc/host.sock``: the program of the text sandbox.
+
+It connects to the host, loads what its configuration names, tries it, says ``TextReady``, and then
+answers jobs one by one in the order they come. The queue is the ring itself, so a host that asks
+faster than the worker answers finds the ring full. ``Drain`` ends it.
+
+Exit status: 0 drained, 1 the host went away or spoke out of turn, 2 wrong usage, 3 the
+configuration or the model cannot be used. Each but the first says why in one line on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from engine.attach import attach
+from engine.config import TextConfig
+from engine.errors import ConfigurationError, ModelLoadError
+from engine.text.worker import TextWorker, load_worker
+from isolation.ipc.channel import Channel
+from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull
+from isolation.ipc.messages import Decode, Drain, Encode, Message, ReadVocabulary, Role
+
+EXIT_DRAINED = 0
+EXIT_HOST = 1
+EXIT_USAGE = 2
+EXIT_LOAD = 3
+
+RECEIVE_LIMIT = 16
+"""Messages taken out of the ring at once; few, so that the ring stays the queue."""
+
+IDLE_WAIT_S = 10.0
+"""Longest sleep without work; the channel wakes the loop when a message comes."""
+
+ROOM_WAIT_S = 0.002
+"""Pause between attempts to send into a full ring; a sandbox rounds shorter sleeps up."""
+
+SEND_TIMEOUT_S = 30.0
+"""How long a full ring is waited for: longer than any pause of a live host."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the worker; the arguments are the path of the host's socket. Returns the exit status."""
+    if len(arguments) != 1:
+        return _fail(EXIT_USAGE, "usage: python -m engine.text SOCKET")
+    try:
+        channel, configuration = attach(arguments[0], Role.TEXT)
+        try:
+            worker = load_worker(TextConfig.from_json(configuration))
+            _send(channel, worker.ready())
+            serve(worker, channel)
+        finally:
+            channel.close()
+    except (ConfigurationError, ModelLoadError) as error:
+        return _fail(EXIT_LOAD, f"cannot load: {error}")
+    except ProtocolError as error:
+        return _fail(EXIT_HOST, f"the host is gone or out of turn: {error}")
+    return EXIT_DRAINED
+
+
+def serve(worker: TextWorker, channel: Channel) -> None:
+    """Answer jobs until the host drains the worker; jobs before the ``Drain`` are answered.
+
+    Raises:
+        ProtocolError: the host closed its end, reads nothing, or sent what a worker does not take.
+    """
+    while True:
+        for message in channel.receive(RECEIVE_LIMIT):
+            if isinstance(message, Drain):
+                return
+            if not isinstance(message, Encode | Decode | ReadVocabulary):
+                raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
+            _send(channel, worker.answer(message))
+        channel.wait(IDLE_WAIT_S)
+
+
+def _send(channel: Channel, message: Message) -> None:
+    deadline = time.monotonic() + SEND_TIMEOUT_S
+    while True:
+        try:
+            channel.send(message)
+        except RingFull:
+            if time.monotonic() > deadline:
+                raise RemoteProtocolError("the host has not read its ring") from None
+            time.sleep(ROOM_WAIT_S)
+        else:
+            return
+
+
+def _fail(status: int, reason: str) -> int:
+    line = " ".join(reason.split())
+    sys.stderr.write(f"engine.text: {line}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

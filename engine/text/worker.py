@@ -1,0 +1,132 @@
+"""What the text sandbox does, one message in, one message out; no channel and no process here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+from engine.config import TextConfig
+from engine.errors import ModelLoadError, RequestRejectedError
+from engine.text.conversation import Conversation, check_text, parse_conversation
+from engine.text.decoder import FRAME_ROOM_BYTES, decode
+from engine.text.files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TextFiles, read_text_files
+from engine.text.template import ChatTemplate, parse_template
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Vocabulary
+from isolation.ipc.messages import (
+    MAX_FRAME_BYTES,
+    MAX_REASON_BYTES,
+    MAX_VOCABULARY_ENTRIES,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Failed,
+    FailureCode,
+    ReadVocabulary,
+    SourceKind,
+    TextReady,
+)
+from isolation.ipc.messages import Vocabulary as VocabularySlice
+
+LENGTH_BYTES = 8
+"""Bytes of a frame that one entry takes besides its text, rounded up."""
+
+TextJob: TypeAlias = Encode | Decode | ReadVocabulary
+TextResult: TypeAlias = Encoded | Decoded | VocabularySlice | Failed
+
+
+class TextWorker:
+    """Tokenizer, chat templates and vocabulary of one model."""
+
+    def __init__(self, files: TextFiles, config: TextConfig) -> None:
+        """Load everything and try it.
+
+        Raises:
+            ModelLoadError: the model's files cannot be used.
+        """
+        parsed = {name: parse_template(source) for name, source in files.templates.items()}
+        literals = "\n".join(template.literals for template in parsed.values())
+        self._tokenizer = Tokenizer(files.tokenizer, literals)
+        self._templates = {
+            name: ChatTemplate(
+                template,
+                self._tokenizer.control,
+                special=files.special,
+                limit_bytes=config.render_limit_bytes,
+            )
+            for name, template in parsed.items()
+        }
+        self._vocabulary = Vocabulary(self._tokenizer)
+
+    def ready(self) -> TextReady:
+        """What this model can do."""
+        return TextReady(
+            vocab_size=self._tokenizer.vocab_size,
+            has_chat_template=DEFAULT_TEMPLATE in self._templates,
+            exact_vocabulary=self._vocabulary.exact,
+            strip_leading_space=self._vocabulary.strip_leading_space,
+        )
+
+    def answer(self, job: TextJob) -> TextResult:
+        """The result of one job; its own faults come back as ``Failed`` and leave the worker
+        fit."""
+        try:
+            if isinstance(job, Encode):
+                return self._encode(job)
+            if isinstance(job, Decode):
+                return Decoded(job.request, decode(self._tokenizer, job.token_ids))
+            return self._read_vocabulary(job)
+        except RequestRejectedError as error:
+            return Failed(job.request, error.code, _presentable(error.reason))
+        except MemoryError:
+            return Failed(job.request, FailureCode.INTERNAL, "the text worker ran out of memory")
+
+    def _encode(self, job: Encode) -> Encoded:
+        if job.kind is SourceKind.CHAT:
+            conversation = parse_conversation(job.source)
+            rendered = self._template_for(conversation).render(conversation)
+            return Encoded(job.request, self._tokenizer.encode_marked(rendered, job.max_tokens))
+        try:
+            text = job.source.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestRejectedError(FailureCode.INVALID, "the text is not UTF-8") from error
+        check_text(text)
+        return Encoded(job.request, self._tokenizer.encode_text(text, job.max_tokens))
+
+    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+        default = self._templates.get(DEFAULT_TEMPLATE)
+        if default is None:
+            raise RequestRejectedError(FailureCode.INVALID, "this model has no chat template")
+        if conversation.tools is not None:
+            return self._templates.get(TOOL_TEMPLATE, default)
+        return default
+
+    def _read_vocabulary(self, job: ReadVocabulary) -> VocabularySlice:
+        room = MAX_FRAME_BYTES - FRAME_ROOM_BYTES
+        entries = []
+        for entry in self._vocabulary.entries[job.start : job.start + MAX_VOCABULARY_ENTRIES]:
+            room -= len(entry) + LENGTH_BYTES
+            if room < 0:
+                break
+            entries.append(entry)
+        return VocabularySlice(job.request, job.start, tuple(entries))
+
+
+def load_worker(config: TextConfig) -> TextWorker:
+    """The worker for the model that the configuration names.
+
+    Raises:
+        ModelLoadError: the model's files cannot be used.
+    """
+    try:
+        return TextWorker(read_text_files(Path(config.model_dir)), config)
+    except RequestRejectedError as error:
+        # A sample of the self-check that the model's own tokenizer cannot take.
+        raise ModelLoadError(f"the tokenizer fails on a sample: {error.reason}") from error
+
+
+def _presentable(reason: str) -> str:
+    """One line that fits the frame; what templates say may hold anything."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in reason).split())
+    return line.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

@@ -1,0 +1,125 @@
+"""Waiting for a sandbox, and the probation gate."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from appliance.errors import UnavailableError
+from appliance.gateway import rooms as rooms_module
+from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.rooms import ModelRooms
+
+from .conftest import ENGINE_READY, Pair
+
+
+@pytest.fixture
+async def link(engine_pair: Pair) -> AsyncIterator[EngineLink]:
+    """A live engine link."""
+    made = EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None)
+    yield made
+    made.close()
+
+
+def soon(seconds: float = 1.0) -> float:
+    """A deadline."""
+    return time.monotonic() + seconds
+
+
+async def test_a_request_waits_for_a_booting_engine(link: EngineLink) -> None:
+    """Whoever comes before the engine is served as soon as it is there."""
+    rooms = ModelRooms("m")
+
+    async def visit() -> EngineLink:
+        async with rooms.enter_engine(soon(), suspect=False) as visit:
+            return visit.engine
+
+    waiting = asyncio.ensure_future(visit())
+    await asyncio.sleep(0)
+    rooms.set_engine(link)
+    assert await waiting is link
+    assert rooms.capacity == ENGINE_READY
+
+
+async def test_the_wait_is_bounded_and_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an engine the caller hears so, with a time to try again."""
+    monkeypatch.setattr(rooms_module, "BOOT_WAIT_S", 0.05)
+    with pytest.raises(UnavailableError) as raised:
+        async with ModelRooms("m").enter_engine(soon(), suspect=False):
+            pass
+    assert raised.value.retry_after_s is not None
+
+
+async def test_a_draining_appliance_says_so_at_once() -> None:
+    """Nobody waits for a sandbox that will not come."""
+    rooms = ModelRooms("m")
+    rooms.draining = True
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await rooms.wait_text(soon())
+
+
+async def test_a_suspect_is_alone_until_it_passed(link: EngineLink) -> None:
+    """While a suspect is on probation nobody enters; after its first token others do."""
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    order: list[str] = []
+
+    async def other() -> None:
+        async with rooms.enter_engine(soon(), suspect=False):
+            order.append("other")
+
+    async with rooms.enter_engine(soon(), suspect=True) as visit:
+        assert visit.alone
+        task = asyncio.ensure_future(other())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert order == []
+        visit.passed()
+        await task
+        order.append("suspect ends")
+    assert order == ["other", "suspect ends"]
+
+
+async def test_two_suspects_take_turns(link: EngineLink) -> None:
+    """Each suspect has the engine to itself."""
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    inside = [0]
+
+    async def suspect() -> None:
+        async with rooms.enter_engine(soon(), suspect=True) as visit:
+            assert visit.alone
+            inside[0] += 1
+            assert inside[0] == 1
+            await asyncio.sleep(0)
+            inside[0] -= 1
+
+    await asyncio.gather(*(suspect() for _ in range(4)))
+
+
+async def test_a_suspect_does_not_wait_for_ever_on_a_busy_engine(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the engine stays busy the suspect enters beside the others, not alone."""
+    monkeypatch.setattr(rooms_module, "EMPTY_WAIT_S", 0.05)
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    async with (
+        rooms.enter_engine(soon(), suspect=False),
+        rooms.enter_engine(soon(), suspect=True) as visit,
+    ):
+        assert not visit.alone
+
+
+async def test_a_suspect_that_leaves_lets_the_others_in(link: EngineLink) -> None:
+    """A cancelled or failed suspect frees the gate."""
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    with pytest.raises(ValueError, match="gone"):
+        async with rooms.enter_engine(soon(), suspect=True):
+            raise ValueError("gone")
+    async with rooms.enter_engine(soon(0.2), suspect=False):
+        pass

@@ -1,0 +1,85 @@
+"""``athanor.yaml``: what is wrong is said with line and column, and nothing is guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.config import load_config, split_address
+from appliance.errors import ConfigError
+
+GOOD = """\
+listen: {http: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "unix:admin.sock"}
+models:
+  - {name: m, path: model, dtype: float32}
+policy: policy.yaml
+credentials: credentials.json
+pepper: pepper
+run_dir: run
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    """The text as a file."""
+    path = tmp_path / "athanor.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
+    """A configuration can be moved with what it names."""
+    config = load_config(write(tmp_path, GOOD))
+    assert config.models[0].path == tmp_path / "model"
+    assert config.policy == tmp_path / "policy.yaml"
+    assert config.run_dir == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("dtype: float32", "dtype: int3", ":3:"),
+        ("run_dir: run", "run_dir: run\ntypo: 1", ":8:"),
+        ("name: m,", "name: '../m',", ":3:"),
+        ('"127.0.0.1:0", grpc', '"nowhere", grpc', ":1:"),
+        ("pepper: pepper\n", "", ":1:1"),
+        ("  - {name: m, path: model, dtype: float32}", "  []", ":3:"),
+        ("run_dir: run", "run_dir: [", ":"),
+        ("dtype: float32", "max_context: -5", ":3:"),
+        ("dtype: float32", "kv_bytes: .nan", ":3:"),
+    ],
+)
+def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> None:
+    """Unknown keys, wrong values and missing ones are refused with file, line and column."""
+    assert old in GOOD
+    with pytest.raises(ConfigError) as raised:
+        load_config(write(tmp_path, GOOD.replace(old, new)))
+    assert f"athanor.yaml{place}" in raised.value.message
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Names are what requests ask for, so they are unique."""
+    text = GOOD.replace("policy: policy", "  - {name: m, path: other}\npolicy: policy")
+    with pytest.raises(ConfigError, match="one name"):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
+    """The operator hears which file cannot be read and why."""
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("a:65535", ("a", 65535))]
+)
+def test_addresses_are_split(text: str, parts: tuple[str, int]) -> None:
+    """Host and port, IPv6 in brackets."""
+    assert split_address(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "80", ":80", "a:", "a:x", "a:70000", "a:-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """No default is guessed."""
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        split_address(text)

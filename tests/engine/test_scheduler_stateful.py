@@ -1,0 +1,149 @@
+"""Any sequence of submissions, aborts and steps keeps every promise of scheduler, pool and prefix cache."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.errors import RequestRejectedError
+from engine.request import Request
+from engine.scheduler.plan import StepResult
+from engine.scheduler.scheduler import FAILED
+from isolation.ipc.messages import FailureCode
+from tests.engine.simulation import SimulatedRunner
+from tests.engine.support import make_scheduler, submit
+
+EOS = 7
+BLOCK = 4
+MAX_STEPS_EACH = 400
+"""Steps within which a whole backlog of this size must have ended, each request counted."""
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Drives a scheduler as host and runner would, in any order."""
+
+    @initialize(
+        num_blocks=st.integers(6, 24),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 20),
+        caching=st.booleans(),
+    )
+    def start(self, num_blocks: int, max_num_seqs: int, budget: int, caching: bool) -> None:
+        self.scheduler, self.pool = make_scheduler(
+            num_blocks=num_blocks,
+            block_size=BLOCK,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_waiting=12,
+            prefix_caching=caching,
+            eos_ids=frozenset({EOS}),
+        )
+        self.runner = SimulatedRunner(self.scheduler, BLOCK)
+        self.next_id = 0
+        self.grants: dict[int, int] = {}
+        self.caching = caching
+
+    @rule(
+        tenant=st.integers(1, 3),
+        prompt=st.integers(0, 2),
+        length=st.integers(1, 60),
+        max_tokens=st.integers(1, 30),
+        retain=st.booleans(),
+        weight=st.integers(1, 3),
+    )
+    def add(self, tenant: int, prompt: int, length: int, max_tokens: int, retain: bool, weight: int) -> None:
+        """A request whose prompt shares its beginning with others, or is refused with a reason."""
+        self.next_id += 1
+        token_ids = [100 + prompt] * length
+        waiting = self.scheduler.num_waiting
+        try:
+            self.scheduler.add(
+                submit(
+                    self.next_id,
+                    token_ids,
+                    max_tokens,
+                    tenant=tenant,
+                    retain=retain,
+                    weight=weight,
+                    ignore_eos=False,
+                ),
+                now_ns=0,
+            )
+        except RequestRejectedError as error:
+            too_long = length >= self.scheduler.limits.max_context
+            assert error.code is (FailureCode.TOO_LONG if too_long else FailureCode.OVERLOADED)
+            assert too_long or waiting == 12
+        else:
+            self.grants[self.next_id] = max_tokens
+
+    @rule(back=st.integers(0, 8))
+    def abort(self, back: int) -> None:
+        """An abort, also of a request that has ended or never was."""
+        request_id = self.next_id - back
+        assert self.scheduler.abort(request_id) == (self.grants.pop(request_id, None) is not None)
+
+    @rule(token=st.sampled_from([1, 1, 1, 2, EOS, FAILED]), count=st.integers(1, 6))
+    def steps(self, token: int, count: int) -> None:
+        """Some steps; in the last of them every sampled row gets the drawn token."""
+        for left in range(count, 0, -1):
+            self.step(token if left == 1 else 1)
+
+    def step(self, token: int) -> None:
+        """One step, with what has to hold around it."""
+        oldest = self.oldest_running()
+        plan = self.scheduler.schedule(now_ns=0)
+        if plan is None:
+            assert not self.grants
+            return
+        if oldest is not None:
+            assert oldest.row >= 0, "the oldest running request was preempted"
+        result = self.scheduler.commit(plan, self.runner.execute(plan, default=token))
+        self.check(result)
+
+    def oldest_running(self) -> Request | None:
+        """The running request that arrived first."""
+        running = [request for request in self.scheduler._live.values() if request.row >= 0]
+        return min(running, key=lambda request: request.order, default=None)
+
+    def check(self, result: StepResult) -> None:
+        """Grants are kept, and every answer is for a live request."""
+        for request_id, finish in zip(result.requests, result.finishes, strict=True):
+            self.grants[request_id] -= 1
+            assert self.grants[request_id] >= 0, "more tokens than granted"
+            if finish:
+                del self.grants[request_id]
+        for failure in result.failures:
+            assert failure.code is FailureCode.INTERNAL
+            del self.grants[failure.request]
+        for started in result.starts:
+            assert started.cached_tokens % BLOCK == 0
+            assert self.caching or not started.cached_tokens
+
+    @invariant()
+    def sound(self) -> None:
+        """Blocks, tables, rows and queues agree at all times, and all live requests are known."""
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+            assert set(self.scheduler._live) == set(self.grants)
+
+    def teardown(self) -> None:
+        """Everything that was admitted ends within a bound: nobody starves, nothing livelocks."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(MAX_STEPS_EACH * (len(self.grants) + 1)):
+            if not self.grants:
+                break
+            self.step(1)
+            self.scheduler.check_integrity()
+        assert not self.grants, "a request starved"
+        while self.scheduler.has_work:
+            self.step(1)
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.pool.num_available == self.pool.num_blocks
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)

@@ -1,0 +1,83 @@
+"""The order of messages, exhaustively: every state, role, sender and message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from isolation.ipc import messages as m
+from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
+from isolation.ipc.state import Conversation, Side, State
+from tests.isolation.ipc.strategies import SAMPLES
+
+BY_TYPE = {type(sample): sample for sample in SAMPLES}
+
+ALLOWED = {
+    (m.Role.ENGINE, State.GREETING, Side.GUEST): {m.Hello: State.CONFIGURING},
+    (m.Role.ENGINE, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
+    (m.Role.ENGINE, State.LOADING, Side.GUEST): {m.EngineReady: State.READY},
+    (m.Role.ENGINE, State.READY, Side.HOST): {
+        m.Submit: State.READY,
+        m.Abort: State.READY,
+        m.Drain: State.DRAINING,
+    },
+    (m.Role.ENGINE, State.READY, Side.GUEST): {m.StepOutput: State.READY},
+    (m.Role.ENGINE, State.DRAINING, Side.HOST): {
+        m.Abort: State.DRAINING,
+        m.Drain: State.DRAINING,
+    },
+    (m.Role.ENGINE, State.DRAINING, Side.GUEST): {m.StepOutput: State.DRAINING},
+    (m.Role.TEXT, State.GREETING, Side.GUEST): {m.Hello: State.CONFIGURING},
+    (m.Role.TEXT, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
+    (m.Role.TEXT, State.LOADING, Side.GUEST): {m.TextReady: State.READY},
+    (m.Role.TEXT, State.READY, Side.HOST): {
+        m.Encode: State.READY,
+        m.Decode: State.READY,
+        m.ReadVocabulary: State.READY,
+    },
+    (m.Role.TEXT, State.READY, Side.GUEST): {
+        m.Encoded: State.READY,
+        m.Decoded: State.READY,
+        m.Vocabulary: State.READY,
+        m.Failed: State.READY,
+    },
+}
+"""Written out a second time, so that a change of the table is a change of this test."""
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("role", m.Role)
+@pytest.mark.parametrize("sender", Side)
+@pytest.mark.parametrize("kind", BY_TYPE, ids=lambda kind: kind.__name__)
+def test_every_entry(state, role, sender, kind):
+    """What is allowed leads where it should; all else is the sender's fault, seen by both."""
+    message = BY_TYPE[kind]
+    if kind is m.Hello:
+        message = replace(message, role=role)
+    after = ALLOWED.get((role, state, sender), {}).get(kind)
+    ours = Conversation(role, sender, state)
+    theirs = Conversation(role, sender.peer, state)
+    if after is None:
+        with pytest.raises(LocalProtocolError):
+            ours.sending(message)
+        with pytest.raises(RemoteProtocolError):
+            theirs.received(message)
+        assert ours.state is theirs.state is state
+    else:
+        assert ours.sending(message) is after
+        assert ours.state is state, "sending alone moves nothing: the ring may be full"
+        ours.enter(after)
+        theirs.received(message)
+        assert ours.state is theirs.state is after
+
+
+@pytest.mark.parametrize(
+    "hello", [m.Hello(m.PROTOCOL_VERSION, m.Role.TEXT), m.Hello(2, m.Role.ENGINE)]
+)
+def test_a_hello_of_another_role_or_version_is_refused(hello):
+    """The guest must be what the host booted."""
+    with pytest.raises(RemoteProtocolError):
+        Conversation(m.Role.ENGINE, Side.HOST).received(hello)
+    with pytest.raises(LocalProtocolError):
+        Conversation(m.Role.ENGINE, Side.GUEST).sending(hello)

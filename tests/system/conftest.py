@@ -1,0 +1,135 @@
+"""The whole appliance, started as a newcomer starts it, on free ports and with a state directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Appliance:
+    """A running demo."""
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]
+    state: Path
+    log: Path
+    started_s: float
+
+    def key(self, tenant: str) -> str:
+        """The tenant's API key."""
+        return str(self.ready["tenants"][tenant]["api_key"])
+
+    def openai(self, tenant: str = "alpha", **options: Any) -> openai.OpenAI:
+        """The official client as this tenant; it does not retry unless told to."""
+        settings = {"max_retries": 0, "timeout": 60.0, **options}
+        return openai.OpenAI(base_url=self.ready["http"] + "/v1", api_key=self.key(tenant), **settings)
+
+    def async_openai(self, tenant: str = "alpha", **options: Any) -> openai.AsyncOpenAI:
+        """The same, asynchronous."""
+        settings = {"max_retries": 0, "timeout": 60.0, **options}
+        return openai.AsyncOpenAI(base_url=self.ready["http"] + "/v1", api_key=self.key(tenant), **settings)
+
+    def sandbox_pid(self, role: str, model: str = "athanor-mini") -> int:
+        """The sandbox process of one role."""
+        for entry in self.status()["models"]:
+            if entry["name"] == model:
+                return int(entry[role]["pid"])
+        raise LookupError(model)
+
+    def status(self) -> dict[str, Any]:
+        """What the admin listener says."""
+        import httpx
+
+        return dict(httpx.get(self.ready["admin"] + "/status", timeout=10).json())
+
+    def wait_generation(self, role: str, above: int, timeout_s: float = 30.0) -> None:
+        """Until a later life of a sandbox is ready."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            entry = self.status()["models"][0]
+            if entry[role]["generation"] > above and entry["state"] == "ready":
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"the {role} sandbox did not come back: {self.status()}\n{self.tail()}")
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> int:
+        """End it as an operator does; gives the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+
+Start = Callable[..., Appliance]
+
+
+def start_demo(state: Path, *arguments: str, env: dict[str, str] | None = None, **popen: Any) -> Appliance:
+    """Start ``athanor demo --json`` and wait for its one line."""
+    log = state.parent / f"{state.name}.log"
+    argv = [
+        str(Path(sys.executable).parent / "athanor"), "demo", "--json",
+        "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--state-dir", str(state), *arguments,
+    ]
+    began = time.monotonic()
+    with log.open("ab") as stderr:
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, **(env or {})}, **popen
+        )
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+    line = process.stdout.readline() if readable else b""
+    started_s = time.monotonic() - began
+    if not line:
+        process.kill()
+        process.wait()
+        raise AssertionError("the demo did not get ready:\n" + log.read_text(errors="replace")[-6000:])
+    return Appliance(process, json.loads(line), state, log, started_s)
+
+
+@contextlib.contextmanager
+def running(state: Path, *arguments: str, **options: Any) -> Iterator[Appliance]:
+    """A demo for the time of a block; ended however the block ends."""
+    appliance = start_demo(state, *arguments, **options)
+    try:
+        yield appliance
+    finally:
+        try:
+            appliance.stop()
+        except subprocess.TimeoutExpired:
+            appliance.process.kill()
+            appliance.process.wait()
+            raise
+
+
+@pytest.fixture(scope="session")
+def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """One demo shared by the tests that leave it as they found it."""
+    with running(tmp_path_factory.mktemp("shared") / "state") as started:
+        yield started
+
+
+@pytest.fixture
+def own_appliance(tmp_path: Path, runsc_path: Path) -> Iterator[Appliance]:
+    """A demo for one test that does harm to it."""
+    with running(tmp_path / "state") as started:
+        yield started

@@ -1,0 +1,201 @@
+"""Things die: engines, text workers, host processes. Clients hear it in time, service returns, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from .conftest import Appliance, running
+
+pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+
+HEAR_WITHIN_S = 10.0
+
+
+def leftovers(state: Path) -> list[str]:
+    """Whatever still names this state directory: processes, mounts, cgroups, files of the run directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(state) in command:
+            found.append(f"process {entry.name}: {command[:120]}")
+    mounts = Path("/proc/self/mountinfo").read_text()
+    found += [f"mount {line}" for line in mounts.splitlines() if str(state) in line]
+    run = state / "run"
+    found += [f"file {path}" for path in run.rglob("*") if not path.is_dir() and path.suffix != ".lock"
+              and path.name not in ("lock",)]
+    return found
+
+
+async def stream_one(appliance: Appliance, tenant: str, started: asyncio.Event) -> str:
+    """One long stream; gives ``complete`` or the name of the typed error."""
+    client = appliance.async_openai(tenant)
+    try:
+        stream = await client.completions.create(
+            model="athanor-mini", prompt=f"Count {tenant}:", max_tokens=1_500, temperature=0, stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for _ in stream:
+            started.set()
+    except openai.APIStatusError as error:
+        return f"{error.status_code}"
+    except openai.APIError as error:
+        return f"mid-stream {error.code}"
+    return "complete"
+
+
+async def streams_under_death(appliance: Appliance, role: str) -> list[str]:
+    """Sixteen streams, a kill -9 of one sandbox in their middle; gives how each ended."""
+    started = [asyncio.Event() for _ in range(16)]
+    tasks = [
+        asyncio.ensure_future(stream_one(appliance, "alpha" if index % 2 else "beta", event))
+        for index, event in enumerate(started)
+    ]
+    await asyncio.gather(*(event.wait() for event in started))
+    os.kill(appliance.sandbox_pid(role), signal.SIGKILL)
+    began = time.monotonic()
+    if role == "engine":
+        results = await asyncio.wait_for(asyncio.gather(*tasks), HEAR_WITHIN_S)
+        assert time.monotonic() - began < HEAR_WITHIN_S
+        return results
+    return await asyncio.gather(*tasks)
+
+
+async def test_a_killed_engine_is_heard_and_replaced(own_appliance: Appliance) -> None:
+    """Every one of 16 streams ends typed or complete within ten seconds; the next request succeeds."""
+    results = await streams_under_death(own_appliance, "engine")
+    assert set(results) <= {"complete", "503", "mid-stream server_is_overloaded"}
+    answer = own_appliance.openai(timeout=HEAR_WITHIN_S).completions.create(
+        model="athanor-mini", prompt="hello", max_tokens=2
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens == 2
+    await asyncio.to_thread(own_appliance.wait_generation, "engine", 1)
+    state = own_appliance.state
+    assert own_appliance.stop() == 0
+    assert leftovers(state) == []
+
+
+async def test_a_killed_text_worker_is_replaced_and_streams_go_on(own_appliance: Appliance) -> None:
+    """Streams that already have their ids do not notice; a new prompt waits for the next worker."""
+    results = await streams_under_death(own_appliance, "text")
+    assert set(results) == {"complete"}
+    answer = own_appliance.openai(timeout=HEAR_WITHIN_S).completions.create(
+        model="athanor-mini", prompt="hello", max_tokens=2
+    )
+    assert answer.usage is not None
+    state = own_appliance.state
+    assert own_appliance.stop() == 0
+    assert leftovers(state) == []
+
+
+async def test_a_request_that_kills_twice_is_quarantined(own_appliance: Appliance) -> None:
+    """Killed while it waits for its first token, the request is replayed alone; killed again, it is refused for good,
+    and others are served."""
+    prompt = "poison " * 500
+    body = {"model": "athanor-mini", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+
+    async def poison() -> str:
+        client = own_appliance.async_openai("alpha")
+        try:
+            await client.completions.create(**body)  # type: ignore[call-overload]
+        except openai.APIStatusError as error:
+            return str(error.code)
+        return "complete"
+
+    # A stopped engine takes the request in and gives nothing: it dies with the request live and without a token.
+    first = own_appliance.sandbox_pid("engine")
+    freeze(first)
+    task = asyncio.ensure_future(poison())
+    await until_in_flight(own_appliance)
+    os.kill(first, signal.SIGKILL)
+    second = await next_engine(own_appliance, first)
+    freeze(second)
+    # The replay may have been answered before the freeze; then there is nothing to quarantine and the kill is harmless.
+    os.kill(second, signal.SIGKILL)
+    outcome = await asyncio.wait_for(task, 20)
+    assert outcome in ("request_quarantined", "complete")
+    answer = await own_appliance.async_openai("beta", timeout=HEAR_WITHIN_S).completions.create(
+        model="athanor-mini", prompt="hello", max_tokens=2
+    )
+    assert answer.usage is not None
+
+
+def freeze(pid: int) -> None:
+    """Stop a sandbox's process."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+async def until_in_flight(appliance: Appliance) -> None:
+    """Until a request is in the appliance and had time to reach the ring."""
+    async with asyncio.timeout(10):
+        while not (await asyncio.to_thread(appliance.status))["tenants"][0]["in_flight"]:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+
+
+async def next_engine(appliance: Appliance, before: int) -> int:
+    """The pid of the engine after this one."""
+    async with asyncio.timeout(20):
+        while True:
+            status = await asyncio.to_thread(appliance.status)
+            pid = status["models"][0]["engine"]["pid"]
+            if pid and pid != before and status["models"][0]["engine"]["state"] == "ready":
+                return int(pid)
+            await asyncio.sleep(0.005)
+
+
+def host_pid(appliance: Appliance, role: str) -> int:
+    """The process of one host role."""
+    done = subprocess.run(
+        ["pgrep", "-f", f"appliance.child {role} {appliance.state}/"], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout.split()[0])
+
+
+@pytest.mark.parametrize("role", ["gateway", "supervisor"])
+def test_a_killed_host_process_comes_back(own_appliance: Appliance, role: str) -> None:
+    """kill -9 of gateway or supervisor: service returns on the same addresses, and a stop leaves nothing."""
+    os.kill(host_pid(own_appliance, role), signal.SIGKILL)
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            answer = own_appliance.openai(timeout=5).completions.create(
+                model="athanor-mini", prompt="hello", max_tokens=2
+            )
+            break
+        except openai.APIError:
+            assert time.monotonic() < deadline, own_appliance.tail()
+            time.sleep(0.2)
+    assert answer.usage is not None
+    state = own_appliance.state
+    assert own_appliance.stop() == 0
+    assert leftovers(state) == []
+
+
+def test_a_clean_stop_finishes_what_runs_and_leaves_nothing(tmp_path: Path, runsc_path: Path) -> None:
+    """SIGTERM in the middle of an answer: the answer is completed, the status is 0, nothing remains."""
+    with running(tmp_path / "state") as appliance:
+        stream = iter(
+            appliance.openai().completions.create(
+                model="athanor-mini", prompt="Count:", max_tokens=200, temperature=0, stream=True,
+                extra_body={"ignore_eos": True},
+            )
+        )
+        next(stream)
+        appliance.process.send_signal(signal.SIGTERM)
+        rest = list(stream)
+        assert rest[-1].choices[0].finish_reason == "length"
+        assert appliance.process.wait(30) == 0
+        assert leftovers(appliance.state) == []

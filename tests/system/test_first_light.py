@@ -1,0 +1,213 @@
+"""One request through the whole appliance, as its users send it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from appliance.api.generated.athanor.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from .conftest import Appliance
+
+pytestmark = pytest.mark.runsc
+
+QUESTION = [{"role": "user", "content": "How do I add a tenant?"}]
+
+
+def test_the_ready_line_says_where_everything_is(appliance: Appliance) -> None:
+    """One JSON line: addresses, models, tenants with keys, and a real sandbox."""
+    ready = appliance.ready
+    assert ready["models"] == ["athanor-mini"]
+    assert set(ready["tenants"]) == {"alpha", "beta"}
+    assert ready["sandbox"] == "gvisor/systrap"
+    assert ready["http"].startswith("http://127.0.0.1:") and ":" in ready["grpc"]
+
+
+def test_the_help_desk_answers_as_expected(appliance: Appliance, root: Path) -> None:
+    """Greedy answers out of the sandbox are the fixed ones, computed elsewhere in fp32."""
+    expected = json.loads((root / "images" / "mini" / "expected.json").read_text())
+    client = appliance.openai()
+    for case in expected["cases"][:6]:
+        answer = client.chat.completions.create(
+            model="athanor-mini", messages=case["messages"], temperature=0, max_tokens=400
+        )
+        assert answer.choices[0].message.content == case["answer"]
+        assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("tenant", ["alpha", "beta"])
+def test_the_official_client_chats_and_completes(appliance: Appliance, tenant: str) -> None:
+    """Streamed and whole answers are the same text, with usage, for both tenants."""
+    client = appliance.openai(tenant)
+    whole = client.chat.completions.create(
+        model="athanor-mini", messages=QUESTION, temperature=0, max_tokens=64  # type: ignore[arg-type]
+    )
+    chunks = list(
+        client.chat.completions.create(
+            model="athanor-mini", messages=QUESTION, temperature=0, max_tokens=64, stream=True,  # type: ignore[arg-type]
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    plain = client.completions.create(model="athanor-mini", prompt="Athanor is", temperature=0, max_tokens=8)
+    streamed = client.completions.create(
+        model="athanor-mini", prompt="Athanor is", temperature=0, max_tokens=8, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in streamed) == plain.choices[0].text
+
+
+async def test_both_tenants_at_once_with_the_async_client(appliance: Appliance) -> None:
+    """Sixteen streams of two tenants run together and every greedy answer is the one it is alone."""
+
+    async def ask(tenant: str) -> str:
+        client = appliance.async_openai(tenant)
+        stream = await client.chat.completions.create(
+            model="athanor-mini", messages=QUESTION, temperature=0, max_tokens=48, stream=True  # type: ignore[arg-type]
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    alone = await ask("alpha")
+    together = await asyncio.gather(*(ask(tenant) for tenant in ["alpha", "beta"] * 8))
+    assert set(together) == {alone}
+
+
+def test_grpc_streams_typed_events(appliance: Appliance) -> None:
+    """Started first, deltas with token ids, finished last; identity in metadata."""
+    with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_pb2.GenerateRequest(
+            model="athanor-mini",
+            messages=inference_pb2.Messages(
+                messages=[inference_pb2.Message(role="user", content="How do I add a tenant?")]
+            ),
+            max_output_tokens=12,
+            sampling=inference_pb2.Sampling(temperature=0.0),
+        )
+        identity = (("authorization", f"Bearer {appliance.key('beta')}"),)
+        events = [event.WhichOneof("event") for event in stub.Generate(request, metadata=identity, timeout=30)]
+        assert events[0] == "started" and events[-1] == "finished" and set(events[1:-1]) == {"delta"}
+        with pytest.raises(grpc.RpcError) as raised:
+            list(stub.Generate(request, timeout=30))
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        names = [card.name for card in stub.ListModels(inference_pb2.ListModelsRequest(), metadata=identity).models]
+        assert names == ["athanor-mini"]
+
+
+def test_grpc_health_and_reflection(appliance: Appliance) -> None:
+    """The standard services answer without identity."""
+    with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert "athanor.inference.v1.InferenceService" in services
+
+
+def test_prefixes_are_reused_inside_a_tenant_and_never_across(appliance: Appliance) -> None:
+    """The second tenant sees nothing of the first one's prompt; the first one does (positive control)."""
+    prompt = "A conversation that nobody had before: " + " ".join(str(time.time_ns()) for _ in range(20))
+
+    def cached(tenant: str) -> int:
+        answer = appliance.openai(tenant).completions.create(
+            model="athanor-mini", prompt=prompt, max_tokens=1, temperature=0
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert cached("alpha") == 0
+    assert cached("alpha") > 0
+    assert cached("beta") == 0
+
+
+def test_a_client_that_leaves_stops_the_compute(appliance: Appliance) -> None:
+    """After a broken stream the engine has nothing to do long before the answer would have ended."""
+    client = appliance.openai()
+    stream = client.completions.create(
+        model="athanor-mini", prompt="Count:", max_tokens=3_500, stream=True, temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    assert appliance.status()["tenants"][0]["in_flight"] == 1
+    stream.close()
+    deadline = time.monotonic() + 3
+    while appliance.status()["tenants"][0]["in_flight"]:
+        assert time.monotonic() < deadline
+    answer = client.completions.create(model="athanor-mini", prompt="a", max_tokens=1)
+    assert answer.usage is not None
+    assert appliance.status()["models"][0]["engine"]["running"] <= 1
+
+
+def test_a_deadline_ends_the_request(appliance: Appliance) -> None:
+    """A request that cannot be done in its time ends with 504 and leaves nothing running."""
+    with pytest.raises(openai.APIStatusError) as raised:
+        appliance.openai().completions.create(
+            model="athanor-mini", prompt="Count:", max_tokens=3_500, temperature=0,
+            extra_body={"ignore_eos": True}, extra_headers={"x-request-timeout-ms": "300"},
+        )
+    assert raised.value.status_code == 504
+
+
+def test_stop_strings_seeds_and_logprobs(appliance: Appliance) -> None:
+    """Stop strings end the text before them; a seed repeats a sample; logprobs come with tokens."""
+    client = appliance.openai()
+
+    def sample(**options: object) -> str:
+        answer = client.completions.create(
+            model="athanor-mini", prompt="To add a tenant", max_tokens=24, **options  # type: ignore[call-overload]
+        )
+        return str(answer.choices[0].text)
+
+    full = sample(temperature=0)
+    stop = full[6:10]
+    assert sample(temperature=0, stop=stop) == full[: full.index(stop)]
+    assert sample(temperature=1.0, seed=5) == sample(temperature=1.0, seed=5)
+    answer = client.chat.completions.create(
+        model="athanor-mini", messages=QUESTION, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2  # type: ignore[arg-type]
+    )
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
+    first = answer.choices[0].logprobs.content[0]
+    assert len(first.top_logprobs) == 2 and first.logprob == pytest.approx(first.top_logprobs[0].logprob)
+
+
+def test_the_trace_of_a_request_has_every_phase(appliance: Appliance) -> None:
+    """The embedded store shows policy, text, queue, prefill and decode under one trace, without content."""
+    secret = f"canary-{time.time_ns()}"
+    appliance.openai().completions.create(model="athanor-mini", prompt=secret, max_tokens=4)
+    listing = httpx.get(appliance.ready["admin"] + "/traces?limit=5").json()
+    newest = listing["traces"][0]
+    text = httpx.get(f"{appliance.ready['admin']}/traces/{newest['trace_id']}").text
+    for phase in ("policy", "text", "queue", "prefill", "decode"):
+        assert f"athanor.{phase}" in text
+    assert "gen_ai.usage.input_tokens" in text and "gvisor/systrap" in text
+    assert secret not in text and secret not in appliance.log.read_text()
+
+
+def test_metrics_have_the_conventions_names(appliance: Appliance) -> None:
+    """Prometheus text with the GenAI server histograms after a request."""
+    appliance.openai().completions.create(model="athanor-mini", prompt="a", max_tokens=2)
+    text = httpx.get(appliance.ready["admin"] + "/metrics").text
+    for name in (
+        "gen_ai_server_request_duration_seconds_count",
+        "gen_ai_server_time_to_first_token_seconds_bucket",
+        "gen_ai_client_token_usage_sum",
+    ):
+        assert name in text
+
+
+def test_admin_routes_are_not_on_the_tenants_listener(appliance: Appliance) -> None:
+    """Metrics, status and traces answer on the admin listener only, with or without a key."""
+    key = {"authorization": f"Bearer {appliance.key('alpha')}"}
+    for path in ("/metrics", "/status", "/traces", "/reload"):
+        assert httpx.get(appliance.ready["http"] + path, headers=key).status_code == 404
+        assert httpx.post(appliance.ready["http"] + path, headers=key).status_code in (404, 405)

@@ -1,0 +1,86 @@
+"""The shape of the tree: empty ``__init__``, bounded modules and functions, docstrings, nothing forbidden."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("appliance", "engine", "isolation", "policy")
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 70
+
+BROAD_HANDLERS = {"appliance/api/http.py", "appliance/api/http_generate.py", "appliance/api/grpc.py"}
+"""Where every exception may be caught: the two front ends' boundaries."""
+
+
+def modules(root: Path) -> list[Path]:
+    """Our own modules, generated ones left out."""
+    found = [path for name in PACKAGES for path in sorted((root / name).rglob("*.py"))]
+    return [path for path in found if "generated" not in path.parts]
+
+
+def test_init_files_are_empty(root: Path) -> None:
+    """Importing a package imports nothing."""
+    for path in modules(root):
+        if path.name == "__init__.py":
+            assert path.read_text() == "", path
+
+
+def test_modules_and_functions_are_of_a_size_to_read(root: Path) -> None:
+    """No module over 400 lines, no function over 70."""
+    long = []
+    for path in modules(root):
+        text = path.read_text()
+        if text.count("\n") > MAX_MODULE_LINES:
+            long.append(f"{path}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    long.append(f"{path}:{node.lineno} {node.name}: {length} lines")
+    assert long == []
+
+
+def test_every_test_says_what_it_shows(root: Path) -> None:
+    """Each test function has a docstring."""
+    silent = []
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+            if named and ast.get_docstring(node) is None:  # type: ignore[arg-type]
+                silent.append(f"{path}:{node.lineno}")  # type: ignore[attr-defined]
+    assert silent == []
+
+
+def test_broad_handlers_stand_only_at_the_named_boundaries(root: Path) -> None:
+    """``except Exception`` and wider appear in the front ends only; a handler that re-raises is none."""
+    odd = []
+    for path in modules(root):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            name = getattr(node.type, "id", None)
+            swallows = not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            if (node.type is None or name in ("Exception", "BaseException")) and swallows:
+                odd.append(path.relative_to(root).as_posix())
+    assert set(odd) <= BROAD_HANDLERS
+
+
+@pytest.mark.parametrize(
+    "word", ["torch.load", "pickle.", "trust_remote_code", "shell=True", "yaml.load(", "NotImplementedError", "TODO"]
+)
+def test_words_that_never_appear(root: Path, word: str) -> None:
+    """No unsafe loader, no remote code, no stub: searched for in every module of ours."""
+    assert [path for path in modules(root) if word in path.read_text()] == []
+
+
+def test_no_path_of_one_machine_is_tracked(root: Path) -> None:
+    """Tracked files name no home or work directory and no package host."""
+    done = subprocess.run(
+        ["git", "grep", "-nIE", r"(^|[^A-Za-z0-9_.])/(work|root|home)/|index-url", "--", ".", ":!*.lock", ":!tests/test_architecture.py"],
+        cwd=root, capture_output=True, text=True, check=False,
+    )
+    assert done.stdout == ""
