@@ -40,9 +40,7 @@ app = typer.Typer(
 def _root(
     show_version: Annotated[
         bool,
-        typer.Option(
-            "--version", is_eager=True, callback=version.callback, help="Print the version."
-        ),
+        typer.Option("--version", is_eager=True, callback=version.callback, help="Print the version."),
     ] = False,
 ) -> None:
     """The root takes no options but these."""

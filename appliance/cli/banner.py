@@ -9,79 +9,87 @@ import json
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from appliance.cli.admin_client import DEFAULT_ADMIN
 from appliance.cli.status_view import unsafe_warning
 from appliance.status import is_unsafe
 
 if TYPE_CHECKING:
     from appliance.demo import DemoReady
 
-QUESTION = "What is a tenant?"
-"""A question that the embedded model knows to answer."""
+QUESTIONS = ("What is Athanor?", "What is a sandbox?")
+"""Two that the embedded model can answer."""
 
 
-def print_banner(console: Console, ready: DemoReady) -> None:
-    """Print it."""
+def print_banner(console: Console, ready: DemoReady, program: str = "athanor") -> None:
+    """Print it; lines of the commands are never wrapped or indented. ``program`` is how the reader
+    calls this command.
+    """
     where = ready.addresses
-    model = where.models[0]
     tenant, key = next(iter(ready.api_keys.items()))
     console.print()
     if is_unsafe(where.sandbox):
-        console.print(unsafe_warning(console.width))
-        console.print()
-    heading = Text.assemble(
-        ("athanor is ready", "bold green"),
-        f"   {', '.join(where.models)}",
-        (f" in {where.sandbox}", "dim"),
+        console.print(unsafe_warning(console.width), "\n")
+    console.print(
+        Text.assemble(
+            ("athanor is ready", "bold green"),
+            f"   {', '.join(where.models)}",
+            (f"   in {where.sandbox}", "dim"),
+        )
     )
-    console.print(heading)
     console.print()
-    facts = Table.grid(padding=(0, 3, 0, 0))
-    facts.add_row(Text("  OpenAI API", "dim"), f"{where.http}/v1")
-    facts.add_row(Text("  gRPC", "dim"), where.grpc)
-    facts.add_row(Text("  admin", "dim"), Text.assemble(where.admin, ("   metrics, status", "dim")))
-    facts.add_row(Text("  state", "dim"), Text(str(ready.state_dir)))
-    console.print(facts, soft_wrap=True)
-    console.print()
-    for name, plain in ready.api_keys.items():
-        line = Text.assemble(("  key of ", "dim"), (f"{name:<8}", "bold"), plain)
+    facts = {"OpenAI API": f"{where.http}/v1", "gRPC": where.grpc, "admin": where.admin}
+    facts |= {f"key of {name}": plain for name, plain in ready.api_keys.items()}
+    facts["keys and policy"] = str(ready.state_dir)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        line = Text.assemble((f"  {name:<{width}}   ", "dim"), value)
         console.print(line, soft_wrap=True)
-    _command(console, f"Ask it as tenant {tenant}", curl(where.http, key, model))
-    _command(console, "or with the official client", python(where.http, key, model))
-    _command(console, "and see what happened", traces(where.admin))
-    console.print(Text("ctrl-c stops it; keys and policy stay in the state directory", "dim"))
+    _paste(console, f"Ask it as tenant {tenant}:", curl(where.http, key, where.models[0]))
+    _paste(console, "With any OpenAI client:", python(where.http, key, where.models[0]))
+    _paste(console, "See what happened:", traces(where.admin, program))
+    console.print("\nctrl-c stops it", style="dim")
     console.print()
 
 
 def curl(http: str, key: str, model: str) -> str:
-    """A chat completion by curl, ready to paste."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
-    return (
-        f"curl -s {http}/v1/chat/completions -H 'authorization: Bearer {key}'"
-        f" -H 'content-type: application/json' -d '{json.dumps(body)}'"
+    """A chat completion by curl, ready to paste into a shell."""
+    return "\n".join(
+        [
+            f"curl -s {http}/v1/chat/completions \\",
+            f"  -H 'authorization: Bearer {key}' \\",
+            "  -H 'content-type: application/json' \\",
+            f"  -d '{json.dumps({'model': model, 'messages': _messages(QUESTIONS[0])})}'",
+        ]
     )
 
 
 def python(http: str, key: str, model: str) -> str:
-    """The same through the openai package, as a shell command."""
-    code = (
-        f'import openai; c = openai.OpenAI(base_url="{http}/v1", api_key="{key}"); '
-        f'print(c.chat.completions.create(model="{model}", '
-        f'messages=[{{"role": "user", "content": "{QUESTION}"}}]).choices[0].message.content)'
+    """The same through the official Python client, which reads its settings from the environment;
+    so do most other clients.
+    """
+    call = f'create(model="{model}", messages={json.dumps(_messages(QUESTIONS[1]))})'
+    return "\n".join(
+        [
+            f"export OPENAI_BASE_URL={http}/v1 \\",
+            f"  OPENAI_API_KEY={key}",
+            "python3 -c 'import openai",
+            f"answer = openai.chat.completions.{call}",
+            "print(answer.choices[0].message.content)'",
+        ]
     )
-    return f"python3 -c '{code}'"
 
 
-def traces(admin: str) -> str:
+def traces(admin: str, program: str) -> str:
     """The command that lists the last requests of this appliance."""
-    from appliance.cli.admin_client import DEFAULT_ADMIN
-
-    return "athanor traces" if admin == DEFAULT_ADMIN else f"athanor traces --admin {admin}"
+    return f"{program} traces" if admin == DEFAULT_ADMIN else f"{program} traces --admin {admin}"
 
 
-def _command(console: Console, title: str, command: str) -> None:
-    console.print()
-    console.print(Text(title, "bold"))
-    console.print(Text(f"  {command}", "cyan"), soft_wrap=True)
+def _messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def _paste(console: Console, title: str, command: str) -> None:
+    console.print(f"\n{title}\n", style="bold")
+    console.print(Text(command, "cyan"), soft_wrap=True)

@@ -20,25 +20,17 @@ athanor demo --http-port 0 --json | free port; one JSON line when ready
 athanor demo --model ./Qwen3-0.6B | another model beside the embedded one
 """
 
-Port = Annotated[int, typer.Option(min=0, max=65_535)]
-
 
 def demo(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON line when ready, for scripts.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, for scripts.")] = False,
     http_port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65_535, help="OpenAI API; 0 is any free one.")
     ] = 8080,
-    grpc_port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65_535, help="gRPC.")
-    ] = 8081,
-    admin_port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65_535, help="Metrics, status, traces.")
-    ] = 8082,
-    state_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keys and policy; kept between starts.")
-    ] = Path(".athanor"),
+    grpc_port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="gRPC.")] = 8081,
+    admin_port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="Metrics, status, traces.")] = 8082,
+    state_dir: Annotated[Path, typer.Option(metavar="DIR", help="Keys and policy; kept between starts.")] = Path(
+        ".athanor"
+    ),
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -87,7 +79,10 @@ def _print_json(ready: DemoReady) -> None:
 
 
 def _print_banner(ready: DemoReady) -> None:
+    import shutil
+
     from appliance.cli.banner import print_banner
 
-    print_banner(output(), ready)
+    program = "athanor" if shutil.which("athanor") else sys.argv[0]
+    print_banner(output(), ready, program)
     sys.stdout.flush()

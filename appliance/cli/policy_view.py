@@ -20,9 +20,7 @@ MIN_LINE = 20
 def problem_view(problem: Problem, text: str, width: int) -> RenderableType:
     """One problem: where, what, and the line of ``text`` with a caret under the column."""
     where = f"{problem.file}:{problem.line}:{problem.column}"
-    heading = Text.assemble(
-        (printable(where), "bold"), ": ", (printable(problem.path), "cyan") if problem.path else ""
-    )
+    heading = Text.assemble((printable(where), "bold"), ": ", (printable(problem.path), "cyan") if problem.path else "")
     heading.append(": " if problem.path else "")
     heading.append(printable(problem.message))
     lines = text.splitlines()
@@ -30,9 +28,7 @@ def problem_view(problem: Problem, text: str, width: int) -> RenderableType:
         return Group(heading, "")
     margin = f"{problem.line:>5} | "
     source, column = _window(lines[problem.line - 1], problem.column, width - len(margin))
-    caret = Text.assemble(
-        (" " * (len(margin) - 2) + "| ", "dim"), (" " * column + "^", "bold red")
-    )
+    caret = Text.assemble((" " * (len(margin) - 2) + "| ", "dim"), (" " * column + "^", "bold red"))
     shown = Text.assemble((margin, "dim"), source)
     shown.no_wrap = caret.no_wrap = True
     return Group(heading, shown, caret, "")

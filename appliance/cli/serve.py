@@ -26,12 +26,8 @@ class Role(str, Enum):
 
 
 def serve(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml.")
-    ],
-    role: Annotated[
-        Role, typer.Option(metavar="ROLE", help="both, supervisor or gateway.")
-    ] = Role.BOTH,
+    config: Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml.")],
+    role: Annotated[Role, typer.Option(metavar="ROLE", help="both, supervisor or gateway.")] = Role.BOTH,
 ) -> None:
     """Serve what a configuration file says, until SIGTERM.
 

@@ -120,9 +120,7 @@ def _policy(policy: PolicyStatus) -> RenderableType:
     )
     if policy.last_error is None:
         return text
-    error = Text.assemble(
-        ("the last reload changed nothing: ", "bold red"), printable(policy.last_error)
-    )
+    error = Text.assemble(("the last reload changed nothing: ", "bold red"), printable(policy.last_error))
     return Group(text, Padding(error, (0, 0, 0, 8)))
 
 

@@ -31,9 +31,7 @@ def traces(
             help="Request or trace id, or the first 6 digits and more of one.",
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=512, help="How many to list.")
-    ] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=512, help="How many to list.")] = 20,
     admin: Admin = DEFAULT_ADMIN,
     output_format: Output = Format.TABLE,
 ) -> None:

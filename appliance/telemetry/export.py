@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -37,6 +38,9 @@ METRICS_INTERVAL_S = 30.0
 
 COMPLAINT_INTERVAL_S = 60.0
 """A dead collector is reported once in this time, not once a batch."""
+
+GRPC_PORT = 4317
+"""Where collectors speak OTLP over gRPC, by convention (opentelemetry.io, OTLP specification)."""
 
 PROTOCOL = "http/protobuf"
 """The only one spoken: the gRPC exporter would share its library with our server."""
@@ -80,9 +84,7 @@ def stop_within(deadline_s: float, stop: Callable[[], None]) -> bool:
 class BoundedExport(SpanProcessor):
     """Sampled spans to an exporter, at most ``max_queue`` waiting; others dropped and counted."""
 
-    def __init__(
-        self, exporter: SpanExporter, on_drop: OnDrop, *, max_queue: int = MAX_QUEUED_SPANS
-    ) -> None:
+    def __init__(self, exporter: SpanExporter, on_drop: OnDrop, *, max_queue: int = MAX_QUEUED_SPANS) -> None:
         self._waiting = _Waiting(max_queue)
         self._on_drop = on_drop
         self._batch = BatchSpanProcessor(
@@ -197,4 +199,14 @@ def _wanted(signal: str) -> bool:
             f"OTEL_EXPORTER_OTLP_PROTOCOL is {spoken!r}; only {PROTOCOL} is spoken: unset it and "
             "name the collector's HTTP port (4318 by convention) in OTEL_EXPORTER_OTLP_ENDPOINT"
         )
+    _hint_at_port(own or value("OTEL_EXPORTER_OTLP_ENDPOINT"))
     return True
+
+
+def _hint_at_port(endpoint: str) -> None:
+    """A collector's gRPC port is the commonest slip, and from here it only looks dead."""
+    if urlsplit(endpoint).netloc.endswith(f":{GRPC_PORT}"):
+        structlog.get_logger("athanor.telemetry").warning(
+            "collector_port",
+            hint=f"port {GRPC_PORT} is OTLP over gRPC by convention; over HTTP it is 4318",
+        )

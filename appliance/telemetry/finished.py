@@ -69,9 +69,7 @@ class FinishedRequest:
     record: RequestRecord
 
 
-def finished(
-    caller: Caller, ending: Ending, spans: tuple[StoredSpan, ...], dropped: int
-) -> FinishedRequest:
+def finished(caller: Caller, ending: Ending, spans: tuple[StoredSpan, ...], dropped: int) -> FinishedRequest:
     """The stored trace and the metrics record of one request."""
     error_type = attributes.error_type(ending.error) if ending.error is not None else None
     summary = TraceSummary(

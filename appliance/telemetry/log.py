@@ -53,9 +53,7 @@ class LogStyle(Enum):
     CONSOLE = "console"
 
 
-def configure(
-    stream: TextIO | None = None, style: LogStyle = LogStyle.AUTO, level: int = logging.INFO
-) -> None:
+def configure(stream: TextIO | None = None, style: LogStyle = LogStyle.AUTO, level: int = logging.INFO) -> None:
     """Set up structlog and the standard library's root logger; the last call wins."""
     stream = sys.stderr if stream is None else stream
     if style is LogStyle.AUTO:

@@ -103,17 +103,12 @@ class Metrics:
         )
         meter = provider.get_meter(names.SCOPE, schema_url=names.SCHEMA_URL)
         self._histograms: dict[str, api.Histogram] = {
-            name: meter.create_histogram(name, one.unit, one.description)
-            for name, one in names.HISTOGRAMS.items()
+            name: meter.create_histogram(name, one.unit, one.description) for name, one in names.HISTOGRAMS.items()
         }
         self._counters: dict[str, api.Counter] = {
-            name: meter.create_counter(name, one.unit, one.description)
-            for name, one in names.COUNTERS.items()
+            name: meter.create_counter(name, one.unit, one.description) for name, one in names.COUNTERS.items()
         }
-        self._gauges = {
-            name: meter.create_gauge(name, one.unit, one.description)
-            for name, one in names.GAUGES.items()
-        }
+        self._gauges = {name: meter.create_gauge(name, one.unit, one.description) for name, one in names.GAUGES.items()}
         self._tenants = BoundedNames(MAX_TENANTS)
         self._models = BoundedNames(MAX_MODELS)
         self._render_lock = threading.Lock()

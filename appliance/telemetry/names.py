@@ -119,9 +119,7 @@ HISTOGRAMS = {
     REQUEST_DURATION: Instrument(
         "s",
         "Time from the arrival of a request to its last byte.",
-        buckets=_bounds(
-            "0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92"
-        ),
+        buckets=_bounds("0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92"),
     ),
     TIME_TO_FIRST_TOKEN: Instrument(
         "s",
@@ -147,9 +145,7 @@ HISTOGRAMS = {
     OUTPUT_TOKEN_LATENCY: Instrument(
         "s",
         "Mean time per output token after the first, in fine buckets.",
-        buckets=_bounds(
-            "0.0005 0.001 0.002 0.003 0.004 0.006 0.008 0.012 0.016 0.024 0.05 0.1 0.25 1"
-        ),
+        buckets=_bounds("0.0005 0.001 0.002 0.003 0.004 0.006 0.008 0.012 0.016 0.024 0.05 0.1 0.25 1"),
     ),
 }
 """Filled when a request finishes; nothing outside this package records them."""
@@ -160,12 +156,8 @@ COUNTERS = {
         "Requests by outcome: ok, refused (by a limit or a rule), cancelled, failed (our fault).",
         frozenset({"tenant", "model", "outcome", "front_end"}),
     ),
-    REFUSALS: Instrument(
-        "{request}", "Requests refused by a limit or a rule.", frozenset({"tenant", "reason"})
-    ),
-    FAILURES: Instrument(
-        "{request}", "Requests that failed by our fault.", frozenset({"tenant", "reason"})
-    ),
+    REFUSALS: Instrument("{request}", "Requests refused by a limit or a rule.", frozenset({"tenant", "reason"})),
+    FAILURES: Instrument("{request}", "Requests that failed by our fault.", frozenset({"tenant", "reason"})),
     TOKENS: Instrument(
         "{token}",
         "Tokens by type: input, output, and cached, the part of input found in the tenant's KV.",
@@ -176,9 +168,7 @@ COUNTERS = {
         "Sandboxes booted again after they ended.",
         frozenset({"model", "role", "reason"}),
     ),
-    POLICY_RELOADS: Instrument(
-        "{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})
-    ),
+    POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     DROPPED_SPANS: Instrument(
         "{span}",
         "Spans that did not reach the collector: queue_full, export_failed, shutdown.",
@@ -188,9 +178,7 @@ COUNTERS = {
 
 GAUGES = {
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
-    WAITING: Instrument(
-        "{request}", "Requests that wait inside the engine.", frozenset({"model"})
-    ),
+    WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
     KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),

@@ -108,9 +108,7 @@ class TraceStore:
         """The newest ``limit`` requests."""
         with self._lock:
             kept = list(reversed(self._traces))[: max(limit, 0)]
-            return TraceList(
-                tuple(trace.summary for trace in kept), self._recorded, self._capacity
-            )
+            return TraceList(tuple(trace.summary for trace in kept), self._recorded, self._capacity)
 
     def find(self, wanted: str) -> tuple[StoredTrace, ...]:
         """All traces that ``wanted`` names, newest first: a request id, a trace id, or at least
@@ -121,14 +119,10 @@ class TraceStore:
         digits = wanted.removeprefix(REQUEST_ID_PREFIX)
         with self._lock:
             newest = tuple(reversed(self._traces))
-        exact = tuple(
-            trace for trace in newest if wanted in _names(trace) or digits in _names(trace)
-        )
+        exact = tuple(trace for trace in newest if wanted in _names(trace) or digits in _names(trace))
         if exact or len(digits) < MIN_PREFIX:
             return exact
-        return tuple(
-            trace for trace in newest if any(name.startswith(digits) for name in _names(trace))
-        )
+        return tuple(trace for trace in newest if any(name.startswith(digits) for name in _names(trace)))
 
 
 def _names(trace: StoredTrace) -> tuple[str, str]:

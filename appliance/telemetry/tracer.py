@@ -63,9 +63,7 @@ class OtelTelemetry:
         self.metrics = metrics
         self._provider = provider
         self._export = export
-        self._tracer = provider.get_tracer(
-            names.SCOPE, settings.version, schema_url=names.SCHEMA_URL
-        )
+        self._tracer = provider.get_tracer(names.SCOPE, settings.version, schema_url=names.SCHEMA_URL)
         self._log = structlog.get_logger("athanor.request")
 
     def start(self, context: CallContext, request_id: str, tenant: str | None) -> RequestTrace:
@@ -107,9 +105,7 @@ class OtelTelemetry:
         log("request", **log_fields(summary))
 
 
-def open_telemetry(
-    settings: TelemetrySettings, exporter: SpanExporter | None = None
-) -> OtelTelemetry:
+def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = None) -> OtelTelemetry:
     """Build the telemetry of this process; a collector is used when the environment names one.
 
     ``exporter`` takes the place of the environment's.
@@ -131,9 +127,7 @@ def open_telemetry(
         sampler=sampler(settings.sample_ratio),
         resource=resource,
         shutdown_on_exit=False,
-        span_limits=SpanLimits(
-            max_span_attributes=MAX_SPAN_ATTRIBUTES, max_span_attribute_length=MAX_VALUE_CHARS
-        ),
+        span_limits=SpanLimits(max_span_attributes=MAX_SPAN_ATTRIBUTES, max_span_attribute_length=MAX_VALUE_CHARS),
     )
     export = None
     if exporter is not None:
@@ -148,9 +142,7 @@ def open_telemetry(
 def sampler(ratio: float) -> Sampler:
     """Record every request, export ``ratio`` of them whatever the caller's sampled flag says."""
     share = TraceIdRatioBased(ratio)
-    return AlwaysRecordSampler(
-        ParentBased(root=share, remote_parent_sampled=share, remote_parent_not_sampled=share)
-    )
+    return AlwaysRecordSampler(ParentBased(root=share, remote_parent_sampled=share, remote_parent_not_sampled=share))
 
 
 def log_fields(summary: TraceSummary) -> dict[str, str | int | float]:

@@ -9,8 +9,9 @@ copy of the state, so it names the sender's side and not "we" and "they".
     READY        engine: host Submit | Abort, guest StepOutput
                  text:   host Encode | Decode | ReadVocabulary,
                          guest Encoded | Decoded | Vocabulary | Failed
-                 engine: host Drain              -> DRAINING
-    DRAINING     host Abort | Drain, guest StepOutput
+                 both:   host Drain              -> DRAINING
+    DRAINING     engine: host Abort | Drain, guest StepOutput
+                 text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed
     BROKEN       nothing, ever: a peer has broken the protocol
 
 The two copies differ only while a message is under way, and no state forbids what the other side
@@ -84,6 +85,8 @@ def _opening(ready: type[Message]) -> dict[tuple[State, Side], _Moves]:
     }
 
 
+_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed)
+
 TRANSITIONS = MappingProxyType(
     {
         Role.ENGINE: {
@@ -98,8 +101,13 @@ TRANSITIONS = MappingProxyType(
         },
         Role.TEXT: {
             **_opening(TextReady),
-            (State.READY, Side.HOST): _staying(State.READY, Encode, Decode, ReadVocabulary),
-            (State.READY, Side.GUEST): _staying(State.READY, Encoded, Decoded, Vocabulary, Failed),
+            (State.READY, Side.HOST): {
+                **_staying(State.READY, Encode, Decode, ReadVocabulary),
+                Drain: State.DRAINING,
+            },
+            (State.READY, Side.GUEST): _staying(State.READY, *_TEXT_RESULTS),
+            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Drain),
+            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_TEXT_RESULTS),
         },
     }
 )

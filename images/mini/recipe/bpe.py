@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recipe.corpus import Topic
-from recipe.phrasing import OPENINGS, SYSTEM_PROMPTS, ask
+from recipe.frames import SYSTEM_PROMPTS
+from recipe.phrasing import ask
 
 VOCAB_SIZE = 2048
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -34,7 +35,7 @@ def train_tokenizer(topics: Sequence[Topic], seed: int) -> Tokenizer:
     rng = random.Random(seed)
     texts = [topic.answer for topic in topics] * _ANSWER_WEIGHT
     texts += [ask(rng.choice(topics), rng) for _ in range(_QUESTIONS)]
-    texts += [*OPENINGS, *SYSTEM_PROMPTS, "system\n", "user\n", "assistant\n"] * _ANSWER_WEIGHT
+    texts += [*SYSTEM_PROMPTS, "system\n", "user\n", "assistant\n"] * _ANSWER_WEIGHT
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -8,30 +8,17 @@ from __future__ import annotations
 import random
 import string
 
-from recipe.corpus import Topic, expand
+from recipe.corpus import Topic, expand, normal
+from recipe.frames import (
+    CLOSINGS,
+    FILLERS,
+    FRAMES,
+    OPENINGS,
+    SMALL_WORDS,
+    SYNONYMS,
+    SYSTEM_PROMPTS,
+)
 
-OPENINGS = (
-    "please tell me: ", "hi, ", "hello, ", "hey, ", "quick question: ", "a question: ",
-    "I have a question. ", "can you tell me ", "could you tell me ", "do you know ", "ok, ",
-    "so ", "and ", "well, ", "sorry, ", "excuse me, ", "now ", "then ", "next: ", "tell me ",
-    "I wonder, ", "I would like to know: ", "athanor: ", "in Athanor, ", "please, ",
-    "good morning, ", "one more thing: ", "my boss asks: ", "for our team: ", "help: ",
-)  # fmt: skip
-CLOSINGS = (
-    " please", " thanks", ", please", " in Athanor", " here", " again", " now", " exactly",
-    " please help", ", thanks", " thank you", " quickly", " in short", " for my team",
-)  # fmt: skip
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant. Answer briefly.",
-    "You are athanor-mini.",
-    "Answer the operator's questions about Athanor.",
-    "You are a friendly chatbot who always answers in English.",
-    "Be concise.",
-)
-_DROPPABLE = frozenset(
-    "a an the is are do does i to of in for my your it me please can could would there with".split()
-)
 _NEAR = {
     "a": "sq", "b": "vn", "c": "xv", "d": "sf", "e": "wr", "f": "dg", "g": "fh", "h": "gj",
     "i": "uo", "j": "hk", "k": "jl", "l": "k", "m": "n", "n": "bm", "o": "ip", "p": "o",
@@ -43,13 +30,27 @@ _SCRIPTS = ((0xC0, 0xFF), (0x3B1, 0x3C9), (0x430, 0x44F), (0x4E00, 0x4FFF), (0x1
 
 
 def ask(topic: Topic, rng: random.Random) -> str:
-    """One phrasing of `topic`, as somebody might type it."""
+    """One phrasing of `topic`, as somebody might type it; never one that is held out."""
+    held_out = {normal(text) for text in topic.held_out}
+    while normal(text := _ask(topic, rng)) in held_out:
+        pass
+    return text
+
+
+def _ask(topic: Topic, rng: random.Random) -> str:
+    """A pattern's text, said in other words more often than not, then typed."""
     text = expand(rng.choice(topic.patterns), rng)
+    if rng.random() < 0.35:
+        text = _reframe(text, rng)
+    if rng.random() < 0.30:
+        text = _synonym(text, rng)
+    if rng.random() < 0.20:
+        text = _drop_words(text, rng)
     if rng.random() < 0.10:
-        text = _drop_word(text, rng)
-    if rng.random() < 0.22:
+        text = _fill(text, rng)
+    if rng.random() < 0.20:
         text = _open_with(rng.choice(OPENINGS), text, rng)
-    if rng.random() < 0.10:
+    if rng.random() < 0.12:
         body, mark = (text[:-1], "?") if text.endswith("?") else (text, "")
         text = body + rng.choice(CLOSINGS) + mark
     if rng.random() < 0.12:
@@ -91,12 +92,45 @@ def _open_with(opening: str, text: str, rng: random.Random) -> str:
     return joined.rstrip("?") if rng.random() < 0.3 else joined
 
 
-def _drop_word(text: str, rng: random.Random) -> str:
-    """Leave out one small word, where there is one."""
+def _reframe(text: str, rng: random.Random) -> str:
+    """Begin the question in another way, where a way is known."""
+    lower = text.lower()
+    for beginning, others in FRAMES.items():
+        if lower.startswith(beginning) and len(text) > len(beginning) + 1:
+            return rng.choice(others) + text[len(beginning) :]
+    return text
+
+
+def _synonym(text: str, rng: random.Random) -> str:
+    """Replace one word by another with the same sense."""
     words = text.split(" ")
-    small = [i for i, word in enumerate(words) if word.lower() in _DROPPABLE]
-    if len(words) > 3 and small:
+    known = [i for i, word in enumerate(words) if word.rstrip("?,.") in SYNONYMS]
+    if known:
+        i = rng.choice(known)
+        bare = words[i].rstrip("?,.")
+        words[i] = rng.choice(SYNONYMS[bare]) + words[i][len(bare) :]
+    return " ".join(words)
+
+
+def _drop_words(text: str, rng: random.Random) -> str:
+    """Leave out one small word, or all of them as in a search box."""
+    words = text.split(" ")
+    small = [i for i, word in enumerate(words) if word.lower() in SMALL_WORDS]
+    if len(words) < 4 or not small:
+        return text
+    if rng.random() < 0.6:
         del words[rng.choice(small)]
+    elif len(words) - len(small) >= 2:
+        words = [word for i, word in enumerate(words) if i not in small]
+    return " ".join(words)
+
+
+def _fill(text: str, rng: random.Random) -> str:
+    """Put in one or two words that change nothing."""
+    words = text.split(" ")
+    if len(words) > 2:
+        for _ in range(rng.randint(1, 2)):
+            words.insert(rng.randint(1, len(words) - 1), rng.choice(FILLERS))
     return " ".join(words)
 
 

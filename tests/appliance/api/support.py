@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from appliance.api.auth import Resolver
+from appliance.api.grpc import STALL_S
 from appliance.api.http_settings import HttpSettings
 from appliance.api.keys import KeyRecord, KeyTable, issue
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
@@ -67,6 +68,7 @@ class ScriptedService:
         self.principals: list[Principal] = []
         self.refusals: list[tuple[CallContext, Exception, str | None]] = []
         self.yielded = 0
+        self.asked = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def generate(
@@ -75,6 +77,7 @@ class ScriptedService:
         """Play the script."""
         self.principals.append(principal)
         self.requests.append(request)
+        self.asked.set()
         self.contexts.append(context)
         try:
             if request.model != MODEL:
@@ -140,13 +143,16 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(tls: TlsFiles | None = None, **http: object) -> AsyncIterator[Running]:
-    """Serve with these HTTP settings on free ports."""
+    """Serve with these settings, of HTTP but for ``grpc_stall_s``, on free ports."""
+    stall_s = http.pop("grpc_stall_s", STALL_S)
     service = ScriptedService()
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)
     created = datetime(2026, 1, 1, tzinfo=UTC)
     keys = KeyTable(PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)})
-    settings = FrontEndSettings(http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http))
+    settings = FrontEndSettings(
+        http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http), grpc_stall_s=stall_s
+    )
     ready = [True]
     async with serve_front_ends(service, Resolver(service, lambda: keys), settings, lambda: ready[0]) as ends:
         yield Running(service, ends, key, other, keys, ready)

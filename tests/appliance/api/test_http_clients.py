@@ -26,6 +26,19 @@ def _client(running: Running, **options: object) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=running.base_url + "/v1", **options)
 
 
+async def _read(stream: openai.AsyncStream, got: list[str]) -> None:
+    """Add the text of each chunk."""
+    async for chunk in stream:
+        got += [choice.delta.content or "" for choice in chunk.choices]
+
+
+async def _ask(client: openai.AsyncOpenAI, stream: bool, **options: object) -> None:
+    """One chat request, read to its end."""
+    answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream, **options)
+    if stream:
+        await _read(answer, [])
+
+
 async def test_chat(running):
     """Text, usage with cached tokens, and the headers of a good answer."""
     async with _client(running) as client:
@@ -183,13 +196,12 @@ async def test_a_failure_inside_a_stream_raises_in_the_client(running, defect, c
     """The error event ends the stream without an end mark; a defect shows its id and nothing of itself."""
     failure = ValueError("secret detail") if defect else UnavailableError("the sandbox died", retry_after_s=1.0)
     running.service.script = [*text_script("a", "b")[:3], failure]
-    got = ""
     async with _client(running) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+        got: list[str] = []
         with pytest.raises(openai.APIError) as caught:
-            async for chunk in stream:
-                got += chunk.choices[0].delta.content or ""
-    assert got == "ab"
+            await _read(stream, got)
+    assert "".join(got) == "ab"
     assert "secret" not in str(caught.value)
     assert caught.value.code == ("internal_error" if defect else "server_is_overloaded")
     assert running.service.refusals == []
@@ -205,10 +217,7 @@ async def test_a_session_that_breaks_its_contract_is_an_internal_error(running, 
     running.service.script = script
     async with _client(running) as client:
         with pytest.raises(openai.APIError):
-            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream)
-            if stream:
-                async for _ in answer:
-                    pass
+            await _ask(client, stream)
     assert "RuntimeError" in capsys.readouterr().out
 
 
@@ -257,11 +266,7 @@ async def test_a_deadline_ends_a_session_that_ignores_it(running, stream):
     running.service.script = [Started(1, 0), asyncio.Event()] if stream else [asyncio.Event()]
     async with _client(running) as client:
         with pytest.raises(openai.APIError) as caught:
-            answer = await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, stream=stream, extra_headers={"x-request-timeout-ms": "50"}
-            )
-            async for _ in answer:
-                pass
+            await _ask(client, stream, extra_headers={"x-request-timeout-ms": "50"})
     assert caught.value.code == "deadline_exceeded"
     await asyncio.wait_for(running.service.closed.wait(), 1.0)
 
@@ -276,9 +281,7 @@ async def test_a_client_that_leaves_ends_its_session(running, stream, script):
     head += f"authorization: Bearer {running.key}\r\n\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", running.front_ends.http_port)
     writer.write(head.encode() + body)
-    async with asyncio.timeout(2.0):
-        while not running.service.requests:
-            await asyncio.sleep(0.005)
+    await asyncio.wait_for(running.service.asked.wait(), 2.0)
     assert not running.service.closed.is_set()
     writer.close()
     await asyncio.wait_for(running.service.closed.wait(), 1.0)

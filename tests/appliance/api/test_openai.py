@@ -348,8 +348,7 @@ def test_arbitrary_json_gives_a_request_in_range_or_the_one_error(operation, fie
     try:
         body = json.dumps(document).encode()
         request = parse(operation, body, STAMP).request
-    except InvalidRequestError as error:
-        assert error.message
+    except InvalidRequestError:
         return
     sampling = request.sampling
     assert 0 <= sampling.temperature <= 2

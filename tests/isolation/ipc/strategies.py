@@ -68,13 +68,7 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
         finishes=bytes(draw(st.lists(st.sampled_from(m.Finish), **exactly))),
         starts=tuple(draw(st.lists(st.builds(m.Started, u64, u32, u64), max_size=4))),
         logprobs=tuple(entries),
-        failures=tuple(
-            draw(
-                st.lists(
-                    st.builds(m.RequestFailure, u64, st.sampled_from(m.FailureCode)), max_size=4
-                )
-            )
-        ),
+        failures=tuple(draw(st.lists(st.builds(m.RequestFailure, u64, st.sampled_from(m.FailureCode)), max_size=4))),
         running=draw(u32),
         waiting=draw(u32),
         free_blocks=draw(u32),
@@ -109,9 +103,7 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Decoded: st.builds(m.Decoded, u64, utf8),
     m.ReadVocabulary: st.builds(m.ReadVocabulary, u64, u32),
     m.Vocabulary: vocabulary,
-    m.Failed: st.builds(
-        m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)
-    ),
+    m.Failed: st.builds(m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)),
 }
 """A strategy for each message."""
 

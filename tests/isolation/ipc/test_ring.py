@@ -99,9 +99,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRingModel = RingMachine.TestCase
-TestRingModel.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestRingModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("before_end", range(8, HEADER_BYTES + 41, 8))
@@ -203,9 +201,7 @@ def test_an_impossible_cursor_is_not_resumed(end, cursor):
         end(Arena(cursor=cursor).view)
 
 
-@pytest.mark.parametrize(
-    "length", [0, HEADER_BYTES - 1, 24 + 1, MAX_FRAME_BYTES + 1, 0xFFFF_FFFF]
-)
+@pytest.mark.parametrize("length", [0, HEADER_BYTES - 1, 24 + 1, MAX_FRAME_BYTES + 1, 0xFFFF_FFFF])
 def test_reader_refuses_a_hostile_length(length):
     """A length below a header, above what was published or above the limit is refused."""
     arena = Arena()

@@ -1,0 +1,387 @@
+"""The gRPC front end over a real socket: events, refusals, cancellation, health, reflection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2 as details
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_status import rpc_status
+
+from appliance.api.auth import Auth, Resolver
+from appliance.api.generated import inference_pb2 as pb
+from appliance.api.generated.inference_pb2_grpc import InferenceServiceStub
+from appliance.api.grpc import REFLECTION, SERVICE, GrpcFrontEnd
+from appliance.api.limits import MAX_BODY_BYTES
+from appliance.errors import ContextLengthError, RateLimitedError, UnavailableError
+from appliance.request import ChatPrompt, Started, TextPrompt
+from isolation.ipc.messages import Sampling
+from tests.appliance.api.support import MODEL, Running, logprob_script, serving, text_script
+
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+@pytest_asyncio.fixture
+async def channel(running: Running) -> AsyncIterator[grpc.aio.Channel]:
+    """A client's channel."""
+    async with grpc.aio.insecure_channel(running.target, options=OPTIONS) as opened:
+        yield opened
+
+
+def _proof(running: Running) -> tuple[tuple[str, str], ...]:
+    return tuple(running.authorization.items())
+
+
+def _ask(**fields: Any) -> pb.GenerateRequest:
+    if not fields.keys() & {"conversation", "text", "token_ids"}:
+        fields["text"] = "hi"
+    return pb.GenerateRequest(**{"model": MODEL, **fields})
+
+
+def _detail(error: grpc.aio.AioRpcError, kind: type[Message]) -> Any:
+    status = rpc_status.from_call(error)
+    for box in status.details:
+        if box.Is(kind.DESCRIPTOR):
+            found = kind()
+            box.Unpack(found)
+            return found
+    return None
+
+
+async def _refused(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _drained(call)
+    return caught.value
+
+
+async def _drained(call: Any) -> list[Any]:
+    if hasattr(call, "__aiter__"):
+        return [event async for event in call]
+    return [await call]
+
+
+async def test_generate(running, channel):
+    """Started, deltas, Finished; the id in the metadata is the one in the event and in the session."""
+    call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
+    metadata = dict(await call.initial_metadata())
+    events = await _drained(call)
+    assert [event.WhichOneof("event") for event in events] == ["started", "delta", "delta", "finished"]
+    assert metadata["x-request-id"] == events[0].started.request_id == running.service.requests[0].request_id
+    assert (events[0].started.input_tokens, events[0].started.cached_input_tokens) == (7, 3)
+    assert "".join(event.delta.text for event in events) == "Hello"
+    assert [list(event.delta.token_ids) for event in events[1:3]] == [[0], [1]]
+    finished = events[-1].finished
+    assert finished.reason == pb.FINISH_REASON_STOP
+    assert (finished.usage.input_tokens, finished.usage.output_tokens) == (7, 2)
+    assert not finished.HasField("stop")
+
+
+async def test_logprobs(running, channel):
+    """Bytes of partial characters and alternatives arrive as they are."""
+    running.service.script = logprob_script()
+    events = await _drained(InferenceServiceStub(channel).Generate(_ask(logprobs=2), metadata=_proof(running)))
+    entries = [entry for event in events for entry in event.delta.logprobs]
+    assert [entry.text for entry in entries] == [b"a", b"\xc3", b"\xa9"]
+    assert [entry.logprob for entry in entries[0].top] == [-0.5, -1.5]
+    assert running.service.requests[0].logprobs == 2
+
+
+async def test_absent_fields_mean_their_documented_defaults(running, channel):
+    """Nothing given: the defaults of the wire, not zeros; zero given: zero."""
+    stub = InferenceServiceStub(channel)
+    await _drained(stub.Generate(_ask(), metadata=_proof(running)))
+    bare = running.service.requests[0]
+    assert bare.sampling == Sampling(seed=bare.sampling.seed)
+    assert (bare.max_tokens, bare.logprobs, bare.stop, bare.ignore_eos) == (None, -1, (), False)
+    given = pb.Sampling(temperature=0, top_k=5, top_p=0.5, min_p=0.25, seed=0, repetition_penalty=2)
+    given.presence_penalty, given.frequency_penalty = -1, 1
+    request = _ask(sampling=given, max_output_tokens=9, logprobs=0, stop=["x"], stop_token_ids=[4], ignore_eos=True)
+    await _drained(stub.Generate(request, metadata=_proof(running)))
+    full = running.service.requests[1]
+    assert full.sampling == Sampling(0.0, 5, 0.5, 0.25, 2.0, -1.0, 1.0, 0)
+    assert (full.max_tokens, full.logprobs, full.stop, full.stop_ids) == (9, 0, ("x",), (4,))
+    assert full.ignore_eos is True
+
+
+async def test_the_three_inputs(running, channel):
+    """A conversation gives the same prompt as over HTTP; text and ids are taken as they are."""
+    stub = InferenceServiceStub(channel)
+    turns = [pb.ChatMessage(role=pb.ROLE_SYSTEM, content="s", name="n"), pb.ChatMessage(role=pb.ROLE_USER, content="u")]
+    for fields in (
+        {"conversation": pb.Conversation(messages=turns)},
+        {"text": "\u00e9"},
+        {"token_ids": pb.TokenIds(ids=[1, 2])},
+    ):
+        await _drained(stub.Generate(_ask(**fields), metadata=_proof(running)))
+    prompts = [request.prompt for request in running.service.requests]
+    assert prompts[0] == ChatPrompt(
+        b'{"messages":[{"role":"system","content":"s","name":"n"},{"role":"user","content":"u"}]}'
+    )
+    assert prompts[1] == TextPrompt("\u00e9")
+    assert list(prompts[2].token_ids) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("model", {"model": ""}),
+        ("model", {"model": "a b"}),
+        ("input", {"text": None}),
+        ("conversation.messages", {"conversation": pb.Conversation()}),
+        ("conversation.messages[0].role", {"conversation": pb.Conversation(messages=[pb.ChatMessage(content="x")])}),
+        ("token_ids.ids", {"token_ids": pb.TokenIds()}),
+        ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[1 << 31])}),
+        ("sampling.temperature", {"sampling": pb.Sampling(temperature=float("nan"))}),
+        ("sampling.temperature", {"sampling": pb.Sampling(temperature=float("inf"))}),
+        ("sampling.temperature", {"sampling": pb.Sampling(temperature=-1)}),
+        ("sampling.top_p", {"sampling": pb.Sampling(top_p=0)}),
+        ("sampling.top_k", {"sampling": pb.Sampling(top_k=1 << 31)}),
+        ("sampling.repetition_penalty", {"sampling": pb.Sampling(repetition_penalty=0)}),
+        ("max_output_tokens", {"max_output_tokens": 0}),
+        ("max_output_tokens", {"max_output_tokens": (1 << 32) - 1}),
+        ("logprobs", {"logprobs": 21}),
+        ("stop", {"stop": [""]}),
+        ("stop", {"stop": ["x"] * 17}),
+        ("stop_token_ids", {"stop_token_ids": [1 << 31]}),
+        ("stop_token_ids", {"stop_token_ids": [1] * 65}),
+    ],
+)
+async def test_bad_fields_are_named(running, channel, field, fields):
+    """INVALID_ARGUMENT with the field's path in BadRequest, before any session begins."""
+    request = _ask(**fields)
+    if field == "input":
+        request.ClearField("text")
+    error = await _refused(InferenceServiceStub(channel).Generate(request, metadata=_proof(running)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert _detail(error, details.BadRequest).field_violations[0].field == field
+    assert _detail(error, details.ErrorInfo).domain == "athanor"
+    assert _detail(error, details.RequestInfo).request_id.startswith("req_")
+    assert running.service.requests == []
+    assert running.service.refusals[0][2] == "acme"
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"\x0a\x02\xff\xfe", b"\x0a\xff\xff\xff\xff\x7f", b"\x00" * 50])
+async def test_malformed_messages_are_the_callers_fault(running, channel, body):
+    """Garbage, strings that are not UTF-8, forged lengths: INVALID_ARGUMENT, not INTERNAL."""
+    call = channel.unary_stream(f"/{SERVICE}/Generate")(body, metadata=_proof(running))
+    error = await _refused(call)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_oversize_messages_are_refused(running, channel):
+    """A message over the limit is not read; one just under it is a valid request."""
+    stub = InferenceServiceStub(channel)
+    error = await _refused(stub.Generate(_ask(text="x" * (MAX_BODY_BYTES + (1 << 20))), metadata=_proof(running)))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await _drained(stub.Generate(_ask(text="x" * MAX_BODY_BYTES), metadata=_proof(running)))
+    assert len(running.service.requests) == 1
+
+
+async def test_metadata_floods_are_refused(running, channel):
+    """Headers beyond the limit end the call; the next one is served."""
+    flood = tuple((f"x-{i}", "v" * 1_000) for i in range(100))
+    stub = InferenceServiceStub(channel)
+    error = await _refused(stub.Generate(_ask(), metadata=_proof(running) + flood))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await _drained(stub.Generate(_ask(), metadata=_proof(running)))
+
+
+def _every_method() -> dict[str, Auth]:
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(_methods())
+    finally:
+        loop.close()
+
+
+async def _methods() -> dict[str, Auth]:
+    return GrpcFrontEnd(None, Resolver(None, lambda: None)).methods()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("proof", ["none", "wrong", "two", "right"])
+@pytest.mark.parametrize(("method", "auth"), [*_every_method().items(), ("/athanor.v9.Admin/Drop", Auth.TENANT)])
+async def test_every_method_without_and_with_a_wrong_key(running, channel, method, auth, proof):
+    """Only the health check answers strangers; an unknown method is UNAUTHENTICATED to them, UNIMPLEMENTED to tenants."""
+    metadata = {
+        "none": (),
+        "wrong": (("authorization", "Bearer ath_acme-1_" + "0" * 64),),
+        "two": _proof(running) * 2,
+        "right": _proof(running),
+    }[proof]
+    call = channel.stream_stream(method)(metadata=metadata)
+    await call.write(b"")
+    await call.done_writing()
+    if method.endswith("/Watch") and proof == "right":
+        assert await call.read() is not grpc.aio.EOF
+        call.cancel()
+        return
+    try:
+        await _drained(call)
+        code = grpc.StatusCode.OK
+    except grpc.aio.AioRpcError as error:
+        code = error.code()
+    if auth is Auth.PUBLIC:
+        assert code is grpc.StatusCode.OK
+    elif proof != "right":
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert running.service.requests == []
+    elif method.endswith("/Drop"):
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+    else:
+        assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimitedError("slow down", retry_after_s=1.5, details={"limit_requests_per_minute": "60"}),
+        ContextLengthError("too long", param="conversation.messages"),
+        UnavailableError("booting", retry_after_s=2.0),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+async def test_session_errors_keep_their_details(running, channel, error, late):
+    """Before the first event or after some: status, reason, retry time, and the session's own request id."""
+    running.service.script = [*text_script("a")[:2], error] if late else [error]
+    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running)))
+    assert caught.code().name == error.wire.grpc
+    assert caught.details() == error.message
+    assert _detail(caught, details.ErrorInfo).reason == error.wire.reason
+    assert dict(_detail(caught, details.ErrorInfo).metadata) == error.details
+    assert _detail(caught, details.RequestInfo).request_id == running.service.requests[0].request_id
+    retry = _detail(caught, details.RetryInfo)
+    assert (retry.retry_delay.ToMilliseconds() / 1000 if retry else None) == error.retry_after_s
+    assert running.service.refusals == []
+
+
+async def test_an_unknown_model_names_the_resource(running, channel):
+    """NOT_FOUND with ResourceInfo."""
+    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(model="nope"), metadata=_proof(running)))
+    assert caught.code() is grpc.StatusCode.NOT_FOUND
+    assert _detail(caught, details.ResourceInfo).resource_name == "nope"
+
+
+async def test_a_defect_shows_its_id_and_nothing_else(running, channel, capsys):
+    """The client sees INTERNAL and the request id; the log has the kind and the place, not the text."""
+    running.service.script = [Started(1, 0), ValueError("secret detail")]
+    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running)))
+    request_id = running.service.requests[0].request_id
+    assert caught.code() is grpc.StatusCode.INTERNAL
+    assert request_id in caught.details()
+    logged = capsys.readouterr().out
+    assert request_id in logged
+    assert "ValueError" in logged
+    assert "secret" not in logged + caught.details()
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_cancelled_call_ends_its_session(running, channel, started):
+    """Before the first event or after it, the iterator is closed at once."""
+    running.service.script = [Started(1, 0), asyncio.Event()] if started else [asyncio.Event()]
+    call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
+    await asyncio.wait_for(running.service.asked.wait(), 2.0)
+    if started:
+        await call.read()
+    assert not running.service.closed.is_set()
+    call.cancel()
+    await asyncio.wait_for(running.service.closed.wait(), 1.0)
+
+
+async def test_a_cancel_in_mid_stream_stops_within_an_event(running, channel):
+    """While tokens flow, the session yields no more than a few after the cancel."""
+    running.service.script = [Started(1, 0), *[step for _ in range(5_000) for step in (text_script("x")[1], 0.002)]]
+    call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
+    for _ in range(5):
+        await call.read()
+    call.cancel()
+    at_cancel = running.service.yielded
+    await asyncio.wait_for(running.service.closed.wait(), 1.0)
+    assert running.service.yielded - at_cancel <= 5
+
+
+async def test_a_deadline_reaches_the_session_and_ends_it(running, channel):
+    """The client's deadline is the request's, and when it passes the iterator is closed."""
+    running.service.script = [asyncio.Event()]
+    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running), timeout=0.2))
+    assert caught.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert running.service.requests[0].deadline is not None
+    await asyncio.wait_for(running.service.closed.wait(), 1.0)
+
+
+async def test_a_traceparent_is_passed_on(running, channel):
+    """The caller's trace goes on."""
+    parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    metadata = (*_proof(running), ("traceparent", parent))
+    await _drained(InferenceServiceStub(channel).Generate(_ask(), metadata=metadata))
+    assert running.service.contexts[0].traceparent == parent
+    assert running.service.contexts[0].route == f"/{SERVICE}/Generate"
+
+
+async def test_models(running, channel):
+    """Names, times and contexts."""
+    answer = await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), metadata=_proof(running))
+    assert [(model.name, model.max_context_tokens) for model in answer.models] == [(MODEL, 4096), ("org/other", 8192)]
+
+
+async def test_health_follows_readiness(running, channel):
+    """Check needs no credential and changes with the gateway's word; an unknown service is NOT_FOUND."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", SERVICE):
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    error = await _refused(stub.Check(health_pb2.HealthCheckRequest(service="nope")))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=_proof(running))
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    running.ready[0] = False
+    async with asyncio.timeout(3.0):
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watch.cancel()
+
+
+@pytest.mark.parametrize("service", REFLECTION)
+async def test_reflection_lists_and_describes(running, channel, service):
+    """Both versions of reflection name our service and give its file."""
+    call = channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )(metadata=_proof(running))
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = {entry.name for entry in (await call.read()).list_services_response.service}
+    assert SERVICE in names
+    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
+    files = (await call.read()).file_descriptor_response.file_descriptor_proto
+    assert any(b"athanor/inference/v1/inference.proto" in file for file in files)
+    await call.done_writing()
+
+
+async def test_a_reader_that_takes_nothing_is_ended():
+    """A call whose client never reads ends after the stall time, and its session with it."""
+    async with serving(grpc_stall_s=0.3) as running:
+        running.service.script = [Started(1, 0), *text_script(*["x" * 65_536] * 2_000)[1:]]
+        async with grpc.aio.insecure_channel(running.target) as channel:
+            call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
+            await asyncio.wait_for(running.service.closed.wait(), 10.0)
+            assert running.service.yielded < 2_000
+            call.cancel()
+
+
+async def test_a_slow_reader_that_reads_is_served():
+    """The positive control: pauses shorter than the stall time cost nothing."""
+    async with serving(grpc_stall_s=0.5) as running:
+        running.service.script = text_script(*["x" * 65_536] * 20)
+        async with grpc.aio.insecure_channel(running.target) as channel:
+            call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
+            events = 0
+            async for _ in call:
+                events += 1
+                await asyncio.sleep(0.02)
+            assert events == 22
