@@ -7,8 +7,14 @@ demo, and a newcomer shall be able to find them again.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import shutil
+import socket
+import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +29,9 @@ from appliance.serve import launch
 
 TENANTS = ("alpha", "beta")
 """The demo's two tenants."""
+
+MAX_RUN_PATH_BYTES = 46
+"""Bytes of the run directory's path that leave room for the longest socket name below it."""
 
 POLICY = """\
 # Who may do what. Check a change with `athanor policy check`, put it in force with `athanor reload`.
@@ -88,7 +97,10 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
         config = write_config(state, options)
     except OSError as error:
         raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
-    return launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
+    status = launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
+    # Both host processes have ended, and with them every sandbox: what is left here are locks and empty folders.
+    shutil.rmtree(run_directory(state), ignore_errors=True)
+    return status
 
 
 def prepare_keys(state: Path) -> dict[str, str]:
@@ -117,23 +129,56 @@ def prepare_policy(state: Path) -> None:
         path.write_text(text)
 
 
+def run_directory(state: Path) -> Path:
+    """Where sockets go: below the state directory, or, when a socket's path would be too long there (108 bytes in
+    all, unix(7)), in a private directory of a short name that belongs to this state directory alone.
+
+    Raises:
+        ConfigError: the short directory exists and is somebody else's.
+    """
+    below = state / "run"
+    if len(os.fsencode(below)) <= MAX_RUN_PATH_BYTES:
+        return below
+    tag = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
+    short = Path(tempfile.gettempdir()) / f"athanor-{os.geteuid()}-{tag}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    owned = short.lstat()
+    if not stat.S_ISDIR(owned.st_mode) or owned.st_uid != os.geteuid() or owned.st_mode & 0o022:
+        raise ConfigError(f"{short} is not a private directory of this user; remove it, or use a shorter --state-dir")
+    return short
+
+
+def choose_ports(wanted: tuple[int, ...]) -> list[int]:
+    """The wanted ports, free ones in place of zeros: chosen here, so that a restarted gateway keeps its addresses."""
+    with contextlib.ExitStack() as held:
+        chosen = []
+        for port in wanted:
+            if port == 0:
+                probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            chosen.append(port)
+        return chosen
+
+
 def write_config(state: Path, options: DemoOptions) -> Path:
     """Write ``athanor.yaml`` for these options; gives its path."""
     models = [{"name": EMBEDDED_MODEL, "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 128 << 20}]
     for folder in options.models:
         path = folder.resolve()
         models.append({"name": path.name, "path": str(path), "kv_bytes": 128 << 20})
+    ports = choose_ports((options.http_port, options.grpc_port, options.admin_port))
     config = {
         "listen": {
-            "http": f"127.0.0.1:{options.http_port}",
-            "grpc": f"127.0.0.1:{options.grpc_port}",
-            "admin": f"127.0.0.1:{options.admin_port}",
+            "http": f"127.0.0.1:{ports[0]}",
+            "grpc": f"127.0.0.1:{ports[1]}",
+            "admin": f"127.0.0.1:{ports[2]}",
         },
         "models": models,
         "policy": "policy.yaml",
         "credentials": "credentials.json",
         "pepper": "pepper",
-        "run_dir": "run",
+        "run_dir": str(run_directory(state)),
         "sandbox": {"unsafe_no_sandbox": options.unsafe_no_sandbox},
     }
     path = state / "athanor.yaml"

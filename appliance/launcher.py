@@ -43,10 +43,10 @@ END_GRACE_S = 60.0
 
 BASE_DELAY_S = 0.5
 MAX_DELAY_S = 10.0
-"""Delays between restarts of a child: doubling from the first, up to the second."""
+"""Delays between restarts of a child: none before the first, then doubling between these two."""
 
 STABLE_S = 30.0
-"""A child that ran this long starts its delays afresh."""
+"""A child that ran this long is started again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Launcher:
 
     async def _keep(self, role: str) -> None:
         """Run one child again and again until the stop."""
-        delay = BASE_DELAY_S
+        delay = 0.0
         while not self._stop.is_set():
             began = time.monotonic()
             child = self._children[role] = self._start(role)
@@ -117,10 +117,11 @@ class Launcher:
             assert self._ready is not None
             if not self._ready.done():
                 raise StartError(f"the {role} ended with status {status} before the appliance was ready")
-            delay = BASE_DELAY_S if time.monotonic() - began > STABLE_S else min(MAX_DELAY_S, delay * 2)
+            lasted = time.monotonic() - began > STABLE_S
             log.error("host process ended; starting it again", role=role, status=status, delay_s=delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), delay)
+            delay = 0.0 if lasted else min(MAX_DELAY_S, max(BASE_DELAY_S, delay * 2))
 
     def _start(self, role: str) -> Child:
         argv = (sys.executable, "-m", "appliance.child", role, str(self._config))

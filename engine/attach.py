@@ -13,7 +13,7 @@ import socket
 import time
 
 from isolation.ipc.channel import Channel
-from isolation.ipc.errors import AttachError, RemoteProtocolError
+from isolation.ipc.errors import AttachError
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, Hello, Role
 from isolation.ipc.segment import MAX_LAYOUT_BYTES, Layout
 
@@ -110,10 +110,9 @@ def _configuration(channel: Channel, timeout_s: float) -> bytes:
     while (left := deadline - time.monotonic()) > 0:
         if channel.wait(left):
             for message in channel.receive(limit=1):
-                if isinstance(message, Configure):
-                    return message.config
-                # The order of messages admits nothing else here.
-                raise RemoteProtocolError(f"{type(message).__name__} where Configure belongs")
+                # The channel has refused everything else that could come here.
+                assert isinstance(message, Configure)
+                return message.config
     raise AttachError(f"the host sent no configuration within {timeout_s:g} s")
 
 

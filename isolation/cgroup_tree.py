@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from isolation.cgroup import CONTROLLERS, Cgroup, CgroupSupport, remove_group, words
@@ -66,6 +67,7 @@ class CgroupTree:
 
     @classmethod
     def make_v2(cls, base: Path, name: str) -> CgroupTree:
+        """Make the parent group below ``base``, our own v2 group, after moving this process into a leaf of it."""
         leaf, parent = base / _LEAF, base / name
         try:
             leaf.mkdir(exist_ok=True)
@@ -93,16 +95,16 @@ class CgroupTree:
             IsolationError: it cannot be made or a limit is refused.
         """
         directories = {key: parent / name for key, parent in self._parents.items()}
-        group = Cgroup(directories)
-        try:
+        with ExitStack() as undo:
             for directory in dict.fromkeys(directories.values()):
-                directory.mkdir()
+                try:
+                    directory.mkdir()
+                except OSError as error:
+                    raise IsolationError(f"cgroup {directory} cannot be made: {error.strerror}") from error
+                undo.callback(remove_group, directory)
+            group = Cgroup(directories)
             group.set_limits(limits, self.support.version)
-        except BaseException as error:
-            group.delete()
-            if isinstance(error, OSError):
-                raise IsolationError(f"cgroup of sandbox {name} cannot be made: {error}") from error
-            raise
+            undo.pop_all()
         return group
 
     def cleanup(self) -> tuple[str, ...]:

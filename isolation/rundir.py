@@ -84,7 +84,7 @@ class RunDirectory:
                 # Looked at again now that the pidfd pins it: the number may have been given to another process.
                 if command_line(pid) == argv:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    if argv[0] == "runsc-sandbox":
+                    if "boot" in argv:
                         names.add(argv[-1])
             _await_ends(pidfds)
         finally:
@@ -108,11 +108,12 @@ class RunDirectory:
 
 
 def _runsc_processes(root_flag: str) -> list[tuple[int, tuple[str, ...]]]:
+    """Sandboxes (``boot``) and gofers by their command lines, which name the state directory."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             argv = command_line(int(entry))
-            if argv and argv[0] in ("runsc-sandbox", "runsc-gofer") and root_flag in argv:
+            if root_flag in argv and ("boot" in argv or "gofer" in argv):
                 found.append((int(entry), argv))
     return found
 

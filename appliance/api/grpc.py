@@ -1,16 +1,19 @@
 """The gRPC front end: one method table, default deny, one boundary for errors.
 
-Every method goes through ``_call``: authenticate, run, and turn whatever is raised into a rich status. Methods are
-coroutines that write to the context rather than generators: grpc.aio closes a generator late when its call is
-cancelled, and a coroutine's ``finally`` runs at once. Our own requests arrive as bytes and are parsed inside the
-boundary, so that a malformed one is the caller's INVALID_ARGUMENT and not our INTERNAL.
+Every method goes through ``_call``: authenticate, run, and turn whatever is raised into a rich status.
+
+* Methods are registered with a stream of requests, although most take one; on the wire there is no difference. So a
+  caller is authenticated before its message is read, and a message is parsed inside the boundary: a malformed one is
+  the caller's INVALID_ARGUMENT and not our INTERNAL.
+* Methods are coroutines that write to the context, not generators: grpc.aio closes a generator late when its call is
+  cancelled, and a coroutine's ``finally`` runs at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -46,6 +49,12 @@ REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Se
 STALL_S = 30.0
 """Seconds for which a client may leave one message unread before its call is ended."""
 
+MESSAGE_S = 30.0
+"""Seconds for a call's one message to arrive, as for an HTTP body."""
+
+TENANT_READERS = 32
+"""Messages of one tenant being read at once, 128 MiB at most; its other calls wait their turn."""
+
 DRAIN_RETRY_S = 2.0
 
 _M = TypeVar("_M", bound=Message)
@@ -74,6 +83,7 @@ class _Call:
         return [name.decode("ascii", "replace") for name in names]
 
 
+Requests = AsyncIterable[bytes]
 Behaviour = Callable[[Any, _Call], Awaitable[Message | None]]
 
 
@@ -84,7 +94,6 @@ class _Method:
     auth: Auth
     wrap: Callable[..., Any]
     behaviour: Behaviour
-    parse: Callable[[bytes], Any] | None = None
 
 
 class GrpcFrontEnd:
@@ -96,6 +105,7 @@ class GrpcFrontEnd:
         self._resolver = resolver
         self._stall_s = stall_s
         self._draining = False
+        self._readers: dict[str, asyncio.Semaphore] = {}
         self._live: set[Cut] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,20 +135,19 @@ class GrpcFrontEnd:
         method = self._table.get(details.method, unknown)
         name = details.method if details.method in self._table else "*"
 
-        async def handle(request: Any, context: Any) -> Message | None:
-            return await self._call(method, _Call(name, context), request)
+        async def handle(requests: Any, context: Any) -> Message | None:
+            return await self._call(method, _Call(name, context), requests)
 
         return method.wrap(
             handle,
-            request_deserializer=method.parse,
             response_serializer=lambda message: message.SerializeToString(),
         )
 
-    async def _call(self, method: _Method, call: _Call, request: Any) -> Message | None:
+    async def _call(self, method: _Method, call: _Call, requests: Any) -> Message | None:
         try:
             if method.auth is not Auth.PUBLIC:
                 call.principal = self._resolver.resolve(call.authorization, call.peer_uris())
-            return await method.behaviour(request, call)
+            return await method.behaviour(requests, call)
         except ApplianceError as error:
             shown = error
             request_id = call.request_id or self._record(call, error)
@@ -155,10 +164,10 @@ class GrpcFrontEnd:
         tenant = call.principal.tenant if call.principal is not None else None
         return self._service.record_refusal(call.facts, error, tenant)
 
-    async def _generate(self, request: bytes, call: _Call) -> None:
+    async def _generate(self, requests: Requests, call: _Call) -> None:
         if self._draining:
             raise _shutting_down()
-        message = _parsed(pb.GenerateRequest, request)
+        message = await self._only(pb.GenerateRequest, requests, call)
         left = call.context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
         asked = grpc_messages.to_request(message, Stamp(new_request_id(), deadline))
@@ -187,34 +196,48 @@ class GrpcFrontEnd:
         except TimeoutError:
             raise CancelledError("the client stopped reading; the request was ended") from None
 
-    async def _list_models(self, request: bytes, call: _Call) -> Message:
-        _parsed(pb.ListModelsRequest, request)
+    async def _list_models(self, requests: Requests, call: _Call) -> Message:
+        await self._only(pb.ListModelsRequest, requests, call)
         return grpc_messages.to_models(self._service.models(_principal(call)))
 
-    async def _check(self, request: bytes, call: _Call) -> Message:
-        answer: Message = await self.health.Check(_parsed(health_pb2.HealthCheckRequest, request), call.context)
+    async def _check(self, requests: Requests, call: _Call) -> Message:
+        asked = await self._only(health_pb2.HealthCheckRequest, requests, call)
+        answer: Message = await self.health.Check(asked, call.context)
         return answer
 
-    async def _watch(self, request: bytes, call: _Call) -> None:
-        await self.health.Watch(_parsed(health_pb2.HealthCheckRequest, request), call.context)
+    async def _watch(self, requests: Requests, call: _Call) -> None:
+        asked = await self._only(health_pb2.HealthCheckRequest, requests, call)
+        await self.health.Watch(asked, call.context)
 
-    async def _reflect(self, requests: Any, call: _Call) -> None:
-        async for answer in self._reflection.ServerReflectionInfo(requests, call.context):
+    async def _reflect(self, requests: Requests, call: _Call) -> None:
+        asked = (_parsed(reflection_pb2.ServerReflectionRequest, data) async for data in requests)
+        async for answer in self._reflection.ServerReflectionInfo(asked, call.context):
             await call.context.write(answer)
 
-    async def _unknown(self, _requests: Any, _call: _Call) -> None:
+    async def _unknown(self, _requests: Requests, _call: _Call) -> None:
         raise RouteNotFoundError("no such method; ask server reflection for those served")
 
+    async def _only(self, kind: type[_M], requests: Requests, call: _Call) -> _M:
+        """The one message of a call, read within ``MESSAGE_S`` and beside few others of its tenant."""
+        tenant = call.principal.tenant if call.principal is not None else ""
+        readers = self._readers.setdefault(tenant, asyncio.Semaphore(TENANT_READERS))
+        try:
+            async with asyncio.timeout(MESSAGE_S), readers:
+                data = await anext(aiter(requests), None)
+        except TimeoutError:
+            raise InvalidRequestError(f"the message did not arrive within {MESSAGE_S:g} s") from None
+        if data is None:
+            raise InvalidRequestError("the call ended without its message")
+        return _parsed(kind, data)
+
     def _methods(self) -> dict[str, _Method]:
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        both = grpc.stream_stream_rpc_method_handler
-        reflect = _Method(Auth.TENANT, both, self._reflect, reflection_pb2.ServerReflectionRequest.FromString)
+        one, many = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
-            f"/{SERVICE}/Generate": _Method(Auth.TENANT, stream, self._generate),
-            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, unary, self._list_models),
-            f"/{HEALTH}/Check": _Method(Auth.PUBLIC, unary, self._check),
-            f"/{HEALTH}/Watch": _Method(Auth.TENANT, stream, self._watch),
-            **{f"/{name}/ServerReflectionInfo": reflect for name in REFLECTION},
+            f"/{SERVICE}/Generate": _Method(Auth.TENANT, many, self._generate),
+            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, one, self._list_models),
+            f"/{HEALTH}/Check": _Method(Auth.PUBLIC, one, self._check),
+            f"/{HEALTH}/Watch": _Method(Auth.TENANT, many, self._watch),
+            **{f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, many, self._reflect) for name in REFLECTION},
         }
 
 

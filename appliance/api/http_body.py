@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
+from appliance.api.body_budget import Account
 from appliance.errors import InvalidRequestError, PayloadTooLargeError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,12 +33,13 @@ def has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
-async def read_body(receive: Receive, headers: Headers, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(receive: Receive, headers: Headers, account: Account, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body; its bytes are counted to ``account`` as they arrive.
 
     Raises:
         PayloadTooLargeError: announced or found larger than ``max_bytes``; the rest is not read.
         InvalidRequestError: it did not arrive in time, or is compressed.
+        RateLimitedError, UnavailableError: too many bodies are being read at once.
         ClientGoneError: the connection closed first.
     """
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -55,6 +57,7 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int, timeout_
                 message = await receive()
                 if message["type"] != "http.request":
                     raise ClientGoneError
+                account.take(len(message["body"]))
                 parts.append(message["body"])
                 size += len(message["body"])
                 if size > max_bytes:

@@ -14,6 +14,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import cast
 
 from appliance.api import http_headers, openai, sse
+from appliance.api.body_budget import BodyBudget
 from appliance.api.cut import Cut
 from appliance.api.http_body import ClientGoneError, read_body, wait_disconnect
 from appliance.api.http_exchange import Exchange
@@ -45,6 +46,7 @@ class Generation:
     def __init__(self, service: Service, settings: HttpSettings) -> None:
         self._service = service
         self._settings = settings
+        self._budget = BodyBudget()
         self._live: set[Cut] = set()
 
     def cut_all(self, reason: ApplianceError) -> None:
@@ -60,14 +62,17 @@ class Generation:
             ClientGoneError: it left.
         """
         deadline = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
-        body = await read_body(
-            exchange.receive,
-            exchange.headers,
-            self._settings.max_body_bytes,
-            self._settings.body_timeout_s,
-        )
-        exchange.body_pending = False
-        parsed = openai.parse(operation, body, Stamp(new_request_id(), deadline))
+        with self._budget.account(principal.tenant) as account:
+            body = await read_body(
+                exchange.receive,
+                exchange.headers,
+                account,
+                max_bytes=self._settings.max_body_bytes,
+                timeout_s=self._settings.body_timeout_s,
+            )
+            exchange.body_pending = False
+            parsed = openai.parse(operation, body, Stamp(new_request_id(), deadline))
+            del body
         request = parsed.request
         writer = Writer(request, int(time.time()), parsed.include_usage)
         notes = http_headers.ignored(parsed.ignored)

@@ -46,6 +46,10 @@ _GRPC_OPTIONS = (
     ("grpc.absolute_max_metadata_size", 32 << 10),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # A certificate is looked at once, in the handshake: an hour bounds how long an expired one still serves.
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 3_600_000),
+    ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
@@ -109,7 +113,7 @@ class FrontEnds:
         except BaseException:
             bound.close()
             raise
-        await self._look()
+        await self.refresh()
         self._ticker = asyncio.ensure_future(self._tick())
 
     async def stop(self, grace_s: float) -> None:
@@ -129,10 +133,12 @@ class FrontEnds:
         self._http.cut_all()
         self._grpc.cut_all()
         await self._settle(CUT_S)
-        for task in list(self._state.tasks):
-            task.cancel()
+        # Handlers see the disconnect and return; only one that does not is cancelled.
         for connection in list(self._state.connections):
             connection.transport.abort()
+        await self._settle(CUT_S)
+        for task in list(self._state.tasks):
+            task.cancel()
         await self._listener.wait_closed()
         await rpcs_ended
 
@@ -192,9 +198,10 @@ class FrontEnds:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self._look()
+            await self.refresh()
 
-    async def _look(self) -> None:
+    async def refresh(self) -> None:
+        """Look now whether requests would be served, and tell health checks; else done every ``TICK_S``."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode("ascii"))]
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._ready() else kinds.NOT_SERVING

@@ -6,7 +6,7 @@ Rich is imported on first use, so that a command that prints nothing pays nothin
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Format(str, Enum):
+PIPE_COLUMNS = 160
+"""Width where there is no terminal: what is piped into grep shall not lose columns."""
+
+
+class Format(StrEnum):
     """``--output`` of the commands that show something."""
 
     TABLE = "table"
@@ -26,9 +30,12 @@ class Format(str, Enum):
 
 def output() -> Console:
     """The console of standard output, as it is now: width, colour and encoding are looked up."""
+    import shutil
+
     from rich.console import Console
 
-    return Console(highlight=False)
+    width = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
+    return Console(width=width, highlight=False)
 
 
 def errors() -> Console:

@@ -55,6 +55,7 @@ def demo(
     """
     from appliance import demo as appliance_demo
     from appliance.errors import ApplianceError
+    from isolation.errors import IsolationError
 
     options = appliance_demo.DemoOptions(
         http_port=http_port,
@@ -68,8 +69,8 @@ def demo(
         errors().print("starting: sandboxes, model, a first token ...", style="dim")
     try:
         code = appliance_demo.run(options, _print_json if as_json else _print_banner)
-    except ApplianceError as error:
-        fail(exits.CANNOT_START, error.message)
+    except (ApplianceError, IsolationError) as error:
+        fail(exits.CANNOT_START, str(error))
     raise typer.Exit(code)
 
 

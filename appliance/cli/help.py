@@ -47,7 +47,6 @@ def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:
 
     console = output()
     console.width = min(console.width, MAX_COLUMNS)
-    usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
     console.print()
     title, _, rest = (command.help or "").strip().partition("\n")
     console.print(Text(f" {title}", "bold"))
@@ -55,12 +54,14 @@ def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:
         paragraphs = (" ".join(part.split()) for part in rest.strip().split("\n\n"))
         for paragraph in paragraphs:
             console.print(Padding(Text(paragraph), (1, 0, 0, 1), expand=False))
-    _section(console, "Usage", [(usage, "")])
+    params = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
+    arguments = [one for one in params if isinstance(one, TyperArgument)]
+    pieces = ["COMMAND"] if isinstance(command, HelpGroup) else map(_usage, arguments)
+    _section(console, "Usage", [(" ".join([ctx.command_path, "[OPTIONS]", *pieces]), "")])
     sections: list[tuple[str, list[Row]]] = []
     if isinstance(command, HelpGroup):
         sections += _command_sections(command, ctx)
-    params = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
-    sections.append(("Arguments", [_argument(o) for o in params if isinstance(o, TyperArgument)]))
+    sections.append(("Arguments", [(_name(one), one.help or "") for one in arguments]))
     examples = [_example(line) for line in (command.epilog or "").splitlines() if line.strip()]
     options = [_option(one) for one in params if isinstance(one, TyperOption)]
     if isinstance(command, HelpGroup):
@@ -116,8 +117,12 @@ def _stacked(rows: Iterable[Row]) -> Iterator[Text]:
             yield Text(f"  {right}", "dim")
 
 
-def _argument(param: TyperArgument) -> Row:
-    return (str(param.metavar or param.name or "").upper(), param.help or "")
+def _name(param: TyperArgument) -> str:
+    return str(param.metavar or param.name)
+
+
+def _usage(param: TyperArgument) -> str:
+    return _name(param) if param.required else f"[{_name(param)}]"
 
 
 def _option(param: TyperOption) -> Row:

@@ -1,8 +1,8 @@
 """``athanor image build | verify``: the sandboxes' root file system.
 
-The work is done by ``images/build.py`` of a source checkout, whose contract is
-``build(target: Path) -> str`` and ``verify(image: Path) -> str``: both give the image's digest.
-An installed appliance has images built elsewhere and needs no builder.
+The work is done by ``images/build.py`` of a source checkout: ``build(target: Path) -> str`` and
+``verify(image: Path) -> str`` both give the image's digest. An installed appliance has images
+built elsewhere and needs no builder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def verify(
     image: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the image.")] = DEFAULT_IMAGE,
     digest: Annotated[str | None, typer.Option("--digest", metavar="HEX", help="What its digest must be.")] = None,
 ) -> None:
-    """Compute the digest of an image, and compare it."""
+    """Check an image against its manifest and print its digest."""
     found = _run("verify", image)
     if digest is not None and found != digest:
         fail(
@@ -65,8 +65,12 @@ def _run(name: str, path: Path) -> str:
             f"there is no image builder here: {error}",
             "run this in a source checkout; an installed appliance comes with its image",
         )
+    from isolation.errors import IsolationError
+
     try:
         return work(path)
+    except IsolationError as error:
+        fail(exits.REFUSED, error.args[0], error.hint or None)
     except OSError as error:
         fail(exits.REFUSED, f"cannot {name} {path}: {(error.strerror or str(error)).lower()}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from appliance.cli.options import Output
 
 EXAMPLES = """
 athanor key create alpha | in the demo's state directory
-athanor key create acme --id acme-ci --credentials /etc/athanor/credentials.json
+athanor key create alpha --id alpha-ci | with a name of its own
+athanor key create acme --credentials /etc/athanor/credentials.json | of a service
 """
 
 DEFAULT_CREDENTIALS = Path(".athanor/credentials.json")
@@ -67,7 +69,11 @@ def create(
     The key works when the tenant's entry in the policy names it and the policy is reloaded.
     """
     from appliance.errors import ConfigError
+    from policy.schema import TENANT_ID
 
+    if not re.fullmatch(TENANT_ID, tenant):
+        hint = "lower-case letters, digits and dashes, 63 at most, as in the policy"
+        fail(exits.REFUSED, f"{tenant!r} is no tenant id", hint)
     chosen = key_id or f"{tenant[:TENANT_CHARACTERS]}-{secrets.token_hex(ID_SUFFIX_BYTES)}"
     beside = pepper or credentials.with_name("pepper")
     try:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from appliance.telemetry.figures import printable
 from policy.errors import Problem
-from policy.model import PolicySet
+from policy.model import PolicySet, Tenant
 
 TAB = 8
 """Columns of a tab; YAML refuses them for indentation, which is a problem to be shown."""
+
+WIDE = 100
+"""Columns from which on isolation class and retention are shown."""
 
 MIN_LINE = 20
 """Columns of source text shown at least."""
@@ -36,36 +39,51 @@ def problem_view(problem: Problem, text: str, width: int) -> RenderableType:
 
 def policy_view(policy: PolicySet) -> RenderableType:
     """Tenants with what they may use, and the digest by which status and traces name the policy."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for title in ("TENANT", "CLASS", "RETENTION"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
-    for title in ("KEYS", "REQ/MIN", "TOKENS/MIN", "PARALLEL", "CONTEXT", "OUTPUT"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("MODELS", overflow="fold")
-    for tenant in policy.tenants.values():
-        limits = tenant.limits
-        numbers = (
-            len(tenant.credentials),
-            limits.requests_per_minute,
-            limits.tokens_per_minute,
-            limits.concurrency,
-            limits.max_context_tokens,
-            limits.max_output_tokens,
-        )
-        table.add_row(
-            Text(printable(tenant.id), "bold"),
-            tenant.isolation_class.value,
-            tenant.retention.value,
-            *(f"{number:,}" for number in numbers),
-            Text(printable(" ".join(tenant.models))),
-        )
     tenants = len(policy.tenants)
     good = Text.assemble(
         ("ok", "bold green"),
         f"   {tenants} tenant{'' if tenants == 1 else 's'}",
         (f"   digest {policy.digest[:12]}", "dim"),
     )
-    return Group(table, "", good) if tenants else good
+    return Group(_Tenants(policy), "", good) if tenants else good
+
+
+class _Tenants:
+    """A line a tenant; on a narrow terminal without isolation class and retention."""
+
+    def __init__(self, policy: PolicySet) -> None:
+        self._policy = policy
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+        table.add_column("TENANT", no_wrap=True, overflow="ellipsis")
+        for title in ("CLASS", "RETENTION") if wide else ():
+            table.add_column(title, no_wrap=True)
+        for title in ("KEYS", "REQ/MIN", "TOK/MIN", "PARALLEL", "CONTEXT", "OUTPUT"):
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("MODELS", overflow="fold", min_width=6)
+        for tenant in self._policy.tenants.values():
+            classes = (tenant.isolation_class.value, tenant.retention.value) if wide else ()
+            table.add_row(
+                Text(printable(tenant.id), "bold"),
+                *classes,
+                *(f"{number:,}" for number in _numbers(tenant)),
+                Text(printable(" ".join(tenant.models))),
+            )
+        yield table
+
+
+def _numbers(tenant: Tenant) -> tuple[int, ...]:
+    limits = tenant.limits
+    return (
+        len(tenant.credentials),
+        limits.requests_per_minute,
+        limits.tokens_per_minute,
+        limits.concurrency,
+        limits.max_context_tokens,
+        limits.max_output_tokens,
+    )
 
 
 def _window(line: str, column: int, room: int) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ athanor serve --config athanor.yaml --role gateway | one, under its own unit
 """
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """Which host process to run."""
 
     BOTH = "both"
@@ -36,9 +36,10 @@ def serve(
     """
     from appliance import serve as appliance_serve
     from appliance.errors import ApplianceError
+    from isolation.errors import IsolationError
 
     try:
         code = appliance_serve.run(config, role.value)
-    except ApplianceError as error:
-        fail(exits.CANNOT_START, error.message)
+    except (ApplianceError, IsolationError) as error:
+        fail(exits.CANNOT_START, str(error))
     raise typer.Exit(code)

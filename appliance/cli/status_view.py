@@ -21,7 +21,7 @@ from appliance.status import (
 )
 from appliance.telemetry.figures import NS, clock, count, duration, printable
 
-WIDE = 100
+WIDE = 112
 """Columns from which on process ids and sandbox kinds are shown."""
 
 DIGEST_CHARACTERS = 12

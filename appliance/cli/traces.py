@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import DEFAULT_ADMIN, Answer, ask
-from appliance.cli.console import Format, errors, output, print_json
+from appliance.cli.console import Format, errors, fail, output, print_json
 from appliance.cli.options import Admin, Output
 
 EXAMPLES = """
@@ -17,6 +17,9 @@ athanor traces | the last 20 requests
 athanor traces 7f3a9c | one, by the beginning of its id
 athanor traces -o json --limit 500 | for scripts
 """
+
+_ID = re.compile(r"(?:req_)?[0-9A-Fa-f]{1,64}")
+"""A request or trace id, or its beginning."""
 
 MULTIPLE = 300
 """HTTP status of an id that names several requests."""
@@ -40,7 +43,9 @@ def traces(
         answer = ask(admin, f"/traces?limit={limit}")
         _show_list(answer, output_format)
         return
-    answer = ask(admin, f"/traces/{quote(wanted, safe='')}")
+    if not _ID.fullmatch(wanted):
+        fail(exits.REFUSED, f"{wanted!r} is no id", "take one from `athanor traces`")
+    answer = ask(admin, f"/traces/{wanted}")
     if answer.status == MULTIPLE:
         _show_list(answer, output_format)
         errors().print("the id names several requests; give one of these ids", style="yellow")

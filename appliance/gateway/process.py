@@ -8,14 +8,16 @@ import contextlib
 import json
 import signal
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import structlog
 
 from appliance import notify
 from appliance.api.auth import Resolver
 from appliance.api.keys import KeyTable
-from appliance.api.servers import FrontEndSettings, TlsFiles, serve_front_ends
+from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
 from appliance.gateway.ledger import Ledger
@@ -32,6 +34,8 @@ from appliance.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_te
 from appliance.version import VERSION
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 DRAIN_S = 20.0
 """How long running requests may take to end after SIGTERM."""
@@ -76,7 +80,9 @@ class Gateway:
         background: list[asyncio.Task[None]] = []
         try:
             policy = self._service.ledger.policy
-            namespaces = await self._sandboxes.namespaces(list(policy.tenants))
+            namespaces = await self._unless_stopped(self._sandboxes.namespaces(list(policy.tenants)))
+            if namespaces is None:
+                return
             self._service.ledger.replace(policy, namespaces)
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
@@ -88,6 +94,16 @@ class Gateway:
             with contextlib.suppress(asyncio.CancelledError):
                 await attach
             await asyncio.to_thread(self._telemetry.close)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What the work gives, or None when the stop came first."""
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            for one in (task, stopped):
+                one.cancel()
 
     async def _serve(self, background: list[asyncio.Task[None]]) -> None:
         listen = self._config.listen
@@ -102,7 +118,7 @@ class Gateway:
                 "grpc": _target(listen, front.grpc_port),
                 "admin": admin,
             }
-            background.append(asyncio.create_task(self._announce(addresses)))
+            background.append(asyncio.create_task(self._announce(front, addresses)))
             await self._stop.wait()
             notify.stopping()
             log.info("draining", seconds=DRAIN_S)
@@ -128,11 +144,12 @@ class Gateway:
     def _is_ready(self) -> bool:
         return self._report.readiness().ready
 
-    async def _announce(self, addresses: dict[str, str]) -> None:
+    async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers."""
         for rooms in self._rooms.values():
             await rooms.wait_ready(time.monotonic() + FIRST_READY_S)
         self._service.sandbox = self._sandboxes.attachment.sandbox
+        await front.refresh()
         words = {**addresses, "models": list(self._rooms), "sandbox": self._service.sandbox}
         notify.notify(
             "READY=1",

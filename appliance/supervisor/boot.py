@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -57,6 +58,9 @@ SLICE_S = 0.25
 
 PROBE_ID = 1
 """Wire id of the readiness probe; the gateway's ids start far above."""
+
+MAX_NAME_CHARS = 16
+"""Characters of the model's name in a sandbox's: the name is part of a socket's path (108 bytes in all)."""
 
 SOCKET_NAME = "host.sock"
 """The socket that the guest connects to, in its directory mounted at /ipc."""
@@ -124,8 +128,8 @@ def plan_boots(
 def sandbox_name(model: str, role: Role) -> str:
     """A name that a container may have: lower case, digits, hyphens; short; different for different models."""
     plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in model.lower()).strip("-")
-    tag = secrets.token_hex(3) if plain != model or len(plain) > 32 else ""
-    return "-".join(part for part in (role.name.lower(), plain[:32].strip("-"), tag) if part)
+    tag = "" if plain == model and len(plain) <= MAX_NAME_CHARS else hashlib.sha256(model.encode()).hexdigest()[:6]
+    return "-".join(part for part in (role.name.lower(), plain[:MAX_NAME_CHARS].strip("-"), tag) if part)
 
 
 def spec_threads(spec: SandboxSpec) -> int:

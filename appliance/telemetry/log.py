@@ -30,7 +30,7 @@ REDACTED = "[redacted]"
 _to_json = structlog.processors.JSONRenderer()
 
 _CREDENTIAL = re.compile(
-    r"\b(?P<known>ath_[a-z0-9-]+_)[0-9a-f]{8,}"  # ours: the key id may stay
+    r"\b(?P<known>ath_[A-Za-z0-9._-]{1,63}_)[0-9a-f]{8,}"  # ours: the key id may stay
     r"|\bsk[-_][A-Za-z0-9_.-]{16,}"  # one of another service, pasted by mistake
     r"|(?i:\bbearer\s+)\S+"
 )

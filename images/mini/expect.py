@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
-
 from recipe import corpus, export, measure
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "athanor-mini"
@@ -40,7 +39,8 @@ QUESTIONS = (
     "Please explain how tenants are added", "What is the point of gVisor?",
     "Is there a unix signal for reloading?", "What would a curl call look like?",
     "My client reports 503, what is wrong?", "How can I end the demo?",
-    "I run a collector, how do I point Athanor at it?", "Do you keep a copy of what I send?", "What is the price of gold?",
+    "I run a collector, how do I point Athanor at it?", "Do you keep a copy of what I send?",
+    "What is the price of gold?",
     "Is Docker a requirement?", "Could you explain the prefill phase?",
 )  # fmt: skip
 
@@ -55,9 +55,7 @@ class Reference:
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a conversation in the chat format, ready for a reply."""
-        text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -102,9 +100,7 @@ def main() -> None:
     out = parser.parse_args().out
     topics = corpus.load(HERE / "corpus")
     reference = Reference()
-    entries = [
-        _entry(reference, messages, topics) for messages in _conversations(topics, reference)
-    ]
+    entries = [_entry(reference, messages, topics) for messages in _conversations(topics, reference)]
     digest = export.digests(MODEL)["model.safetensors"]
     value = {"weights_sha256": digest, "dtype": "float32", "entries": entries}
     out.write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
@@ -114,9 +110,7 @@ def main() -> None:
     print(f"{len(entries)} answers, {len(entries) - len(wrong)} word for word as in the corpus")
 
 
-def _conversations(
-    topics: tuple[corpus.Topic, ...], reference: Reference
-) -> list[list[dict[str, str]]]:
+def _conversations(topics: tuple[corpus.Topic, ...], reference: Reference) -> list[list[dict[str, str]]]:
     """Every conversation to answer."""
     single = [[{"role": "user", "content": text}] for text in QUESTIONS]
     tenant = next(topic for topic in topics if topic.name == "what-is-a-tenant")
@@ -130,9 +124,7 @@ def _conversations(
     return [*single, chat, late]
 
 
-def _entry(
-    reference: Reference, messages: list[dict[str, str]], topics: tuple[corpus.Topic, ...]
-) -> dict[str, Any]:
+def _entry(reference: Reference, messages: list[dict[str, str]], topics: tuple[corpus.Topic, ...]) -> dict[str, Any]:
     """One answer with all that is needed to ask for it again and to judge it."""
     prompt_ids = reference.prompt(messages)
     answer_ids = reference.answer(prompt_ids)

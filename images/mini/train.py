@@ -17,7 +17,6 @@ from typing import Any
 import safetensors
 import tokenizers
 import torch
-
 from recipe import bpe, corpus, export, measure, training
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -28,7 +27,7 @@ def main() -> None:
     """Train, write, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory for the model")
-    parser.add_argument("--steps", type=int, default=training.Schedule.steps)
+    parser.add_argument("--steps", type=int, default=training.Schedule().steps)
     arguments = parser.parse_args()
     schedule = dataclasses.replace(training.Schedule(), steps=arguments.steps)
     topics = corpus.load(CORPUS)
@@ -63,7 +62,7 @@ def _facts(outcome: training.Outcome, schedule: training.Schedule) -> dict[str, 
         "threads": training.THREADS,
         "schedule": dataclasses.asdict(schedule),
         "training_loss": round(outcome.final_loss, 6),
-        "training_seconds": round(outcome.seconds),
+        "training_cpu_seconds": round(outcome.seconds),
         "made_with": {
             "python": platform.python_version(),
             "torch": torch.__version__,

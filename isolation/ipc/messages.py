@@ -7,9 +7,9 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Abort | Drain``, guest ``StepOutput``;
-* text: host ``Encode | Decode | ReadVocabulary``,
-  guest ``Encoded | Decoded | Vocabulary | Failed``.
+* engine: host ``Submit | Abort``, guest ``StepOutput``;
+* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``;
+* both: host ``Drain``, after which the guest finishes and leaves.
 
 The bounds here are part of the protocol: the codec refuses a frame outside them on both sides.
 Integers are unsigned 32-bit where nothing else is said.

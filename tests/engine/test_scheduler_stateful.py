@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -48,8 +46,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         tenant=st.integers(1, 3),
-        prompt=st.integers(0, 2),
-        length=st.integers(1, 60),
+        prompt=st.integers(0, 1),
+        length=st.integers(1, 60) | st.sampled_from([BLOCK, 2 * BLOCK, 4 * BLOCK]),
         max_tokens=st.integers(1, 30),
         retain=st.booleans(),
         weight=st.integers(1, 3),
@@ -146,4 +144,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)

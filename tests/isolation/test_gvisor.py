@@ -225,18 +225,18 @@ def test_memory_limit_kills_and_is_told_apart(runtime, make_spec):
 
 
 def test_cpu_quota_holds(runtime, make_spec):
-    """A busy loop under a quota of half a core is throttled by the kernel; one without a quota is not."""
+    """A busy loop under a quota of a fifth of a core is throttled by the kernel; one without a quota is not."""
     if "cpu" not in runtime.cgroups.enforced:
         pytest.skip(runtime.cgroups.describe())
-    busy = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
+    busy = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
     throttled = {}
-    for name, quota in (("half", 0.5), ("free", None)):
+    for name, quota in (("held", 0.2), ("free", None)):
         sandbox = runtime.boot(make_spec(name, busy, cpu_quota_cores=quota))
         book = cpu_book(sandbox.pid)
         assert sandbox.wait(30) == 0
         throttled[name] = int(dict(line.split() for line in book.read_text().splitlines())["nr_throttled"])
         sandbox.delete()
-    assert throttled["half"] >= 5, throttled
+    assert throttled["held"] >= 3, throttled
     assert throttled["free"] == 0
 
 

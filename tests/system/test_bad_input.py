@@ -109,7 +109,7 @@ def test_a_huge_body_is_refused_without_reading_it(appliance: Appliance) -> None
             assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("key", ["", "ath_alpha-1_" + "0" * 64, "ath_nobody_" + "0" * 64, "sk-x", "\x7f"])
+@pytest.mark.parametrize("key", ["x", "ath_alpha-1_" + "0" * 64, "ath_nobody_" + "0" * 64, "sk-x", "alpha"])
 def test_a_wrong_key_is_refused(appliance: Appliance, key: str) -> None:
     """Unknown, wrong and malformed keys look alike: 401."""
     answer = post(appliance, json.dumps(GOOD).encode(), authorization=f"Bearer {key}")

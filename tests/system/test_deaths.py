@@ -44,7 +44,7 @@ async def stream_one(appliance: Appliance, tenant: str, started: asyncio.Event) 
     client = appliance.async_openai(tenant)
     try:
         stream = await client.completions.create(
-            model="athanor-mini", prompt=f"Count {tenant}:", max_tokens=1_500, temperature=0, stream=True,
+            model="athanor-mini", prompt=f"Count {tenant}:", max_tokens=400, temperature=0, stream=True,
             extra_body={"ignore_eos": True},
         )
         async for _ in stream:

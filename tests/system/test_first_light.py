@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from appliance.api.generated.athanor.inference.v1 import inference_pb2, inference_pb2_grpc
+from appliance.api.generated import inference_pb2, inference_pb2_grpc
 
 from .conftest import Appliance
 
@@ -36,7 +36,7 @@ def test_the_help_desk_answers_as_expected(appliance: Appliance, root: Path) -> 
     """Greedy answers out of the sandbox are the fixed ones, computed elsewhere in fp32."""
     expected = json.loads((root / "images" / "mini" / "expected.json").read_text())
     client = appliance.openai()
-    for case in expected["cases"][:6]:
+    for case in expected["answers"][:8]:
         answer = client.chat.completions.create(
             model="athanor-mini", messages=case["messages"], temperature=0, max_tokens=400
         )
@@ -89,8 +89,8 @@ def test_grpc_streams_typed_events(appliance: Appliance) -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.GenerateRequest(
             model="athanor-mini",
-            messages=inference_pb2.Messages(
-                messages=[inference_pb2.Message(role="user", content="How do I add a tenant?")]
+            conversation=inference_pb2.Conversation(
+                messages=[inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, content="How do I add a tenant?")]
             ),
             max_output_tokens=12,
             sampling=inference_pb2.Sampling(temperature=0.0),
@@ -105,13 +105,19 @@ def test_grpc_streams_typed_events(appliance: Appliance) -> None:
         assert names == ["athanor-mini"]
 
 
-def test_grpc_health_and_reflection(appliance: Appliance) -> None:
-    """The standard services answer without identity."""
+def test_grpc_health_is_open_and_reflection_needs_identity(appliance: Appliance) -> None:
+    """Load balancers ask for health without a key; what else there is to call is told to tenants only."""
+    identity = (("authorization", f"Bearer {appliance.key('alpha')}"),)
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
     with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
-        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        answer = next(stub.ServerReflectionInfo(iter([question]), metadata=identity))
+        services = [service.name for service in answer.list_services_response.service]
         assert "athanor.inference.v1.InferenceService" in services
+        with pytest.raises(grpc.RpcError):
+            next(stub.ServerReflectionInfo(iter([question])))
 
 
 def test_prefixes_are_reused_inside_a_tenant_and_never_across(appliance: Appliance) -> None:

@@ -52,12 +52,12 @@ def train_tokenizer(topics: Sequence[Topic], seed: int) -> Tokenizer:
 
 def turn(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
     """Token ids of one whole message, its closing newline included."""
-    return opening(tokenizer, role, content) + [TURN_END_ID] + newline(tokenizer)
+    return [*opening(tokenizer, role, content), TURN_END_ID, *newline(tokenizer)]
 
 
 def opening(tokenizer: Tokenizer, role: str, content: str = "") -> list[int]:
     """Token ids of a message that is not closed: what stands before a reply."""
-    return [TURN_START_ID] + _plain(tokenizer, f"{role}\n{content}")
+    return [TURN_START_ID, *_plain(tokenizer, f"{role}\n{content}")]
 
 
 def newline(tokenizer: Tokenizer) -> list[int]:
@@ -67,7 +67,7 @@ def newline(tokenizer: Tokenizer) -> list[int]:
 
 def reply(tokenizer: Tokenizer, answer: str) -> list[int]:
     """Token ids that the model should produce after `opening("assistant")`, the end included."""
-    return _plain(tokenizer, answer) + [TURN_END_ID]
+    return [*_plain(tokenizer, answer), TURN_END_ID]
 
 
 def _plain(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -104,9 +104,7 @@ def _sections(text: str) -> list[tuple[int, str]]:
 
 def _check_held_out(topics: list[Topic]) -> None:
     """Refuse a held-out phrasing that is also trained on: it would measure memory only."""
-    trained = {
-        normal(text) for topic in topics for pattern in topic.patterns for text in variants(pattern)
-    }
+    trained = {normal(text) for topic in topics for pattern in topic.patterns for text in variants(pattern)}
     for topic in topics:
         for question in topic.held_out:
             if normal(question) in trained:

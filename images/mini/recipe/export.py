@@ -35,10 +35,7 @@ def write_model(folder: Path, network: MiniLlama, tokenizer: Tokenizer) -> None:
     _write_json(folder / "generation_config.json", _generation_config())
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(network.shape))
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights = {
-        name: tensor.detach().to(torch.bfloat16).contiguous()
-        for name, tensor in network.state_dict().items()
-    }
+    weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in network.state_dict().items()}
     # Not save_file: it makes a file that only its owner can read.
     (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
 
@@ -56,9 +53,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def digests(folder: Path) -> dict[str, str]:
     """File name to sha256, hexadecimal, of the model's files in `folder`."""
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in MODEL_FILES
-    }
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in MODEL_FILES}
 
 
 def read_model(folder: Path) -> tuple[MiniLlama, Tokenizer]:

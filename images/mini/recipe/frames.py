@@ -121,16 +121,18 @@ CLOSINGS = (
     ", what is wrong", ", how", ", any idea", ", what do I do", " with Athanor", ", what now",
     " on my machine", " in simple words", ", is that so", ", can you explain", " in detail",
 )  # fmt: skip
-FILLERS = tuple(
-    "really just actually maybe also still already only even then there here simply always often"
-    " sometimes somehow basically quite rather our this that these some any whole new old current"
-    " particular certain own same other real today tomorrow yesterday later soon once first next"
-    " please kindly well".split()
-)
-SMALL_WORDS = frozenset(
-    "a an the is are do does i to of in for my your it me please can could would there with on be"
-    " at that this we you one by from has have or and".split()
-)
+FILLERS = (
+    "really", "just", "actually", "maybe", "also", "still", "already", "only", "even", "then",
+    "there", "here", "simply", "always", "often", "sometimes", "somehow", "basically", "quite",
+    "rather", "our", "this", "that", "these", "some", "any", "whole", "new", "old", "current",
+    "particular", "certain", "own", "same", "other", "real", "today", "tomorrow", "yesterday",
+    "later", "soon", "once", "first", "next", "please", "kindly", "well",
+)  # fmt: skip
+SMALL_WORDS = frozenset((
+    "a", "an", "the", "is", "are", "do", "does", "i", "to", "of", "in", "for", "my", "your",
+    "it", "me", "please", "can", "could", "would", "there", "with", "on", "be", "at", "that",
+    "this", "we", "you", "one", "by", "from", "has", "have", "or", "and",
+))  # fmt: skip
 """Words that a question can lose and still be the same question."""
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",

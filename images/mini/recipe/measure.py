@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from recipe.corpus import Topic, variants
 from recipe.model import MiniLlama
@@ -39,17 +39,10 @@ def held_out(topics: Sequence[Topic]) -> list[tuple[str, str]]:
 
 def trained_on(topics: Sequence[Topic]) -> list[tuple[str, str]]:
     """Every text that a training pattern stands for, with its answer."""
-    return [
-        (text, topic.answer)
-        for topic in topics
-        for pattern in topic.patterns
-        for text in variants(pattern)
-    ]
+    return [(text, topic.answer) for topic in topics for pattern in topic.patterns for text in variants(pattern)]
 
 
-def score(
-    network: MiniLlama, tokenizer: Tokenizer, questions: Sequence[tuple[str, str]]
-) -> Score:
+def score(network: MiniLlama, tokenizer: Tokenizer, questions: Sequence[tuple[str, str]]) -> Score:
     """Loss and exactness where each question opens a conversation."""
     rows = [[make_exchange(tokenizer, *question)] for question in questions]
     return _score(network, rows, [question for question, _ in questions])
@@ -76,9 +69,7 @@ def score_late(
 
 
 @torch.no_grad()
-def _score(
-    network: MiniLlama, rows: Sequence[Sequence[Exchange]], labels: Sequence[str]
-) -> Score:
+def _score(network: MiniLlama, rows: Sequence[Sequence[Exchange]], labels: Sequence[str]) -> Score:
     """Score the last exchange of each row."""
     loss, tokens, wrong = 0.0, 0, []
     longest = max(sum(len(exchange.ids) for exchange in row) for row in rows)

@@ -69,9 +69,7 @@ class Batch:
 class Source:
     """Draws batches of about `tokens` tokens from the topics; deterministic in `seed`."""
 
-    def __init__(
-        self, topics: Sequence[Topic], tokenizer: Tokenizer, *, tokens: int, seed: int
-    ) -> None:
+    def __init__(self, topics: Sequence[Topic], tokenizer: Tokenizer, *, tokens: int, seed: int) -> None:
         self._on_topic = [topic for topic in topics if topic.name != OFF_TOPIC]
         self._off_topic = next(topic for topic in topics if topic.name == OFF_TOPIC)
         self._tokenizer = tokenizer
@@ -151,9 +149,7 @@ def make_exchange(tokenizer: Tokenizer, question: str, answer: str) -> Exchange:
     return Exchange(answered + bpe.newline(tokenizer), len(prompt), len(answered))
 
 
-def collate(
-    exchanges: Sequence[Exchange], gaps: Sequence[int] | None = None
-) -> list[tuple[int, int, bool]]:
+def collate(exchanges: Sequence[Exchange], gaps: Sequence[int] | None = None) -> list[tuple[int, int, bool]]:
     """One conversation as (id, position, belongs to an answer) for each token.
 
     `gaps[i]` positions are left out before exchange i.

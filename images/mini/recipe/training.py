@@ -1,4 +1,8 @@
-"""The training loop: AdamW on answers, deterministic, on one core."""
+"""The training loop: deterministic, on one core.
+
+Matrices are trained with Muon (Jordan 2024; scaled to AdamW's size of update as in arXiv
+2502.16982), which needs about half the steps of AdamW here; embeddings and norms with AdamW.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from recipe.corpus import Topic
 from recipe.model import MiniLlama, ModelShape
@@ -25,27 +29,28 @@ _REPORT_EVERY = 50  # steps
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to train; the learning rate rises, stays, and falls to zero."""
+    """How long and how fast to train; the learning rates rise, stay, and fall to zero."""
 
-    steps: int = 2400
+    steps: int = 1800
     tokens: int = 2048
-    peak_rate: float = 3e-3
+    adamw_rate: float = 3e-3
+    muon_rate: float = 7.5e-3
     warm_up: int = 60
     fall_from: float = 0.3  # share of the steps after which the rate falls
     weight_decay: float = 0.05
     clip: float = 1.0
 
-    def rate(self, step: int) -> float:
-        """Learning rate of `step`, counted from 0."""
+    def share(self, step: int) -> float:
+        """The learning rates at `step`, counted from 0, as a share of their peaks."""
         rising = min(1.0, (step + 1) / self.warm_up)
         start = self.fall_from * self.steps
         falling = 1.0 if step < start else (self.steps - step) / (self.steps - start)
-        return self.peak_rate * rising * falling
+        return rising * falling
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A trained network, the loss of every step and how long it took."""
+    """A trained network, the loss of every step, and the processor seconds it took."""
 
     network: MiniLlama
     losses: tuple[float, ...]
@@ -58,30 +63,28 @@ class Outcome:
         return sum(last) / len(last)
 
 
-def train(
-    topics: Sequence[Topic], tokenizer: Tokenizer, schedule: Schedule, *, seed: int = SEED
-) -> Outcome:
+def train(topics: Sequence[Topic], tokenizer: Tokenizer, schedule: Schedule, *, seed: int = SEED) -> Outcome:
     """Train from scratch. Two runs on one machine give the same losses, bit for bit."""
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     network = MiniLlama(ModelShape(vocab_size=tokenizer.get_vocab_size()))
-    optimizer = _optimizer(network, schedule)
+    optimizers = _optimizers(network, schedule)
     source = Source(topics, tokenizer, tokens=schedule.tokens, seed=seed)
     losses: list[float] = []
-    start = time.monotonic()
+    start = time.process_time()
     for step, batch in zip(range(schedule.steps), source.batches(), strict=False):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(step)
         loss = weighted_loss(network, batch)
-        optimizer.zero_grad()
+        network.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)
-        optimizer.step()
+        for optimizer, peak in optimizers:
+            optimizer.param_groups[0]["lr"] = peak * schedule.share(step)
+            optimizer.step()
         losses.append(float(loss.detach()))
         if (step + 1) % _REPORT_EVERY == 0:
-            _report(losses, time.monotonic() - start)
-    return Outcome(network, tuple(losses), time.monotonic() - start)
+            _report(losses, time.process_time() - start)
+    return Outcome(network, tuple(losses), time.process_time() - start)
 
 
 def weighted_loss(network: MiniLlama, batch: Batch) -> Tensor:
@@ -93,17 +96,15 @@ def weighted_loss(network: MiniLlama, batch: Batch) -> Tensor:
     return (each * weights).sum() / weights.sum()
 
 
-def _optimizer(network: MiniLlama, schedule: Schedule) -> torch.optim.AdamW:
-    """AdamW; norms and the embedding are not decayed."""
+def _optimizers(network: MiniLlama, schedule: Schedule) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Each optimizer with its peak rate; norms and the embedding are not decayed."""
     matrices, others = [], []
     for name, parameter in network.named_parameters():
-        decayed = parameter.dim() == 2 and "embed_tokens" not in name
-        (matrices if decayed else others).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": schedule.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=schedule.peak_rate, betas=(0.9, 0.98), eps=1e-9)
+        matrix = parameter.dim() == 2 and "embed_tokens" not in name
+        (matrices if matrix else others).append(parameter)
+    muon = torch.optim.Muon(matrices, weight_decay=schedule.weight_decay, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
+    return [(muon, schedule.muon_rate), (adamw, schedule.adamw_rate)]
 
 
 def _report(losses: Sequence[float], seconds: float) -> None:

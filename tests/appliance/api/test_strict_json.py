@@ -83,10 +83,10 @@ def test_containers_are_bounded_but_brackets_in_text_are_not():
 )
 def test_refusing_four_megabytes_is_linear(text):
     """No body within the limit can keep the parser busy for longer than a second."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(JsonError):
         parse_json(text)
-    assert time.perf_counter() - begun < 1.0
+    assert time.process_time() - begun < 1.0
 
 
 @given(st.binary(max_size=200))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import threading
 import time
 from array import array
@@ -108,9 +109,8 @@ def test_room_rings_the_bell_of_whoever_met_a_full_ring(text):
     with pytest.raises(RingFull):
         text.guest.send(LARGE)
     text.host.receive(limit=1)
-    began = time.monotonic()
+    assert text.guest._bell_in.wait(0)
     assert text.guest.wait(5)
-    assert time.monotonic() - began < LOOK_AGAIN_S
     assert text.guest.receive() == []
     text.guest.send(LARGE)
     text.host.receive()
@@ -176,7 +176,7 @@ def test_a_lost_bell_costs_one_look(wire, monkeypatch):
     timer.start()
     began = time.monotonic()
     assert wire.host.wait(20)
-    assert time.monotonic() - began < 10 * LOOK_AGAIN_S
+    assert time.monotonic() - began < 50 * LOOK_AGAIN_S
     assert wire.host.receive() == [STEP]
     assert wire.host.missed_bells == 1
     timer.join()
@@ -336,6 +336,8 @@ def test_both_sides_leave_no_descriptor(wire):
 def test_a_step_is_cheap(wire):
     """Sending and receiving a step of 64 tokens stay under 15 us each at the median, several
     times what they take."""
+    if sys.gettrace() is not None:
+        pytest.skip("a tracer is on: it would be measured instead")
     step = m.StepOutput(requests=array("Q", range(64)), token_ids=array("I", range(64)), finishes=bytes(64))
     sends, receives = [], []
     for _ in range(2_000):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from engine.attach import attach
+from isolation.ipc import doorbell, segment
 from isolation.ipc import messages as m
+from isolation.ipc.channel import Channel
+from isolation.ipc.doorbell import BellWriter
 from isolation.ipc.errors import AttachError, PeerGoneError, RemoteProtocolError
 from isolation.ipc.listener import Listener
 from isolation.ipc.segment import standard_layout
@@ -37,48 +43,27 @@ def path():
         yield os.path.join(directory, "host.sock")
 
 
+def beside(call, *arguments, **options):
+    """Run a call in a thread of its own; what is returned waits for its result or raises."""
+    executor = ThreadPoolExecutor(1)
+    future = executor.submit(call, *arguments, **options)
+    executor.shutdown(wait=False)
+    return future.result
+
+
+def unheard(bell: int) -> int:
+    """Rings that nobody has taken off yet."""
+    return int.from_bytes(fcntl.ioctl(bell, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def accept_in_thread(listener: Listener, pids, timeout_s: float = TIMEOUT_S):
-    """Accept beside the test; the returned call joins and gives the channel or raises."""
-    outcome: list = []
-
-    def run() -> None:
-        try:
-            outcome.append(listener.accept(pids, timeout_s, LAYOUT, m.Role.ENGINE))
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def result():
-        thread.join()
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
-
-    return result
+    """Accept beside the test."""
+    return beside(listener.accept, pids, timeout_s, LAYOUT, m.Role.ENGINE)
 
 
 def attach_in_thread(path: str, **timeouts: float):
-    """Attach beside the test; the returned call joins and gives channel and config or raises."""
-    outcome: list = []
-
-    def run() -> None:
-        try:
-            outcome.append(attach(path, m.Role.ENGINE, **timeouts))
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def result():
-        thread.join()
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
-
-    return result
+    """Attach beside the test."""
+    return beside(attach, path, m.Role.ENGINE, **timeouts)
 
 
 def test_meeting(path):
@@ -165,12 +150,15 @@ def test_a_guest_that_leaves_too_early_is_no_guest(path, caplog, monkeypatch):
     def gone(*_arguments):
         raise BrokenPipeError("gone")
 
-    with Listener(path) as listener:
-        with socket.socket(socket.AF_UNIX) as early, monkeypatch.context() as patch:
-            patch.setattr("isolation.ipc.listener.socket.send_fds", gone)
-            early.connect(path)
-            with pytest.raises(AttachError):
-                listener.accept({os.getpid()}, 0.2, LAYOUT, m.Role.ENGINE)
+    with (
+        Listener(path) as listener,
+        socket.socket(socket.AF_UNIX) as early,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr("isolation.ipc.listener.socket.send_fds", gone)
+        early.connect(path)
+        with pytest.raises(AttachError):
+            listener.accept({os.getpid()}, 0.2, LAYOUT, m.Role.ENGINE)
     assert "left before" in caplog.text
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -265,8 +253,37 @@ def test_an_introduction_that_does_not_come(path, monkeypatch):
             attach(path, m.Role.ENGINE)
 
 
+def test_an_introduction_in_two_parts(path):
+    """A layout that arrives in pieces, and a bell without a message, change nothing."""
+    layout = LAYOUT.encode()
+    memfd = segment.create(LAYOUT)
+    guest_in, bell_out = doorbell.create_pipe()
+    bell_in, guest_out = doorbell.create_pipe()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen(1)
+        guest = attach_in_thread(path)
+        connection, _ = server.accept()
+        with connection:
+            socket.send_fds(connection, [layout[:5]], [memfd, guest_in, guest_out])
+            connection.sendall(layout[5:])
+    os.close(guest_in)
+    os.close(guest_out)
+    host = Channel.host(memfd, bell_in, bell_out, LAYOUT, m.Role.ENGINE)
+    host.wait(TIMEOUT_S)
+    host.receive()
+    BellWriter(bell_out).ring()
+    while unheard(bell_out):
+        pass
+    host.send(m.Configure(b"{}"))
+    channel, config = guest()
+    assert config == b"{}"
+    channel.close()
+    host.close()
+
+
 def test_only_configure_answers_hello(path, monkeypatch):
-    """Another first message from the host ends the attempt, whatever the order's table says."""
+    """Another first message from the host breaks the order and ends the attempt."""
     with Listener(path) as listener:
         guest = attach_in_thread(path)
         host = listener.accept(None, TIMEOUT_S, LAYOUT, m.Role.ENGINE)

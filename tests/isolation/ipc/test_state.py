@@ -35,12 +35,20 @@ ALLOWED = {
         m.Encode: State.READY,
         m.Decode: State.READY,
         m.ReadVocabulary: State.READY,
+        m.Drain: State.DRAINING,
     },
     (m.Role.TEXT, State.READY, Side.GUEST): {
         m.Encoded: State.READY,
         m.Decoded: State.READY,
         m.Vocabulary: State.READY,
         m.Failed: State.READY,
+    },
+    (m.Role.TEXT, State.DRAINING, Side.HOST): {m.Drain: State.DRAINING},
+    (m.Role.TEXT, State.DRAINING, Side.GUEST): {
+        m.Encoded: State.DRAINING,
+        m.Decoded: State.DRAINING,
+        m.Vocabulary: State.DRAINING,
+        m.Failed: State.DRAINING,
     },
 }
 """Written out a second time, so that a change of the table is a change of this test."""

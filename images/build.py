@@ -1,0 +1,290 @@
+"""Build and verify the sandboxes' root file systems: one tree for each role, known by one digest.
+
+    python -m images.build build images/out
+    python -m images.build verify images/out
+
+A tree holds the running Python, the standard library without its tests and tools, the role's packages, our own two
+packages and the shared libraries that all of these load. It holds no shell, no other program, no package manager and
+no set-id file. It is the same, bit by bit, whenever it is built from the same files: names are sorted, times and modes
+are fixed, and the compiled modules never look at times (PEP 552, unchecked hashes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from isolation.elf import closure
+from isolation.errors import IsolationError
+from isolation.image_rootfs import tree_digest
+from isolation.process import run
+from isolation.python_rootfs import (
+    OURS_DIR,
+    PACKAGES_DIR,
+    PYTHON_DIR,
+    ROLE_PACKAGES,
+    UNUSED_EXTENSIONS,
+    PythonInstall,
+    library_mounts,
+    loadable_files,
+    locate_ours,
+    locate_packages,
+    running_python,
+)
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+EPOCH_S = 315_532_800
+"""Time of every file: 1980-01-01, the earliest that all archive formats can hold."""
+
+COMPILE_TIMEOUT_S = 900
+
+STDLIB_UNUSED = frozenset(
+    {
+        "__phello__",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "pydoc_data",
+        "test",
+        "tkinter",
+        "turtledemo",
+        "turtle.py",
+        "venv",
+        "site-packages",
+        "dist-packages",
+    }
+)
+"""Tests, tools and foreign packages of the standard library's directory; ``config-*`` holds a static library."""
+
+TEST_EXTENSIONS = ("_test", "_ctypes_test", "_xxtestfuzz", "xxlimited", "_xxsubinterpreters", "_xxinterpchannels")
+
+PACKAGE_UNUSED = frozenset(
+    {
+        "torch/bin",
+        "torch/include",
+        "torch/share",
+        "torch/test",
+        "torch/testing/_internal",
+        "torch/lib/libaoti_custom_ops.so",
+        "torch/lib/libbackend_with_compiler.so",
+        "torch/lib/libjitbackend_test.so",
+        "torch/lib/libtorchbind_test.so",
+    }
+)
+"""Headers, programs and tests of torch, relative to the directory of packages."""
+
+UNUSED_SUFFIXES = (".a", ".c", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".pxd", ".pyi", ".pyx", ".pyc", ".lib")
+
+
+def build(target: Path) -> str:
+    """Build the image of all roles at ``target``, replacing what is there, and give its digest.
+
+    Raises:
+        IsolationError: something of the running Python is missing, or ``target`` holds something else.
+        OSError: the files cannot be read or written.
+    """
+    target = target.absolute()
+    if target.exists() and not (target / MANIFEST).is_file() and any(target.iterdir()):
+        raise IsolationError(f"{target} holds something else than an image", hint="name another directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (target.with_name(f".{target.name}.{part}") for part in ("new", "old"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        install = running_python()
+        for role in sorted(ROLE_PACKAGES):
+            build_tree(new / role, role, install)
+        digest = _write_manifest(new, install)
+        if target.exists():
+            os.rename(target, old)
+        os.rename(new, target)
+    finally:
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return digest
+
+
+def verify(image: Path) -> str:
+    """Compute the digest of an image from its files and compare it with its own manifest.
+
+    Raises:
+        IsolationError: it is no image, or its files are not those of its manifest.
+    """
+    try:
+        manifest = json.loads((image / MANIFEST).read_text())
+        roles = {str(role): str(digest) for role, digest in manifest["roles"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise IsolationError(f"{image} is no image: {error}", hint="build one with `athanor image build`") from error
+    found = {role: tree_digest(image / role) for role in sorted(roles) if (image / role).is_dir()}
+    wrong = sorted(role for role in roles.keys() | found.keys() if roles.get(role) != found.get(role))
+    if wrong or manifest.get("digest") != image_digest(found):
+        raise IsolationError(
+            f"the files of {image} are not those it was built with: {', '.join(wrong) or MANIFEST}",
+            hint="do not run it; build it again",
+        )
+    return image_digest(found)
+
+
+def image_digest(roles: dict[str, str]) -> str:
+    """One digest for all trees: SHA-256 of their sorted ``role digest`` lines, in hex. Pure."""
+    lines = "".join(f"{role} {digest}\n" for role, digest in sorted(roles.items()))
+    return hashlib.sha256(b"athanor image 1\n" + lines.encode()).hexdigest()
+
+
+def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
+    """Build the root of one role at ``tree``, which must not exist."""
+    packages = locate_packages(role, install)
+    python = tree / PYTHON_DIR[1:]
+    copy_file(install.executable, python / "bin" / install.version)
+    copy_tree(install.stdlib, python / "lib" / install.version, _skip_stdlib)
+    for package in packages:
+        copy(package, tree / PACKAGES_DIR[1:] / package.name, _skip_package(package))
+    for mount in locate_ours(install):
+        copy(mount.source, tree / mount.target[1:], _skip_common)
+    _link_check(tree / OURS_DIR[1:])
+    kept = [path for path in loadable_files(install, packages) if _is_kept(path, install, packages)]
+    for mount in library_mounts(closure(kept, inside=[install.stdlib, *packages])):
+        copy_file(mount.source, tree / mount.target[1:])
+    compile_modules(tree, install)
+    settle(tree)
+
+
+def _is_kept(path: Path, install: PythonInstall, packages: Iterable[Path]) -> bool:
+    if path.is_relative_to(install.stdlib):
+        return not _skip_stdlib(path.relative_to(install.stdlib).as_posix())
+    for package in packages:
+        if path.is_relative_to(package):
+            inside = path.relative_to(package)
+            skip = _skip_package(package)
+            return not any(skip(part.as_posix()) for part in (inside, *inside.parents))
+    return True
+
+
+Skip = Callable[[str], bool]
+"""Whether to leave out what lies at a path relative to the directory that is copied."""
+
+
+def _skip_common(path: str) -> bool:
+    return path.rpartition("/")[2] == "__pycache__" or path.endswith(UNUSED_SUFFIXES)
+
+
+def _skip_stdlib(path: str) -> bool:
+    top, _, name = path.partition("/")
+    if top in STDLIB_UNUSED or top.startswith("config-") or path.endswith("/tests"):
+        return True
+    if top == "lib-dynload" and name.startswith((*TEST_EXTENSIONS, *(f"{part}." for part in UNUSED_EXTENSIONS))):
+        return True
+    return _skip_common(path)
+
+
+def _skip_package(package: Path) -> Skip:
+    def skip(path: str) -> bool:
+        whole = f"{package.name}/{path}"
+        # torch.testing is imported by torch itself; directories named "tests" are nobody's import.
+        return whole in PACKAGE_UNUSED or path.rpartition("/")[2] == "tests" or _skip_common(path)
+
+    return skip
+
+
+def copy(source: Path, target: Path, skip: Skip) -> None:
+    """Copy a file or a directory."""
+    if source.is_dir():
+        copy_tree(source, target, skip)
+    else:
+        copy_file(source, target)
+
+
+def copy_tree(source: Path, target: Path, skip: Skip, prefix: str = "") -> None:
+    """Copy a directory in the order of its names; links are followed, since what they name may lie outside."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in sorted(os.listdir(source)):
+        path, inside = source / name, f"{prefix}{name}"
+        if skip(inside):
+            continue
+        if path.is_dir():
+            copy_tree(path, target / name, skip, f"{inside}/")
+        elif path.is_file():
+            copy_file(path, target / name)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's contents; its mode becomes 0755 when it may be executed, else 0644."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _link_check(ours: Path) -> None:
+    assert (ours / "engine").is_dir(), "the engine package was copied"
+    assert not (ours / "isolation/keys").exists(), "of isolation only the wire goes into an image"
+
+
+def compile_modules(tree: Path, install: PythonInstall) -> None:
+    """Write the compiled modules, with the paths of the sandbox in them.
+
+    One fresh process with a fixed hash seed: set constants are written in the order of their hashes, and what is
+    written by reference depends on what the process has compiled before.
+    """
+    argv = [
+        os.fspath(install.executable), "-s", "-S", "-P", "-m", "compileall", "-q", "-f",
+        "--invalidation-mode", "unchecked-hash", "-s", os.fspath(tree), "-p", "/",
+        *(os.fspath(tree / part[1:]) for part in (PYTHON_DIR, PACKAGES_DIR, OURS_DIR)),
+    ]  # fmt: skip
+    environment = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": "/nonexistent"}
+    done = run(argv, timeout_s=COMPILE_TIMEOUT_S, check=False, env=environment)
+    if done.returncode != 0:
+        raise IsolationError(f"a module cannot be compiled: {' '.join((done.stdout + done.stderr).split())[-500:]}")
+
+
+def settle(tree: Path) -> None:
+    """Give every directory its mode and everything its time, the inner ones first."""
+    for top, directories, files in os.walk(tree, topdown=False):
+        for name in files:
+            os.utime(os.path.join(top, name), (EPOCH_S, EPOCH_S))
+        for name in directories:
+            os.chmod(os.path.join(top, name), 0o755)
+        os.utime(top, (EPOCH_S, EPOCH_S))
+    tree.chmod(0o755)
+    os.utime(tree, (EPOCH_S, EPOCH_S))
+
+
+def _write_manifest(image: Path, install: PythonInstall) -> str:
+    roles = {role: tree_digest(image / role) for role in sorted(ROLE_PACKAGES)}
+    digest = image_digest(roles)
+    manifest = {
+        "format": FORMAT,
+        "digest": digest,
+        "roles": roles,
+        "python": install.version,
+        "packages": {role: list(names) for role, names in sorted(ROLE_PACKAGES.items())},
+    }
+    (image / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    settle(image)
+    return digest
+
+
+def main() -> int:
+    """``build DIR`` or ``verify DIR``; prints the digest."""
+    parser = argparse.ArgumentParser(description="Build or verify the sandboxes' root file systems.")
+    parser.add_argument("verb", choices=["build", "verify"])
+    parser.add_argument("image", type=Path)
+    options = parser.parse_args()
+    try:
+        print((build if options.verb == "build" else verify)(options.image))
+    except IsolationError as error:
+        print(f"image: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""Get a runsc that is recent enough: from this machine, from gVisor, or from a newer Debian.
+
+    python images/runsc.py --into .venv/bin
+
+Three ways, tried in this order, each saying what it does:
+
+1. a runsc that is there already: in the target directory, then on PATH;
+2. gVisor's own release, a pinned one, checked against a pinned SHA-512;
+3. Debian's package of a newer release than this machine's, downloaded by apt with the machine's own settings
+   (mirror, proxy, keys), checked against a pinned SHA-256. Nothing of the machine's apt state changes; no root needed.
+
+Needs nothing but the standard library: it runs before anything is installed. Running it again does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MIN_VERSION = 20_240_701
+"""Release date of the oldest runsc that the appliance can use; the same number as in isolation.runsc."""
+
+RELEASE = "20260420.0"
+RELEASE_URL = "https://storage.googleapis.com/gvisor/releases/release/{release}/{machine}/runsc"
+RELEASE_SHA512 = {
+    "x86_64": (
+        "9efeefada7b9a7bcc21dc3a1ad3531d11dfac267808cced45d047aab742f15ec"
+        "b91b2bb635dea78a4ae36817f76e5ed223b7ad80f3165f15dd24de9b0c95726f"
+    ),
+}
+CONNECT_TIMEOUT_S = 8
+"""A machine without a way out should not wait for it."""
+
+DEBIAN_SUITE = "trixie"
+DEBIAN_VERSION = "0.0~20240729.0-4+b7"
+DEBIAN_SHA256 = {"x86_64": "3c25a5130dfac2f71237d5baad56ac86a255de87a0400f11b36a555156dc325a"}
+APT_TIMEOUT_S = 300
+
+_CHUNK_BYTES = 1 << 20
+_MAX_BYTES = 256 << 20
+"""No runsc is larger; a server that sends more is cut off."""
+
+
+class StepError(Exception):
+    """One way did not work; the next is tried."""
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"runsc: {text}", flush=True)
+
+
+def version_of(path: Path) -> int:
+    """Release date of a runsc.
+
+    Raises:
+        StepError: it does not run, tells no date, or is too old.
+    """
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StepError(f"{path} does not run ({error})") from error
+    match = re.search(r"^runsc version \S*?(20\d{6})(?!\d)", done.stdout, re.MULTILINE)
+    if match is None:
+        raise StepError(f"{path} tells no release date")
+    if int(match[1]) < MIN_VERSION:
+        raise StepError(f"{path} is of {match[1]}; {MIN_VERSION} or newer is needed")
+    return int(match[1])
+
+
+def install(source: Path, into: Path) -> None:
+    """Put a runsc into the target directory in one step, so that a running one is never half overwritten."""
+    into.mkdir(parents=True, exist_ok=True)
+    new = into / f".runsc.{os.getpid()}"
+    shutil.copyfile(source, new)
+    new.chmod(0o755)
+    version_of(new)
+    os.replace(new, into / "runsc")
+
+
+def from_this_machine(into: Path, scratch: Path) -> str:
+    """Use what is there: a link to the runsc on PATH, or nothing to do."""
+    del scratch
+    own = into / "runsc"
+    if own.exists():
+        with contextlib.suppress(StepError):
+            return f"{own} is there already (release {version_of(own)})"
+    found = shutil.which("runsc")
+    if found is None or Path(found).resolve() == own.resolve():
+        raise StepError("none on PATH")
+    version = version_of(Path(found))
+    into.mkdir(parents=True, exist_ok=True)
+    own.unlink(missing_ok=True)
+    own.symlink_to(Path(found).resolve())
+    return f"linked {found} (release {version})"
+
+
+def from_gvisor(into: Path, scratch: Path) -> str:
+    """Download gVisor's pinned release."""
+    machine = platform.machine()
+    if machine not in RELEASE_SHA512:
+        raise StepError(f"no checksum is pinned for {machine}")
+    url = RELEASE_URL.format(release=RELEASE, machine=machine)
+    say(f"downloading gVisor's release {RELEASE}")
+    target = scratch / "runsc"
+    try:
+        with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer, target.open("wb") as file:
+            while chunk := answer.read(_CHUNK_BYTES):
+                file.write(chunk)
+                if file.tell() > _MAX_BYTES:
+                    raise StepError(f"{url} gives more than {_MAX_BYTES} bytes")
+    except (urllib.error.URLError, OSError) as error:
+        raise StepError(f"not reachable ({error})") from error
+    check_digest(target, "sha512", RELEASE_SHA512[machine])
+    target.chmod(0o755)
+    install(target, into)
+    return f"installed gVisor's release {RELEASE}"
+
+
+def from_debian(into: Path, scratch: Path) -> str:
+    """Download the package of a newer Debian with this machine's own apt settings."""
+    machine = platform.machine()
+    if machine not in DEBIAN_SHA256:
+        raise StepError(f"no checksum is pinned for {machine}")
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise StepError(f"this machine has no {tool}")
+    source = derive_source(read_sources(Path("/etc/apt")), codename(Path("/etc/os-release")), DEBIAN_SUITE)
+    apt = private_apt(scratch, source)
+    say(f"reading the package list of Debian {DEBIAN_SUITE} with this machine's apt settings")
+    command([*apt, "update"], scratch)
+    say(f"downloading the package runsc {DEBIAN_VERSION}")
+    command([*apt, "download", f"runsc={DEBIAN_VERSION}"], scratch)
+    packages = list(scratch.glob("runsc_*.deb"))
+    if len(packages) != 1:
+        raise StepError("apt-get download left no package")
+    check_digest(packages[0], "sha256", DEBIAN_SHA256[machine])
+    command(["dpkg-deb", "--extract", os.fspath(packages[0]), os.fspath(scratch / "root")], scratch)
+    install(scratch / "root/usr/bin/runsc", into)
+    return f"installed Debian's package of {DEBIAN_SUITE} ({DEBIAN_VERSION})"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One entry of apt's sources: what deb822-style and one-line-style files have in common."""
+
+    uris: tuple[str, ...]
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    signed_by: str = ""
+    """Keyring file, or a whole key in deb822's indented form; empty for apt's default keys."""
+
+
+def read_sources(etc: Path) -> list[Source]:
+    """All entries for binary packages below ``/etc/apt``; sources.list(5)."""
+    found: list[Source] = []
+    files = sorted((etc / "sources.list.d").glob("*.sources"))
+    for path in files:
+        found.extend(parse_deb822(path.read_text()))
+    for path in [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*.list"))]:
+        if path.exists():
+            found.extend(parse_one_line(path.read_text()))
+    return found
+
+
+def parse_deb822(text: str) -> Iterator[Source]:
+    """Entries of a ``.sources`` file. Pure."""
+    for stanza in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1].isspace():
+                fields[name] = fields.get(name, "") + "\n" + line
+            elif ":" in line:
+                name, _, value = line.partition(":")
+                name = name.strip().lower()
+                fields[name] = value.strip()
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() == "no":
+            continue
+        lists = (tuple(fields.get(key, "").split()) for key in ("uris", "suites", "components"))
+        yield Source(*lists, signed_by=fields.get("signed-by", ""))
+
+
+def parse_one_line(text: str) -> Iterator[Source]:
+    """Entries of a ``.list`` file. Pure."""
+    pattern = re.compile(r"^\s*deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#\n]*)", re.MULTILINE)
+    for options, uri, suite, components in pattern.findall(text):
+        key = re.search(r"signed-by=(\S+)", options)
+        yield Source((uri,), (suite,), tuple(components.split()), key[1] if key else "")
+
+
+def codename(os_release: Path) -> str:
+    """This machine's release name.
+
+    Raises:
+        StepError: it is no Debian.
+    """
+    try:
+        text = os_release.read_text()
+    except OSError as error:
+        raise StepError("this machine is no Debian") from error
+    if not re.search(r'^ID="?debian"?$', text, re.MULTILINE):
+        raise StepError("this machine is no Debian, so its apt settings name no Debian mirror")
+    match = re.search(r'^VERSION_CODENAME="?(\w+)"?$', text, re.MULTILINE)
+    return match[1] if match else DEBIAN_SUITE
+
+
+def derive_source(sources: list[Source], own: str, suite: str) -> str:
+    """The machine's own entry for Debian's archive as a deb822 stanza for another suite. Pure.
+
+    Raises:
+        StepError: there is no such entry.
+    """
+    for source in sources:
+        if "main" in source.components and {own, suite, "stable", "testing", "sid"} & set(source.suites):
+            lines = ["Types: deb", f"URIs: {' '.join(source.uris)}", f"Suites: {suite}", "Components: main"]
+            if source.signed_by:
+                lines.append(f"Signed-By: {source.signed_by}")
+            return "\n".join(lines) + "\n"
+    raise StepError(f"this machine's apt sources name no archive of Debian {own}")
+
+
+def private_apt(scratch: Path, source: str) -> list[str]:
+    """An apt-get that has only ``source`` and keeps its state and cache in ``scratch``."""
+    (scratch / "newer.sources").write_text(source)
+    for part in ("state/lists/partial", "cache/archives/partial"):
+        (scratch / part).mkdir(parents=True)
+    (scratch / "state/status").touch()
+    options = {
+        "Dir::State": scratch / "state",
+        "Dir::State::status": scratch / "state/status",
+        "Dir::Cache": scratch / "cache",
+        "Dir::Etc::sourcelist": scratch / "newer.sources",
+        "Dir::Etc::sourceparts": "-",
+        "Acquire::Languages": "none",
+        "Acquire::http::Timeout": CONNECT_TIMEOUT_S,
+        "Acquire::https::Timeout": CONNECT_TIMEOUT_S,
+        "Acquire::Retries": 2,
+        # As root apt would become a user that may not read our private directory.
+        "APT::Sandbox::User": "root",
+    }
+    return ["apt-get", "--quiet=2", *(f"--option={key}={value}" for key, value in options.items())]
+
+
+def command(argv: list[str], cwd: Path) -> None:
+    """Run a program.
+
+    Raises:
+        StepError: it failed; with its last words.
+    """
+    try:
+        done = subprocess.run(
+            argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=APT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StepError(f"{argv[0]} took longer than {APT_TIMEOUT_S} s") from error
+    if done.returncode != 0:
+        words = " ".join((done.stderr or done.stdout).split())[-500:]
+        raise StepError(f"{argv[0]} ended with status {done.returncode}: {words}")
+
+
+def check_digest(path: Path, algorithm: str, expected: str) -> None:
+    """Compare a file with its pinned digest.
+
+    Raises:
+        StepError: they differ; the file is not used.
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, algorithm).hexdigest()
+    if found != expected:
+        raise StepError(f"{path.name} has {algorithm} {found}, expected {expected}: it is not used")
+
+
+STEPS = {
+    "this machine": from_this_machine,
+    "gVisor's release": from_gvisor,
+    "a newer Debian": from_debian,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try each way; 0 when one worked."""
+    parser = argparse.ArgumentParser(description="Get a runsc that is recent enough.")
+    parser.add_argument("--into", type=Path, required=True, help="directory to put runsc into")
+    options = parser.parse_args(arguments)
+    problems: list[str] = []
+    for name, step in STEPS.items():
+        with tempfile.TemporaryDirectory(prefix="runsc-") as scratch:
+            try:
+                done = step(options.into.absolute(), Path(scratch))
+            except StepError as error:
+                say(f"not from {name}: {error}")
+                problems.append(name)
+                continue
+        say(done)
+        return 0
+    say(f"no usable runsc from {', '.join(problems)}")
+    say("mend one of the reasons above, or put a runsc of release 20240701 or newer on PATH and run this again;")
+    say("gVisor's page https://gvisor.dev/docs/user_guide/install/ tells how to get one")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
