@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -81,6 +80,11 @@ PACKAGE_UNUSED = frozenset(
     }
 )
 """Headers, programs and tests of torch, relative to the directory of packages."""
+
+ELF_MAGIC = b"\x7fELF"
+
+PLACEHOLDERS = ("torch/bin/torch_shm_manager",)
+"""Programs whose presence torch checks when it is imported, and which nothing here runs: an empty file each."""
 
 UNUSED_SUFFIXES = (".a", ".c", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".pxd", ".pyi", ".pyx", ".pyc", ".lib")
 
@@ -148,6 +152,12 @@ def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
     copy_tree(install.stdlib, python / "lib" / install.version, _skip_stdlib)
     for package in packages:
         copy(package, tree / PACKAGES_DIR[1:] / package.name, _skip_package(package))
+    for name in PLACEHOLDERS:
+        if any(package.name == name.partition("/")[0] for package in packages):
+            place = tree / PACKAGES_DIR[1:] / name
+            place.parent.mkdir()
+            place.touch()
+            place.chmod(0o644)
     for mount in locate_ours(install):
         copy(mount.source, tree / mount.target[1:], _skip_common)
     _link_check(tree / OURS_DIR[1:])
@@ -217,10 +227,11 @@ def copy_tree(source: Path, target: Path, skip: Skip, prefix: str = "") -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's contents; its mode becomes 0755 when it may be executed, else 0644."""
+    """Copy a file's contents; its mode becomes 0755 for what the kernel or the loader runs, else 0644."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+    with source.open("rb") as file:
+        target.chmod(0o755 if file.read(len(ELF_MAGIC)) == ELF_MAGIC else 0o644)
 
 
 def _link_check(ours: Path) -> None:

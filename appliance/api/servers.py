@@ -112,6 +112,8 @@ class FrontEnds:
             await self._start_http(bound)
         except BaseException:
             bound.close()
+            if self._rpcs is not None:
+                await self._rpcs.stop(None)
             raise
         await self.refresh()
         self._ticker = asyncio.ensure_future(self._tick())

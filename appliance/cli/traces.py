@@ -15,10 +15,11 @@ from appliance.cli.options import Admin, Output
 EXAMPLES = """
 athanor traces | the last 20 requests
 athanor traces 7f3a9c | one, by the beginning of its id
+athanor traces chatcmpl-7f3a9c01de | or of the id that a client saw
 athanor traces -o json --limit 500 | for scripts
 """
 
-_ID = re.compile(r"(?:req_)?[0-9A-Fa-f]{1,64}")
+_ID = re.compile(r"(?:[A-Za-z]+[-_])?[0-9A-Fa-f]{1,64}")
 """A request or trace id, or its beginning."""
 
 MULTIPLE = 300

@@ -8,12 +8,13 @@ requests may share one and it is never a key.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-REQUEST_ID_PREFIX = "req_"
-"""What ``appliance.ids`` puts before a request id; left out when ids are compared."""
+_PREFIX = re.compile(r"^[a-z]+[-_]")
+"""``req_`` of our ids, ``chatcmpl-`` and ``cmpl-`` of what a client saw: the digits are the same."""
 
 MAX_TRACES = 512
 """Requests kept; about 8 KiB each with all spans, so 4 MiB when full."""
@@ -112,19 +113,21 @@ class TraceStore:
 
     def find(self, wanted: str) -> tuple[StoredTrace, ...]:
         """All traces that ``wanted`` names, newest first: a request id, a trace id, or at least
-        ``MIN_PREFIX`` hex digits that one of them begins with. A whole id wins over a prefix.
-        Empty when nothing fits.
+        ``MIN_PREFIX`` hex digits that one of them begins with. A request id may have the prefix
+        of the response's id (``chatcmpl-``) or none. A whole id wins over a part of one. Empty
+        when nothing fits.
         """
-        wanted = wanted.strip().lower()
-        digits = wanted.removeprefix(REQUEST_ID_PREFIX)
+        digits = _PREFIX.sub("", wanted.strip().lower())
         with self._lock:
             newest = tuple(reversed(self._traces))
-        exact = tuple(trace for trace in newest if wanted in _names(trace) or digits in _names(trace))
+        exact = tuple(trace for trace in newest if digits in _names(trace))
         if exact or len(digits) < MIN_PREFIX:
             return exact
-        return tuple(trace for trace in newest if any(name.startswith(digits) for name in _names(trace)))
+        return tuple(
+            trace for trace in newest if any(name.startswith(digits) for name in _names(trace))
+        )
 
 
 def _names(trace: StoredTrace) -> tuple[str, str]:
     summary = trace.summary
-    return (summary.request_id.removeprefix(REQUEST_ID_PREFIX), summary.trace_id)
+    return (_PREFIX.sub("", summary.request_id), summary.trace_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """Base of the four below; never raised itself."""
+    """Base of the five below; never raised itself."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -27,6 +27,10 @@ class PeerGoneError(ProtocolError):
 
 class AttachError(ProtocolError):
     """Host and guest did not meet: nobody came in time, or the descriptors did not arrive."""
+
+
+class UnsupportedMachineError(ProtocolError):
+    """The processor's memory order does not carry this wire; no setting helps."""
 
 
 class RingFull(Exception):

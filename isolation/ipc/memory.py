@@ -30,6 +30,8 @@ import os
 import sys
 from _thread import allocate_lock
 
+from isolation.ipc.errors import UnsupportedMachineError
+
 LOOK_AGAIN_S = 0.1
 """Seconds that anyone trusts the doorbell before looking at the ring itself."""
 
@@ -49,8 +51,8 @@ def require_total_store_order() -> None:
     """Refuse machines on which the reasoning above does not hold.
 
     Raises:
-        NotImplementedError: the processor is not x86-64, or integers are not little-endian.
+        UnsupportedMachineError: the processor is not x86-64, or integers are not little-endian.
     """
     machine = os.uname().machine
     if machine not in ("x86_64", "AMD64") or sys.byteorder != "little":
-        raise NotImplementedError(f"the shared-memory wire needs the memory order of x86-64, and this is {machine}")
+        raise UnsupportedMachineError(f"the shared-memory wire needs the memory order of x86-64, and this is {machine}")

@@ -83,11 +83,13 @@ class Appliance:
 Start = Callable[..., Appliance]
 
 
-def start_demo(state: Path, *arguments: str, env: dict[str, str] | None = None, **popen: Any) -> Appliance:
-    """Start ``athanor demo --json`` and wait for its one line."""
+def start_demo(
+    state: Path, *arguments: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), **popen: Any
+) -> Appliance:
+    """Start ``athanor demo --json``, behind a prefix if given, and wait for its one line."""
     log = state.parent / f"{state.name}.log"
     argv = [
-        str(Path(sys.executable).parent / "athanor"), "demo", "--json",
+        *prefix, str(Path(sys.executable).parent / "athanor"), "demo", "--json",
         "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--state-dir", str(state), *arguments,
     ]
     began = time.monotonic()

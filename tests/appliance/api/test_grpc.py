@@ -387,3 +387,17 @@ async def test_a_slow_reader_that_reads_is_served():
                 events += 1
                 await asyncio.sleep(0.02)
             assert events == 22
+
+
+async def test_a_stranger_is_refused_before_its_message(running, channel):
+    """No message is needed to be told UNAUTHENTICATED, so none is read from a stranger."""
+    call = channel.stream_stream(f"/{SERVICE}/Generate")()
+    async with asyncio.timeout(2.0):
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_call_without_its_message_is_refused(running, channel):
+    """A tenant's call that ends before any message is its own mistake."""
+    call = channel.stream_stream(f"/{SERVICE}/Generate")(metadata=_proof(running))
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -52,6 +52,8 @@ def test_bounds_the_spans_of_one_request() -> None:
         "7f3a9c01de5544aa90b1c2d3",
         "7f3a9c",
         "REQ_7F3A9C01",
+        "chatcmpl-7f3a9c01de5544aa90b1c2d3",
+        "cmpl-7f3a9c",
         "4bf92f3577b34da6a3ce929d0e0e4736",
         "4bf92f3577",
     ],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from isolation.ipc import memory
+from isolation.ipc.errors import UnsupportedMachineError
 from isolation.ipc.memory import fence, require_total_store_order
 
 ROUNDS = 100_000
@@ -101,5 +102,5 @@ def test_other_machines_are_refused(monkeypatch):
     require_total_store_order()
     fields = tuple(os.uname())[:4]
     monkeypatch.setattr(memory.os, "uname", lambda: os.uname_result((*fields, "aarch64")))
-    with pytest.raises(NotImplementedError, match="aarch64"):
+    with pytest.raises(UnsupportedMachineError, match="aarch64"):
         require_total_store_order()

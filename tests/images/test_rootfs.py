@@ -1,0 +1,178 @@
+"""The sandboxes' root file systems: built twice alike, with nothing in them that is not needed, and fit to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from images.build import MANIFEST, build, build_tree, image_digest, verify
+from isolation.environment import guest_environment
+from isolation.errors import IsolationError, RootfsError
+from isolation.gvisor import GvisorRuntime
+from isolation.image_rootfs import image_rootfs, tree_digest
+from isolation.python_rootfs import ROLE_PACKAGES, running_python
+from isolation.runsc import find_runsc
+from isolation.spec import Limits, SandboxSpec
+
+
+@pytest.fixture(scope="module")
+def image():
+    """An image of all roles, built once; some 700 MB."""
+    with tempfile.TemporaryDirectory(prefix="ath-image-") as place:
+        target = Path(place) / "out"
+        build(target)
+        yield target
+
+
+def files(tree: Path) -> list[Path]:
+    """All files of a tree."""
+    return [path for path in tree.rglob("*") if path.is_file()]
+
+
+def test_two_builds_give_one_digest(image, tmp_path):
+    """A second build, in a directory with another name, is the same bit by bit."""
+    first = json.loads((image / MANIFEST).read_text())
+    build_tree(tmp_path / "another-place" / "text", "text", running_python())
+    assert tree_digest(tmp_path / "another-place" / "text") == first["roles"]["text"]
+    assert first["digest"] == image_digest(first["roles"]) == verify(image)
+
+
+@pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))
+def test_image_holds_no_tools(image, role):
+    """No shell, no package manager, no set-id file, no link; the only program is the interpreter."""
+    found = files(image / role)
+    names = {path.name for path in found}
+    assert not names & {"sh", "bash", "dash", "busybox", "pip", "apt", "gcc", "cc", "ld", "perl", "env"}
+    assert not [path for path in (image / role).rglob("*") if path.is_symlink()]
+    assert not [path for path in found if "site-packages" in path.parts or "ensurepip" in path.parts]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in found}
+    assert modes == {0o644, 0o755}
+    programs = [path for path in found if path.stat().st_mode & 0o100 and ".so" not in path.name]
+    assert [path.parent.name for path in programs] == ["bin"]
+    assert {path.stat().st_mtime for path in found} == {315_532_800}
+
+
+@pytest.mark.parametrize(
+    ("role", "there", "absent"),
+    [("engine", {"torch", "numpy"}, {"tokenizers", "jinja2"}), ("text", {"tokenizers", "jinja2"}, {"torch", "numpy"})],
+)
+def test_each_role_has_its_own_packages(image, role, there, absent):
+    """The engine parses no text and the text side holds no tensors, already by what is installed."""
+    packages = set(os.listdir(image / role / "opt/packages"))
+    assert there <= packages
+    assert not absent & packages
+    assert sorted(os.listdir(image / role / "opt/athanor")) == ["engine", "isolation"]
+    assert sorted(os.listdir(image / role / "opt/athanor/isolation")) == ["__init__.py", "__pycache__", "ipc"]
+
+
+def test_compiled_modules_do_not_look_at_times(image):
+    """Every module has its compiled form with an unchecked hash (PEP 552): flags 1, whatever the time of its source."""
+    modules = [path for path in files(image / "text") if path.suffix == ".py"]
+    for path in modules:
+        (compiled,) = (path.parent / "__pycache__").glob(f"{path.stem}.cpython-*.pyc")
+        assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 1, path
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small tree to change."""
+    (tmp_path / "t/opt/d").mkdir(parents=True)
+    (tmp_path / "t/opt/f").write_text("content")
+    return tmp_path / "t"
+
+
+CHANGES = {
+    "content": lambda tree: (tree / "opt/f").write_text("Content"),
+    "mode": lambda tree: (tree / "opt/f").chmod(0o600),
+    "name": lambda tree: (tree / "opt/f").rename(tree / "opt/g"),
+    "place": lambda tree: (tree / "opt/f").rename(tree / "opt/d/f"),
+    "addition": lambda tree: (tree / "opt/new").touch(),
+    "empty directory": lambda tree: (tree / "opt/e").mkdir(),
+    "link": lambda tree: (tree / "opt/l").symlink_to("f"),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_digest_sees_every_change(tree, change):
+    """Whatever a program in the sandbox could see changes the digest; times and owners do not."""
+    before = tree_digest(tree)
+    os.utime(tree / "opt/f", (1, 1))
+    assert tree_digest(tree) == before
+    CHANGES[change](tree)
+    assert tree_digest(tree) != before
+
+
+@pytest.mark.parametrize("odd", ["fifo", "set-id", "line break"])
+def test_odd_files_are_refused(tree, odd):
+    """What has no place in an image is no part of a digest either."""
+    if odd == "fifo":
+        os.mkfifo(tree / "opt/p")
+    elif odd == "set-id":
+        (tree / "opt/f").chmod(0o4755)
+    else:
+        (tree / "opt/a\nf 0644 b").touch()
+    with pytest.raises(RootfsError, match="may not be in an image"):
+        tree_digest(tree)
+
+
+def test_verify_finds_a_changed_byte(image):
+    """One byte of one file is enough, and the message says in which role."""
+    victim = image / "text/opt/athanor/engine/__init__.py"
+    good = victim.read_bytes()
+    victim.write_bytes(good + b"#")
+    with pytest.raises(IsolationError, match="not those it was built with: text"):
+        verify(image)
+    victim.write_bytes(good)
+
+
+def test_verify_refuses_what_is_no_image(tmp_path):
+    """A directory without a manifest is said to be none."""
+    with pytest.raises(IsolationError, match="is no image"):
+        verify(tmp_path)
+    with pytest.raises(IsolationError, match="is no sandbox image"):
+        image_rootfs(tmp_path)
+
+
+def test_build_does_not_overwrite_other_things(tmp_path):
+    """A directory that holds something else is left alone."""
+    (tmp_path / "precious").touch()
+    with pytest.raises(IsolationError, match="something else"):
+        build(tmp_path)
+    assert (tmp_path / "precious").exists()
+
+
+PROBES = {
+    "engine": "import torch; assert float((torch.ones(9, 9) @ torch.ones(9, 9))[0, 0]) == 9; import engine.config",
+    "text": "import tokenizers, jinja2.sandbox, isolation.ipc.messages",
+}
+LOOK = (
+    "\nimport os\nassert not os.path.exists('/bin') and not os.path.exists('/usr/bin')"
+    "\ntry: os.execv('/bin/sh', ['sh'])\nexcept FileNotFoundError: print('no shell')"
+)
+
+
+@pytest.mark.runsc
+@pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))
+def test_sandbox_runs_from_the_image(image, runsc_path, role):
+    """Each role's modules import in a real sandbox made from the image, and there is no shell."""
+    if os.geteuid() != 0:
+        pytest.skip("the profile for root needs root")
+    rootfs = image_rootfs(image / role)
+    argv = (rootfs.python, "-s", "-S", "-P", "-c", PROBES[role] + LOOK)
+    run_dir = Path(tempfile.mkdtemp(prefix="ath-"))
+    try:
+        runtime = GvisorRuntime(find_runsc([runsc_path]), run_dir)
+        spec = SandboxSpec(role, argv, guest_environment(threads=1), rootfs, (), Limits(2 << 30))
+        sandbox = runtime.boot(spec)
+        status = sandbox.wait(60)
+        sandbox.delete()
+        runtime.close()
+    finally:
+        shutil.rmtree(run_dir)
+    assert (status, sandbox.output_tail()) == (0, ("no shell",))

@@ -1,0 +1,165 @@
+"""The operator's day: reload, keys, status, traces, without root, without a sandbox, without runsc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from .conftest import Appliance, running, start_demo
+
+pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+
+ATHANOR = str(Path(sys.executable).parent / "athanor")
+
+
+def athanor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run([ATHANOR, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def ask(appliance: Appliance, tenant: str = "alpha", key: str | None = None) -> int:
+    """Status code of a small request."""
+    client = appliance.openai(tenant) if key is None else appliance.openai(tenant).with_options(api_key=key)
+    try:
+        client.completions.create(model="athanor-mini", prompt="hello", max_tokens=1)
+    except openai.APIStatusError as error:
+        return error.status_code
+    return 200
+
+
+def test_warm_start_is_quick(own_appliance: Appliance) -> None:
+    """From the command to the ready line in well under the bar of 15 s (the figure is printed)."""
+    print(f"warm start: {own_appliance.started_s:.1f} s")
+    assert own_appliance.started_s < 15 * 2  # the machine may be busy with other tests; the bar is measured in bench
+
+
+def test_a_reload_takes_effect_and_a_bad_one_changes_nothing(own_appliance: Appliance) -> None:
+    """A tenant taken out is refused after `athanor reload`; a broken file is refused with its place and changes
+    nothing; SIGHUP does the same as the command."""
+    policy = own_appliance.state / "policy.yaml"
+    good = policy.read_text()
+    admin = ("--admin", own_appliance.ready["admin"])
+    assert ask(own_appliance, "beta") == 200
+
+    policy.write_text(good.replace("concurrency: 256", "concurrency: -3", 1))
+    bad = athanor("reload", *admin)
+    assert bad.returncode != 0 and "policy.yaml:" in bad.stdout + bad.stderr
+    assert ask(own_appliance, "beta") == 200
+    assert own_appliance.status()["policy"]["last_error"]
+
+    policy.write_text(good[: good.index("  beta:")])
+    assert athanor("reload", *admin).returncode == 0
+    assert (ask(own_appliance, "alpha"), ask(own_appliance, "beta")) == (200, 401)
+
+    policy.write_text(good)
+    digest = own_appliance.status()["policy"]["digest"]
+    own_appliance.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + 10
+    while own_appliance.status()["policy"]["digest"] == digest:
+        assert time.monotonic() < deadline
+    assert ask(own_appliance, "beta") == 200
+
+
+def test_a_new_tenant_and_key_work_after_a_reload(own_appliance: Appliance) -> None:
+    """What the help desk says about adding a tenant is true."""
+    made = athanor("key", "create", "gamma", "--credentials", str(own_appliance.state / "credentials.json"))
+    assert made.returncode == 0, made.stderr
+    key = next(word for word in made.stdout.split() if word.startswith("ath_"))
+    key_id = key.split("_")[1]
+    policy = own_appliance.state / "policy.yaml"
+    policy.write_text(
+        policy.read_text() + f'  gamma:\n    credentials: ["key:{key_id}"]\n    models: ["athanor-mini"]\n'
+    )
+    checked = athanor("policy", "check", str(policy))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert ask(own_appliance, key=key) == 401
+    assert athanor("reload", "--admin", own_appliance.ready["admin"]).returncode == 0
+    assert ask(own_appliance, key=key) == 200
+
+
+def test_status_and_traces_show_what_is_there(appliance: Appliance) -> None:
+    """`athanor status` names models and sandbox kind, `athanor traces` lists requests, with an id it draws one."""
+    assert ask(appliance) == 200
+    admin = ("--admin", appliance.ready["admin"])
+    status = athanor("status", *admin)
+    assert status.returncode == 0 and "athanor-mini" in status.stdout and "gvisor/systrap" in status.stdout
+    listing = athanor("traces", *admin)
+    assert listing.returncode == 0 and "alpha" in listing.stdout
+    import httpx
+
+    newest = httpx.get(appliance.ready["admin"] + "/traces").json()["traces"][0]["trace_id"]
+    drawn = athanor("traces", newest, *admin)
+    assert drawn.returncode == 0 and "prefill" in drawn.stdout and "decode" in drawn.stdout
+
+
+def test_without_a_sandbox_it_is_loud(tmp_path: Path) -> None:
+    """`--unsafe-no-sandbox` serves, and says so in the ready line, in status, in spans and in the log."""
+    import httpx
+
+    with running(tmp_path / "state", "--unsafe-no-sandbox") as appliance:
+        assert appliance.ready["sandbox"] == "unsafe/none"
+        assert ask(appliance) == 200
+        assert appliance.status()["sandbox"] == "unsafe/none"
+        status = athanor("status", "--admin", appliance.ready["admin"])
+        assert "NO SANDBOX" in (status.stdout + status.stderr).upper()
+        newest = httpx.get(appliance.ready["admin"] + "/traces").json()["traces"][0]
+        assert newest["sandbox"] == "unsafe/none"
+        assert "NO SANDBOX" in appliance.log.read_text()
+
+
+def test_without_runsc_it_refuses_and_says_how_to_get_one(tmp_path: Path) -> None:
+    """No runsc, no service: the status is not zero and the message has the mend."""
+    config = tmp_path / "athanor.yaml"
+    with running(tmp_path / "state", "--unsafe-no-sandbox") as appliance:
+        text = (appliance.state / "athanor.yaml").read_text()
+    text = text.replace('"unsafe_no_sandbox": true', f'"runsc": "{tmp_path}/none"')
+    config = tmp_path / "state" / "athanor.yaml"
+    config.write_text(text)
+    done = athanor("serve", "--config", str(config))
+    assert done.returncode == 4
+    assert "runsc" in done.stderr and "images/runsc.py" in done.stderr
+
+
+def test_without_root_it_serves_from_the_same_sandbox(tmp_path: Path, runsc_path: Path) -> None:
+    """An unprivileged user gets gVisor too: own user namespace, same answers, nothing left."""
+    if os.geteuid() != 0:
+        pytest.skip("already without root: every other test shows it")
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    try:
+        subprocess.run([*prefix, sys.executable, "-c", "import appliance"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no setpriv, or this interpreter lies where an unprivileged user cannot reach it")
+    with tempfile.TemporaryDirectory(prefix="athanor-nobody-") as home:
+        os.chown(home, 65_534, 65_534)
+        appliance = start_demo(Path(home) / "state", prefix=prefix, cwd=home, env={"HOME": home})
+        try:
+            assert appliance.ready["sandbox"] == "gvisor/systrap"
+            assert ask(appliance) == 200
+            assert uid_of(appliance.process.pid) == 65_534
+            assert uid_of(appliance.sandbox_pid("engine")) == 65_534
+        finally:
+            assert appliance.stop() == 0
+
+
+def uid_of(pid: int) -> int:
+    """The user of a process."""
+    return os.stat(f"/proc/{pid}").st_uid
+
+
+def test_a_port_in_use_is_a_clear_error(appliance: Appliance, tmp_path: Path) -> None:
+    """The second appliance on the same port ends at once and says which port."""
+    port = appliance.ready["http"].rpartition(":")[2]
+    done = athanor(
+        "demo", "--json", "--http-port", port, "--grpc-port", "0", "--admin-port", "0",
+        "--state-dir", str(tmp_path / "state"),
+    )
+    assert done.returncode == 4
+    assert port in done.stderr and "Traceback" not in done.stderr
