@@ -106,6 +106,9 @@ class Link:
         except PeerGoneError:
             self._drain_last()
             return
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+            return
         self._pump()
 
     def _look_again(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
 import time
@@ -38,7 +37,6 @@ from isolation.ipc.messages import (
     TextReady,
 )
 from isolation.ipc.segment import standard_layout
-from isolation.reaper import descendants
 from isolation.runtime import Runtime, Sandbox
 from isolation.spec import SandboxSpec
 
@@ -181,8 +179,7 @@ def _remove(sandbox: Sandbox) -> None:
 
 
 def _connect(sandbox: Sandbox, listener: Listener, plan: BootPlan, runtime: Runtime) -> Channel:
-    # The sandbox process connects, or its gofer for it: both are ours, and no other sandbox sees this socket.
-    expected = descendants(os.getpid()) if runtime.label.startswith("gvisor") else None
+    expected = sandbox.peer_pids if runtime.label.startswith("gvisor") else None
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         _check_alive(sandbox)

@@ -33,7 +33,7 @@ FILTERS = frozenset((
     "abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
     "first", "float", "format", "groupby", "indent", "int", "items", "join", "last", "length",
     "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round",
-    "safe", "select", "selectattr", "slice", "sort", "string", "sum", "title", "tojson", "trim",
+    "safe", "select", "selectattr", "slice", "sort", "string", "title", "tojson", "trim",
     "truncate", "unique", "upper", "wordcount",
 ))
 # fmt: on

@@ -20,6 +20,7 @@ import pytest
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+ATHANOR = str(Path(sys.executable).parent / "athanor")
 
 
 @dataclass
@@ -84,12 +85,12 @@ Start = Callable[..., Appliance]
 
 
 def start_demo(
-    state: Path, *arguments: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = (), **popen: Any
+    state: Path, *arguments: str, env: dict[str, str] | None = None, command: tuple[str, ...] = (ATHANOR,), **popen: Any
 ) -> Appliance:
-    """Start ``athanor demo --json``, behind a prefix if given, and wait for its one line."""
+    """Start ``athanor demo --json`` and wait for its one line."""
     log = state.parent / f"{state.name}.log"
     argv = [
-        *prefix, str(Path(sys.executable).parent / "athanor"), "demo", "--json",
+        *command, "demo", "--json",
         "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--state-dir", str(state), *arguments,
     ]
     began = time.monotonic()
