@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from engine.errors import ConfigurationError
 
@@ -75,7 +76,7 @@ class TextConfig:
         return cls(**_checked(cls, data))
 
 
-def _checked(cls: type, data: bytes) -> dict[str, object]:
+def _checked(cls: type, data: bytes) -> dict[str, Any]:
     try:
         values = json.loads(data)
     except ValueError as error:

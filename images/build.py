@@ -72,14 +72,14 @@ PACKAGE_UNUSED = frozenset(
         "torch/include",
         "torch/share",
         "torch/test",
-        "torch/testing/_internal",
+        "torch/testing/_internal/py312_intrinsics.py",
         "torch/lib/libaoti_custom_ops.so",
         "torch/lib/libbackend_with_compiler.so",
         "torch/lib/libjitbackend_test.so",
         "torch/lib/libtorchbind_test.so",
     }
 )
-"""Headers, programs and tests of torch, relative to the directory of packages."""
+"""Headers, programs and test libraries of torch, and a module in newer syntax; relative to the directory of packages."""
 
 ELF_MAGIC = b"\x7fELF"
 

@@ -1,10 +1,12 @@
 """Runs one piece of untrusted work within a time and an amount of memory.
 
 A chat template is a program of the model's maker, fed with a tenant's messages. Time is kept by
-the interval timer (setitimer(2)), whose signal handler raises between two bytecodes; the few
-operations of C that run longer are bounded by memory. Memory is kept by the soft limit on the
-address space (RLIMIT_AS, setrlimit(2)), under which an allocation fails as ``MemoryError``. What
-outlasts both is ended by the host, which kills a silent sandbox.
+the interval timer (setitimer(2)), whose signal handler raises between two bytecodes; most
+operations of C that would run longer are bounded by memory. Memory is kept by the soft limit on
+the address space (RLIMIT_AS, setrlimit(2)), under which an allocation fails as ``MemoryError``. An
+operation of C that heeds neither (comparing lists that hold themselves many times over) ends the
+process: a second timer counts its processor time and is left to its signal's default action. The
+host then boots a fresh worker.
 
 The process has one thread and works on one request at a time: timer, handler and limit are the
 process's own. They are put back as they were.
@@ -25,6 +27,9 @@ Result = TypeVar("Result")
 
 RING_AGAIN_S = 0.05
 """Seconds after which the alarm rings again, in case code swallowed the first exception."""
+
+GRACE_S = 1.0
+"""Seconds of processor time beyond the limit after which the process itself ends."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = "/proc/self/statm"
@@ -59,6 +64,7 @@ def run_guarded(work: Callable[[], Result], *, seconds: float, memory_bytes: int
     old_left, old_interval = signal.getitimer(signal.ITIMER_REAL)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds + GRACE_S)
         with _address_space(memory_bytes):
             try:
                 return work()
@@ -68,6 +74,7 @@ def run_guarded(work: Callable[[], Result], *, seconds: float, memory_bytes: int
         raise OutOfTimeError(f"took longer than {seconds:g} s") from None
     finally:
         armed = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         left = max(old_left - (time.monotonic() - start), RING_AGAIN_S) if old_left else 0.0
         signal.setitimer(signal.ITIMER_REAL, left, old_interval)
         signal.signal(signal.SIGALRM, old_handler)

@@ -58,7 +58,7 @@ async def test_a_drain_lets_running_answers_finish():
                 pb.GenerateRequest(model=MODEL, text="x"), metadata=tuple(running.authorization.items())
             )
             assert (await call.read()).started.input_tokens == 1
-            while len(running.service.requests) < 2:  # noqa: ASYNC110 - two clients, one flag
+            while len(running.service.requests) < 2:
                 await asyncio.sleep(0.005)
             stopping = asyncio.ensure_future(running.front_ends.stop(20.0))
             await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ async def test_a_drain_ends_what_does_not_finish():
                 pb.GenerateRequest(model=MODEL, text="x"), metadata=tuple(running.authorization.items())
             )
             await call.read()
-            while len(running.service.requests) < 3:  # noqa: ASYNC110 - three clients, one flag
+            while len(running.service.requests) < 3:
                 await asyncio.sleep(0.005)
             await asyncio.wait_for(running.front_ends.stop(0.1), 5.0)
             with pytest.raises(openai.APIError) as streamed:

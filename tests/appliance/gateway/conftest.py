@@ -10,8 +10,7 @@ import pytest
 
 from isolation.ipc import doorbell, segment
 from isolation.ipc.channel import Channel
-from isolation.ipc.messages import Configure, EngineReady, Hello, Message, Role, TextReady
-from isolation.ipc.messages import PROTOCOL_VERSION
+from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Hello, Message, Role, TextReady
 
 
 @dataclass

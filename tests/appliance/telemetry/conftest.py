@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tests.appliance.telemetry.collector import Collector, running
+from tests.appliance.telemetry.collector import WAIT_S, Collector, running
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,20 @@ def _no_collector_configured(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{signal}{word}", raising=False)
     for name in ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    """Every thread that a test started has ended soon after it: an exporter left alone would go on
+    retrying during all tests that follow.
+    """
+    before = set(threading.enumerate())
+    yield
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(WAIT_S)
+    alive = [thread.name for thread in left if thread.is_alive() and "AnyIO" not in thread.name]
+    assert alive == []
 
 
 @pytest.fixture

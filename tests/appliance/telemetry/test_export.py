@@ -63,6 +63,8 @@ def test_a_silent_collector_delays_no_request(collector: Collector) -> None:
     before = time.perf_counter()
     provider.get_tracer("control").start_span("one").end()
     assert time.perf_counter() - before >= SILENCE_S
+    collector.release.set()
+    assert telemetry.close(deadline_s=10)
 
 
 def test_shutdown_keeps_its_own_deadline(collector: Collector) -> None:
@@ -77,6 +79,7 @@ def test_shutdown_keeps_its_own_deadline(collector: Collector) -> None:
     assert telemetry.close(deadline_s=0.3) is False
     assert time.perf_counter() - before < 5.0
     assert dropped(telemetry) == {"shutdown": 7.0}
+    collector.release.set()
 
 
 def test_shutdown_sends_what_waits(collector: Collector) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -34,10 +35,12 @@ REMOTE_SPAN = "00f067aa0ba902b7"
 
 
 @pytest.fixture
-def telemetry(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> OtelTelemetry:
+def telemetry(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> Iterator[OtelTelemetry]:
     """Telemetry that exports to the collector, configured as an operator would."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
-    return open_telemetry(SETTINGS)
+    one = open_telemetry(SETTINGS)
+    yield one
+    one.close()
 
 
 def only(telemetry: OtelTelemetry) -> StoredTrace:

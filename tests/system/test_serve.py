@@ -1,0 +1,186 @@
+"""`athanor serve --config FILE`: a configuration by hand, TLS and client certificates, systemd's words, small limits."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from appliance.api.generated import inference_pb2, inference_pb2_grpc
+from appliance.api.keys import KeyRecord, issue, serialise_records
+from appliance.catalog import embedded_model
+from appliance.credentials import new_pepper, write_private
+from appliance.demo import choose_ports, run_directory
+
+from .conftest import ATHANOR
+from .pki import Authority
+
+pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+
+POLICY = """\
+version: 1
+tenants:
+  alpha:
+    credentials: ["key:a", "spiffe://athanor.test/tenant/alpha"]
+    models: ["athanor-*"]
+    limits: {requests_per_minute: 600, tokens_per_minute: 100000, concurrency: 1, max_output_tokens: 3000}
+  nosy:
+    credentials: ["key:n"]
+    models: ["other"]
+  shy:
+    credentials: ["key:s"]
+    models: ["athanor-mini"]
+    retention: none
+"""
+
+
+@dataclass
+class Served:
+    """A served configuration."""
+
+    ready: dict[str, Any]
+    keys: dict[str, str]
+    authority: Authority
+    notifications: socket.socket
+
+    def post(self, key_id: str, **body: Any) -> httpx.Response:
+        """A completion as the holder of this key."""
+        return httpx.post(
+            self.ready["http"] + "/v1/completions",
+            json={"model": "athanor-mini", "prompt": "hello", "max_tokens": 2, **body},
+            headers={"authorization": f"Bearer {self.keys[key_id]}"}, verify=self.authority.context(), timeout=30,
+        )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Served]:
+    """`athanor serve` with TLS, mTLS on gRPC, three tenants and a fake service manager."""
+    state = tmp_path_factory.mktemp("serve")
+    authority = Authority()
+    authority.write_server(state)
+    pepper = new_pepper()
+    issued = {key_id: issue(key_id, pepper) for key_id in ("a", "n", "s")}
+    records = {key_id: KeyRecord(digest, datetime.now(UTC)) for key_id, (_, digest) in issued.items()}
+    write_private(state / "pepper", pepper)
+    write_private(state / "credentials.json", serialise_records(records).encode())
+    (state / "policy.yaml").write_text(POLICY)
+    http, rpc, admin = choose_ports((0, 0, 0))
+    config = {
+        "listen": {
+            "http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{rpc}", "admin": f"127.0.0.1:{admin}",
+            "tls": {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"},
+        },
+        "models": [{"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 64 << 20}],
+        "policy": "policy.yaml", "credentials": "credentials.json", "pepper": "pepper",
+        "run_dir": str(run_directory(state)),
+    }
+    (state / "athanor.yaml").write_text(json.dumps(config))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
+        address = f"\0athanor-test-{state.name}"
+        notifications.bind(address)
+        notifications.settimeout(20)
+        process = subprocess.Popen(
+            [ATHANOR, "serve", "--config", str(state / "athanor.yaml")],
+            stdout=subprocess.PIPE, env={"NOTIFY_SOCKET": "@" + address[1:], "PATH": "/usr/bin:/bin"},
+        )
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 90)[0]
+            keys = {key_id: plain for key_id, (plain, _) in issued.items()}
+            yield Served(json.loads(process.stdout.readline()), keys, authority, notifications)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def generate(served: Served, credentials: grpc.ChannelCredentials, metadata: tuple[tuple[str, str], ...] = ()) -> int:
+    """Output tokens of a small gRPC request over TLS."""
+    with grpc.secure_channel(served.ready["grpc"], credentials) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_pb2.GenerateRequest(model="athanor-mini", text="hello", max_output_tokens=2)
+        events = list(stub.Generate(request, metadata=metadata, timeout=20))
+    return int(events[-1].finished.usage.output_tokens)
+
+
+def test_systemd_hears_that_it_is_ready(served: Served) -> None:
+    """READY=1 comes with a status text, once the sandboxes have given a real token."""
+    words = served.notifications.recv(4096).decode()
+    assert "READY=1" in words and "athanor-mini" in words
+
+
+def test_a_spiffe_certificate_is_an_identity(served: Served) -> None:
+    """A client certificate with the tenant's SPIFFE URI needs no key."""
+    assert generate(served, served.authority.client("spiffe://athanor.test/tenant/alpha")) == 2
+
+
+@pytest.mark.parametrize("uri", ["spiffe://athanor.test/tenant/nobody", "spiffe://elsewhere.test/tenant/alpha"])
+def test_an_unknown_spiffe_id_is_refused(served: Served, uri: str) -> None:
+    """A good certificate of nobody the policy knows is UNAUTHENTICATED."""
+    with pytest.raises(grpc.RpcError) as raised:
+        generate(served, served.authority.client(uri))
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_certificate_of_another_authority_does_not_connect(served: Served) -> None:
+    """The handshake fails: a key does not help."""
+    stranger = Authority().client("spiffe://athanor.test/tenant/alpha", roots=served.authority.pem)
+    with pytest.raises(grpc.RpcError) as raised:
+        generate(served, stranger, (("authorization", f"Bearer {served.keys['a']}"),))
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_tenant_sees_and_uses_its_models_only(served: Served) -> None:
+    """403 for a served model of others, 404 for one that nobody serves, an empty list for the nosy one."""
+    assert served.post("n").status_code == 403
+    assert served.post("a", model="none").status_code == 404
+    listing = httpx.get(
+        served.ready["http"] + "/v1/models", headers={"authorization": f"Bearer {served.keys['n']}"},
+        verify=served.authority.context(),
+    )
+    assert listing.json()["data"] == []
+    assert served.post("a").status_code == 200
+
+
+def test_limits_refuse_with_a_retry_time(served: Served) -> None:
+    """The second request at once is 429 with Retry-After; when the first is gone it is served."""
+    body = {"prompt": "Count:", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    with httpx.Client(verify=served.authority.context(), timeout=30) as client:
+        headers = {"authorization": f"Bearer {served.keys['a']}"}
+        url = served.ready["http"] + "/v1/completions"
+        with client.stream("POST", url, json={"model": "athanor-mini", **body}, headers=headers) as first:
+            next(first.iter_lines())
+            refused = served.post("a")
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            assert float(refused.headers["retry-after"]) > 0
+    for _ in range(100):
+        if served.post("a").status_code == 200:
+            break
+    else:
+        raise AssertionError("the slot was not given back")
+    assert served.post("a", max_tokens=3_001).status_code == 400
+
+
+def test_retention_none_reuses_nothing(served: Served) -> None:
+    """A tenant with retention none never sees a cached token; another one does (positive control)."""
+
+    def cached(key_id: str) -> int:
+        prompt = f"a long prompt of {key_id} " * 20
+        served.post(key_id, prompt=prompt)
+        return int(served.post(key_id, prompt=prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("a") > 0
+    assert cached("s") == 0
