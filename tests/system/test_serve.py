@@ -1,4 +1,4 @@
-"""`athanor serve --config FILE`: a configuration by hand, TLS and client certificates, systemd's words, small limits."""
+"""`athanor serve --config FILE`: a configuration by hand, TLS and client certificates, systemd, limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import select
 import signal
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from cryptography import x509
 
 from appliance.api.generated import inference_pb2, inference_pb2_grpc
 from appliance.api.keys import KeyRecord, issue, serialise_records
 from appliance.catalog import embedded_model
 from appliance.credentials import new_pepper, write_private
 from appliance.demo import choose_ports, run_directory
+from tests.appliance.api.pki import Authority, Pki
 
 from .conftest import ATHANOR
-from .pki import Authority
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -59,7 +61,7 @@ class Served:
         return httpx.post(
             self.ready["http"] + "/v1/completions",
             json={"model": "athanor-mini", "prompt": "hello", "max_tokens": 2, **body},
-            headers={"authorization": f"Bearer {self.keys[key_id]}"}, verify=self.authority.context(), timeout=30,
+            headers={"authorization": f"Bearer {self.keys[key_id]}"}, verify=trust(self.authority), timeout=30,
         )
 
 
@@ -67,8 +69,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Served]:
     """`athanor serve` with TLS, mTLS on gRPC, three tenants and a fake service manager."""
     state = tmp_path_factory.mktemp("serve")
-    authority = Authority()
-    authority.write_server(state)
+    authority = Pki.create(state).authority
     pepper = new_pepper()
     issued = {key_id: issue(key_id, pepper) for key_id in ("a", "n", "s")}
     records = {key_id: KeyRecord(digest, datetime.now(UTC)) for key_id, (_, digest) in issued.items()}
@@ -106,6 +107,17 @@ def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
             process.wait()
 
 
+def trust(authority: Authority) -> ssl.SSLContext:
+    """A client's trust in this authority."""
+    return ssl.create_default_context(cadata=authority.pem.decode())
+
+
+def certificate(issuer: Authority, uri: str, trusted: Authority | None = None) -> grpc.ChannelCredentials:
+    """Client credentials with one URI name."""
+    key, chain = issuer.issue(x509.UniformResourceIdentifier(uri))
+    return grpc.ssl_channel_credentials((trusted or issuer).pem, key, chain)
+
+
 def generate(served: Served, credentials: grpc.ChannelCredentials, metadata: tuple[tuple[str, str], ...] = ()) -> int:
     """Output tokens of a small gRPC request over TLS."""
     with grpc.secure_channel(served.ready["grpc"], credentials) as channel:
@@ -123,20 +135,20 @@ def test_systemd_hears_that_it_is_ready(served: Served) -> None:
 
 def test_a_spiffe_certificate_is_an_identity(served: Served) -> None:
     """A client certificate with the tenant's SPIFFE URI needs no key."""
-    assert generate(served, served.authority.client("spiffe://athanor.test/tenant/alpha")) == 2
+    assert generate(served, certificate(served.authority, "spiffe://athanor.test/tenant/alpha")) == 2
 
 
 @pytest.mark.parametrize("uri", ["spiffe://athanor.test/tenant/nobody", "spiffe://elsewhere.test/tenant/alpha"])
 def test_an_unknown_spiffe_id_is_refused(served: Served, uri: str) -> None:
     """A good certificate of nobody the policy knows is UNAUTHENTICATED."""
     with pytest.raises(grpc.RpcError) as raised:
-        generate(served, served.authority.client(uri))
+        generate(served, certificate(served.authority, uri))
     assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_certificate_of_another_authority_does_not_connect(served: Served) -> None:
     """The handshake fails: a key does not help."""
-    stranger = Authority().client("spiffe://athanor.test/tenant/alpha", roots=served.authority.pem)
+    stranger = certificate(Authority.create("other"), "spiffe://athanor.test/tenant/alpha", served.authority)
     with pytest.raises(grpc.RpcError) as raised:
         generate(served, stranger, (("authorization", f"Bearer {served.keys['a']}"),))
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -148,7 +160,7 @@ def test_a_tenant_sees_and_uses_its_models_only(served: Served) -> None:
     assert served.post("a", model="none").status_code == 404
     listing = httpx.get(
         served.ready["http"] + "/v1/models", headers={"authorization": f"Bearer {served.keys['n']}"},
-        verify=served.authority.context(),
+        verify=trust(served.authority),
     )
     assert listing.json()["data"] == []
     assert served.post("a").status_code == 200
@@ -157,11 +169,12 @@ def test_a_tenant_sees_and_uses_its_models_only(served: Served) -> None:
 def test_limits_refuse_with_a_retry_time(served: Served) -> None:
     """The second request at once is 429 with Retry-After; when the first is gone it is served."""
     body = {"prompt": "Count:", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
-    with httpx.Client(verify=served.authority.context(), timeout=30) as client:
+    with httpx.Client(verify=trust(served.authority), timeout=30) as client:
         headers = {"authorization": f"Bearer {served.keys['a']}"}
         url = served.ready["http"] + "/v1/completions"
         with client.stream("POST", url, json={"model": "athanor-mini", **body}, headers=headers) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()
+                next(lines)
             refused = served.post("a")
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
