@@ -174,7 +174,7 @@ def test_limits_refuse_with_a_retry_time(served: Served) -> None:
         url = served.ready["http"] + "/v1/completions"
         with client.stream("POST", url, json={"model": "athanor-mini", **body}, headers=headers) as first:
             lines = first.iter_lines()
-                next(lines)
+            next(lines)
             refused = served.post("a")
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
