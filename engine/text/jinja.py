@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime, time
 from types import BuiltinMethodType
 from typing import Any, NoReturn
@@ -52,6 +51,8 @@ INSPECTING_METHODS = frozenset((
 
 MAX_DATE_FORMAT_CHARACTERS = 64
 _DATE_FORMAT = re.compile(r"(?:[^%]|%[-]?[aAbBdejmuUVwWyYGgFDxhHIMSpcXTRrCZz%])*")
+
+_ESCAPED_MARK = re.compile(r"\\ufdd[01]")
 
 _UNMARK = "unmark for comparison"
 """Name of an internal filter; the space keeps templates from calling it."""
@@ -170,25 +171,16 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as ``transformers`` gives it; none of it is the template's own, so it carries no
-    marks."""
-    return json.dumps(
-        _plain(value),
+    """JSON as ``transformers`` gives it."""
+    text = json.dumps(
+        value,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return unmark(value)
-    if isinstance(value, Mapping):
-        return {_without_marks(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value
+    # An escaped mark would be six characters of text; what a tenant sends holds none.
+    return _ESCAPED_MARK.sub("", text) if ensure_ascii else text
 
 
 def _raise_exception(message: object) -> NoReturn:

@@ -80,6 +80,7 @@ def test_shutdown_keeps_its_own_deadline(collector: Collector) -> None:
     assert time.perf_counter() - before < 5.0
     assert dropped(telemetry) == {"shutdown": 7.0}
     collector.release.set()
+    assert len(collector.spans(14)) == 14  # a thread was still at it, and ends with this
 
 
 def test_shutdown_sends_what_waits(collector: Collector) -> None:

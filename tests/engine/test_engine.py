@@ -1,0 +1,331 @@
+"""The whole engine in one process: exact tokens, batches, preemption, isolation between namespaces, failures."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigurationError
+from engine.load import check_config, load_engine
+from engine.loop import Engine
+from engine.model.llama import LlamaForCausalLM
+from engine.offline import Answer, collect, generate
+from isolation.ipc.messages import FailureCode, Finish, Sampling
+from tests.engine.support import make_engine, model_config, namespace, random_model, submit
+
+Expected = list[tuple[list[int], list[int]]]
+
+
+@pytest.fixture(scope="module")
+def stories(shared_data: Path) -> Callable[..., Engine]:
+    """Makes engines of a small trained model."""
+
+    def make(**changes: object) -> Engine:
+        values = {
+            "model_dir": str(shared_data / "models" / "stories260K-hf"),
+            "model_digest": "5707",
+            "kv_bytes": 16 << 20,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 64,
+            **changes,
+        }
+        return load_engine(EngineConfig(**values), warm=False)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def expected(shared_data: Path) -> Expected:
+    """Prompts and greedy continuations, computed once with transformers in float32."""
+    lines = json.loads((shared_data / "expected" / "greedy_fp32.json").read_text())["stories260K"]
+    return [(line["prompt_ids"], line["greedy_ids"]) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    """A random model whose greedy output wanders."""
+    return random_model(model_config())
+
+
+def test_greedy_ids_are_exact_alone(stories: Callable[..., Engine], expected: Expected) -> None:
+    """Each prompt alone gives the reference's 64 ids."""
+    engine = stories()
+    for prompt, ids in expected:
+        answer = generate(engine, [submit(1, prompt, len(ids))])[1]
+        assert answer.token_ids == ids
+        engine.scheduler.check_integrity()
+
+
+def test_greedy_ids_are_exact_in_a_mixed_batch(stories: Callable[..., Engine], expected: Expected) -> None:
+    """Sixteen requests of four tenants, joining while others decode, prefilled in chunks of few tokens: the same ids."""
+    engine = stories(max_num_batched_tokens=17, prefix_caching=False)
+    answers: dict[int, Answer] = {}
+    for number in range(16):
+        engine.add(submit(number, expected[number % 5][0], 64, tenant=number % 4))
+        for _ in range(number % 3):
+            collect(engine, answers)
+            engine.scheduler.check_integrity()
+    while engine.has_work:
+        collect(engine, answers)
+    assert [answers[number].token_ids for number in range(16)] == [expected[number % 5][1] for number in range(16)]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_greedy_ids_are_exact_after_preemption(
+    stories: Callable[..., Engine], expected: Expected, caching: bool
+) -> None:
+    """With far too few blocks requests are preempted and computed again, to the same ids."""
+    probe = stories()
+    block_bytes = probe.runner.storage.layout.block_bytes
+    engine = stories(kv_bytes=15 * block_bytes, prefix_caching=caching)
+    admissions: list[int] = []
+    admit = engine.runner._batches.admit
+    engine.runner._batches.admit = lambda one: (admissions.append(len(one.token_ids)), admit(one))
+    for number in range(6):
+        engine.add(submit(number, expected[number % 5][0], 64, tenant=number % 2))
+    answers: dict[int, Answer] = {}
+    while engine.has_work:
+        collect(engine, answers)
+        engine.scheduler.check_integrity()
+    assert len(admissions) > 6
+    assert max(admissions) > 20
+    assert [answers[number].token_ids for number in range(6)] == [expected[number % 5][1] for number in range(6)]
+
+
+def test_a_cached_prefix_gives_the_same_ids(stories: Callable[..., Engine], expected: Expected) -> None:
+    """A prompt whose beginning is in the cache continues exactly as without, and reports what it found."""
+    engine = stories()
+    prompt, ids = expected[2]
+    full = prompt + ids
+    generate(engine, [submit(1, full[:50], 1)])
+    answer = generate(engine, [submit(2, full[:60], len(full) - 60)])[2]
+    assert answer.cached_tokens == 48
+    assert answer.token_ids == full[60:]
+
+
+def test_bfloat16_runs_the_same_model(stories: Callable[..., Engine], expected: Expected) -> None:
+    """In bfloat16 most of the first tokens agree; it is another arithmetic, not another model."""
+    engine = stories(dtype="bfloat16")
+    agree = 0
+    for prompt, ids in expected:
+        agree += generate(engine, [submit(1, prompt, 8)])[1].token_ids == ids[:8]
+    assert agree >= 3
+
+
+def load_of(tenant: int, *, seed: int) -> list[list[object]]:
+    """Requests of a noisy tenant: penalties, drawn tokens, logprobs, long and short prompts."""
+    generator = torch.Generator().manual_seed(seed)
+    requests = []
+    for number in range(12):
+        length = int(torch.randint(1, 60, (), generator=generator))
+        tokens = torch.randint(0, 97, (length,), generator=generator).tolist()
+        kinds = (Sampling(seed=number), Sampling(temperature=0, repetition_penalty=1.4), Sampling(top_k=3, top_p=0.5))
+        requests.append(
+            submit(
+                100 * tenant + number,
+                tokens,
+                5 + number,
+                tenant=tenant,
+                sampling=kinds[number % 3],
+                logprobs=number % 4 - 1,
+                retain=bool(number % 2),
+            )
+        )
+    return requests
+
+
+def run_victim(model: LlamaForCausalLM, noise_seed: int | None, num_blocks: int) -> dict[int, Answer]:
+    """A victim's requests, drawn and greedy, beside a noisy tenant or alone."""
+    engine = make_engine(model, num_blocks=num_blocks, max_context=80)
+    noise = load_of(2, seed=noise_seed) if noise_seed is not None else []
+    answers: dict[int, Answer] = {}
+    victims = [
+        submit(number, range(number // 2, number // 2 + 20), 25, sampling=Sampling(temperature=0.8 * (number % 2), seed=number))
+        for number in range(4)
+    ]
+    for step in range(200):
+        if step % 3 == 0 and victims:
+            engine.add(victims.pop())
+        for one in noise[step : step + 2]:
+            engine.add(one)
+            if step % 5 == 4:
+                engine.abort(one.request)
+        collect(engine, answers)
+        engine.scheduler.check_integrity()
+    assert not engine.has_work
+    return {number: answers[number] for number in range(4)}
+
+
+@pytest.mark.parametrize("num_blocks", [200, 30])
+def test_a_tenants_tokens_do_not_depend_on_anothers_load(model: LlamaForCausalLM, num_blocks: int) -> None:
+    """The victim's tokens are the same alone and beside two different loads, also under preemption; so are its cache
+    hits while memory suffices."""
+    alone = run_victim(model, None, num_blocks)
+    assert all(len(answer.token_ids) == 25 for answer in alone.values())
+    for seed in (1, 2):
+        beside = run_victim(model, seed, num_blocks)
+        for number, answer in alone.items():
+            assert beside[number].token_ids == answer.token_ids
+            assert num_blocks < 200 or beside[number].cached_tokens == answer.cached_tokens
+    assert num_blocks < 200 or sorted(answer.cached_tokens for answer in alone.values()) == [0, 0, 16, 16]
+    assert len({tuple(answer.token_ids) for answer in alone.values()}) == 4
+
+
+def test_cached_tokens_come_from_the_same_namespace_only(model: LlamaForCausalLM) -> None:
+    """The same prompt hits for its own tenant and never for another; tokens are the same either way."""
+    engine = make_engine(model)
+    prompt = range(21)
+    first = generate(engine, [submit(1, prompt, tenant=1)])[1]
+    other = generate(engine, [submit(2, prompt, tenant=2)])[2]
+    again = generate(engine, [submit(3, prompt, tenant=1)])[3]
+    assert (first.cached_tokens, other.cached_tokens, again.cached_tokens) == (0, 0, 20)
+    assert first.token_ids == other.token_ids == again.token_ids
+
+
+def test_memory_of_an_ended_request_is_zero_where_nothing_may_be_kept(model: LlamaForCausalLM) -> None:
+    """After a request without retention no byte of KV is left; after an ordinary one some is (control)."""
+    engine = make_engine(model)
+
+    def residue() -> bool:
+        return any(bool(layer[:, 1:].any()) for layer in engine.runner.storage.layers)
+
+    assert not residue()
+    generate(engine, [submit(1, range(30), retain=False)])
+    assert not engine.has_work
+    assert not residue()
+    generate(engine, [submit(2, range(30), retain=True)])
+    assert residue()
+
+
+def test_a_block_is_zero_before_it_serves_another(model: LlamaForCausalLM) -> None:
+    """Poison in every free block, the tail of the same tenant's blocks included, changes no token."""
+    engine, clean = make_engine(model), make_engine(model)
+    generate(engine, [submit(1, range(40), tenant=1)])
+    pool = engine.scheduler._pool
+    free = [block for block in range(1, pool.num_blocks + 1) if pool.refs(block) == 0]
+    assert len(free) == pool.num_blocks
+    for layer in engine.runner.storage.layers:
+        layer[:, free] = torch.nan
+    for tenant in (2, 3):
+        requests = [submit(10 + tenant, range(5, 27), 20, tenant=tenant)]
+        assert generate(engine, requests) == generate(clean, requests)
+
+
+def test_the_null_block_stays_zero(model: LlamaForCausalLM) -> None:
+    """Padding reads zeros: neither warm-up nor service leaves anything in block 0."""
+    engine = make_engine(model)
+    engine.warm_up()
+    assert all(not layer.any() for layer in engine.runner.storage.layers)
+    generate(engine, load_of(1, seed=3))
+    assert all(not layer[:, 0].any() for layer in engine.runner.storage.layers)
+
+
+def test_warm_up_leaves_no_trace(model: LlamaForCausalLM) -> None:
+    """A warmed engine answers as a cold one does."""
+    cold, warm = make_engine(model), make_engine(model)
+    warm.warm_up()
+    assert generate(cold, load_of(1, seed=4)) == generate(warm, load_of(1, seed=4))
+
+
+def test_broken_logits_fail_one_request(model: LlamaForCausalLM) -> None:
+    """NaN in one row: that request ends as INTERNAL, its logprobs and neighbours' stay in place, and its tenant's
+    later requests are sound."""
+    engine = make_engine(model, prefix_caching=True)
+    forward = model.forward
+
+    def poisoned(*inputs: object) -> torch.Tensor:
+        logits = forward(*inputs)
+        if engine.scheduler.num_running == 3 and logits.shape[0] == 3:
+            logits[1] = torch.nan
+        return logits
+
+    engine.runner.model = type("Poisoned", (), {"forward": staticmethod(poisoned)})()
+    answers = generate(engine, [submit(number, range(number, number + 8), 6, logprobs=1) for number in range(3)])
+    assert [answers[number].failure for number in range(3)] == [None, FailureCode.INTERNAL, None]
+    assert [len(answers[number].token_ids) for number in (0, 2)] == [6, 6]
+    assert [len(answers[number].logprobs) for number in (0, 2)] == [6, 6]
+    engine.scheduler.check_integrity()
+    sound = generate(engine, [submit(9, range(1, 9), 6)])[9]
+    assert sound == Answer(sound.token_ids, Finish.LENGTH)
+
+
+def test_seeded_requests_repeat_and_seeds_differ(model: LlamaForCausalLM) -> None:
+    """The same seed gives the same tokens in another batch and after preemption; another seed gives others."""
+    hot = Sampling(temperature=1.0, seed=77)
+    alone = generate(make_engine(model), [submit(1, [5], 30, sampling=hot)])[1].token_ids
+    crowd = [submit(number, [number], 30, sampling=Sampling(seed=number), tenant=2) for number in range(2, 12)]
+    engine = make_engine(model, num_blocks=24, max_context=60)
+    assert generate(engine, [*crowd, submit(1, [5], 30, sampling=hot)])[1].token_ids == alone
+    other = generate(make_engine(model), [submit(1, [5], 30, sampling=Sampling(temperature=1.0, seed=78))])
+    assert other[1].token_ids != alone
+
+
+def test_outputs_say_what_the_engine_holds(model: LlamaForCausalLM) -> None:
+    """One output a step, with the counts the host watches; refusals and aborts are answered in the next one."""
+    engine = make_engine(model, max_num_seqs=2, max_num_batched_tokens=8, max_waiting=3)
+    for number in range(4):
+        engine.add(submit(number, range(6), 3))
+    output = engine.step()
+    assert output is not None
+    assert [(one.request, one.code) for one in output.failures] == [(3, FailureCode.OVERLOADED)]
+    assert (output.running, output.waiting) == (2, 1)
+    assert list(output.requests) == [0]
+    assert len(output.token_ids) == len(output.finishes) == 1
+    assert [started.request for started in output.starts] == [0, 1]
+    engine.abort(0)
+    engine.abort(0)
+    engine.abort(12_345)
+    output = engine.step()
+    assert output is not None
+    assert [(one.request, one.code) for one in output.failures] == [(0, FailureCode.ABORTED)]
+    while engine.has_work:
+        output = engine.step() or output
+    assert output is not None
+    assert (output.running, output.waiting, output.free_blocks) == (0, 0, 64)
+    assert engine.step() is None
+
+
+def test_an_abort_with_nothing_else_to_do_is_answered(model: LlamaForCausalLM) -> None:
+    """The last live request is aborted: the next step says so although nothing is left to compute."""
+    engine = make_engine(model)
+    engine.add(submit(1, range(6)))
+    engine.abort(1)
+    assert engine.has_work
+    output = engine.step()
+    assert output is not None
+    assert [one.code for one in output.failures] == [FailureCode.ABORTED]
+    assert not engine.has_work
+
+
+def test_a_prompt_beyond_the_memory_is_refused_and_the_context_says_so(model: LlamaForCausalLM) -> None:
+    """The context is cut to what the blocks hold; a prompt that fills it is TOO_LONG, one token less is served."""
+    engine = make_engine(model, num_blocks=5)
+    assert engine.ready().max_context == 20
+    answers = generate(engine, [submit(1, [1] * 20), submit(2, [1] * 19, 8)])
+    assert answers[1].failure is FailureCode.TOO_LONG
+    assert (len(answers[2].token_ids), answers[2].finish) == (1, Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 0}, {"block_size": 0}, {"max_num_seqs": -1}, {"max_context": 1}, {"dtype": "int8"}, {"max_waiting": 0}],
+)
+def test_numbers_out_of_range_are_configuration_errors(change: dict[str, object]) -> None:
+    """Types are checked when the configuration is read; ranges here, with the name."""
+    with pytest.raises(ConfigurationError, match=next(iter(change))):
+        check_config(EngineConfig(model_dir="x", model_digest="00", **change))
+    check_config(EngineConfig(model_dir="x", model_digest="00"))
+
+
+def test_a_request_takes_no_other_tenants_key() -> None:
+    """Control of the fixtures: namespaces of different tenants are different keys of the right width."""
+    keys = {namespace(number) for number in range(5)}
+    assert {len(key) for key in keys} == {32}
+    assert len(keys) == 5
+    assert submit(1, array("I", [1]), tenant=3).namespace == namespace(3)

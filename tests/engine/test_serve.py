@@ -1,0 +1,302 @@
+"""The serving loop over a scripted channel, and the program over the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import serve as serve_module
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.loop import Engine
+from engine.serve import IDLE_WAIT_S, RECEIVE_LIMIT, HostStuckError, UnexpectedMessageError, serve
+from isolation.ipc.channel import Channel
+from isolation.ipc.errors import PeerGoneError, RingFull
+from isolation.ipc.listener import Listener
+from isolation.ipc.messages import (
+    Abort,
+    Configure,
+    Drain,
+    EngineReady,
+    FailureCode,
+    Finish,
+    Hello,
+    Message,
+    Role,
+    StepOutput,
+)
+from isolation.ipc.segment import standard_layout
+from tests.engine.support import make_engine, model_config, random_model, submit
+from transformers import LlamaConfig, LlamaForCausalLM
+
+MODEL = random_model(model_config())
+
+
+class ScriptedChannel:
+    """A host in a script: each entry is what one ``receive`` finds, and ``full`` sends are refused."""
+
+    def __init__(self, *script: list[Message], full: int = 0) -> None:
+        self.script = deque(script)
+        self.sent: list[StepOutput] = []
+        self.waits: list[float] = []
+        self.full = full
+        self.steps_while_full: list[int] = []
+
+    def send(self, message: Message) -> None:
+        """Take a frame, or refuse it while the ring is full."""
+        if self.full:
+            self.full -= 1
+            raise RingFull
+        assert isinstance(message, StepOutput)
+        self.sent.append(message)
+
+    def receive(self, limit: int) -> list[Message]:
+        """The next entry of the script, never more than asked for."""
+        if not self.script or not limit:
+            return []
+        entry = self.script.popleft()
+        if len(entry) > limit:
+            self.script.appendleft(entry[limit:])
+        return entry[:limit]
+
+    def wait(self, timeout_s: float) -> bool:
+        """Note the sleep; a host whose script is over and who reads nothing more is gone."""
+        self.waits.append(timeout_s)
+        if not self.script and not self.full:
+            raise PeerGoneError("gone")
+        return True
+
+
+def tokens_of(channel: ScriptedChannel) -> dict[int, list[int]]:
+    """All tokens sent, by request."""
+    tokens: dict[int, list[int]] = {}
+    for output in channel.sent:
+        for request, token_id in zip(output.requests, output.token_ids, strict=True):
+            tokens.setdefault(request, []).append(token_id)
+    return tokens
+
+
+def test_one_frame_a_step_and_sleep_when_idle() -> None:
+    """Submissions are answered step by step, one frame each; with nothing to do the loop sleeps long."""
+    channel = ScriptedChannel([submit(1, [5], 4), submit(2, [6], 2)])
+    with pytest.raises(PeerGoneError):
+        serve(make_engine(MODEL), channel)
+    assert [len(output.requests) for output in channel.sent] == [2, 2, 1, 1]
+    assert channel.waits == [IDLE_WAIT_S]
+
+
+def test_drain_finishes_what_runs_and_refuses_the_rest() -> None:
+    """After Drain live requests end as usual, new ones are refused, and the loop returns."""
+    channel = ScriptedChannel([submit(1, [5], 4), Drain()], [submit(2, [6], 4)])
+    serve(make_engine(MODEL), channel)
+    assert list(tokens_of(channel)) == [1]
+    assert channel.sent[-1].finishes[-1] == Finish.LENGTH
+    assert [(one.request, one.code) for output in channel.sent for one in output.failures] == [
+        (2, FailureCode.OVERLOADED)
+    ]
+    assert channel.waits == []
+
+
+def test_drain_of_an_idle_engine_returns_at_once() -> None:
+    """Nothing to finish: nothing is sent and nobody sleeps."""
+    channel = ScriptedChannel([Drain()])
+    serve(make_engine(MODEL), channel)
+    assert (channel.sent, channel.waits) == ([], [])
+
+
+def test_abort_frees_at_the_next_step() -> None:
+    """An aborted request gets its failure in the next frame and no token after it."""
+    channel = ScriptedChannel([submit(1, [5], 50), submit(2, [6], 3)], [Abort(1)], [Drain()])
+    serve(make_engine(MODEL), channel)
+    assert {request: len(tokens) for request, tokens in tokens_of(channel).items()} == {1: 1, 2: 3}
+    assert [(one.request, one.code) for one in channel.sent[1].failures] == [(1, FailureCode.ABORTED)]
+
+
+def test_a_full_ring_stops_the_engine_and_loses_nothing() -> None:
+    """While the host reads nothing no step is run; what it sends meanwhile is taken in order afterwards."""
+    engine = make_engine(MODEL)
+    channel = ScriptedChannel([submit(1, [5], 6)], [submit(2, [6], 3)], [Drain()], full=3)
+    steps = []
+    execute = engine.runner.execute
+    engine.runner.execute = lambda plan: (steps.append(channel.full), execute(plan))[1]
+    serve(engine, channel)
+    calm = ScriptedChannel([submit(1, [5], 6)], [submit(2, [6], 3)], [Drain()])
+    serve(make_engine(MODEL), calm)
+    assert tokens_of(channel) == tokens_of(calm)
+    assert steps.count(3) == 1
+    assert all(full == 0 for full in steps[1:])
+
+
+def test_the_backlog_is_bounded_while_the_ring_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that floods and does not read is read from up to a bound, and then waited for with a pause."""
+    pauses: list[float] = []
+    monkeypatch.setattr(serve_module.time, "sleep", pauses.append)
+    flood = [[submit(10 + number, [1], 1) for number in range(2 * RECEIVE_LIMIT)]]
+    channel = ScriptedChannel([submit(1, [5], 2)], *flood, [Drain()], full=5)
+    serve(make_engine(MODEL, max_waiting=600), channel)
+    assert len(tokens_of(channel)) == 2 * RECEIVE_LIMIT + 1
+    assert len(pauses) == 4
+
+
+def test_a_host_that_never_reads_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for room is bounded."""
+    monkeypatch.setattr(serve_module, "SEND_TIMEOUT_S", -1.0)
+    with pytest.raises(HostStuckError):
+        serve(make_engine(MODEL), ScriptedChannel([submit(1, [5], 2)], full=10_000))
+
+
+def test_a_message_out_of_turn_ends_the_process() -> None:
+    """An engine takes submissions, aborts and drain, and nothing else."""
+    with pytest.raises(UnexpectedMessageError, match="Configure"):
+        serve(make_engine(MODEL), ScriptedChannel([Configure(b"{}")]))
+    assert issubclass(UnexpectedMessageError, EngineError)
+
+
+# The program over the real channel.
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model on disk."""
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=96,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class Host:
+    """The host's end of a real engine process."""
+
+    def __init__(self, folder: Path, config: bytes) -> None:
+        root = Path(__file__).resolve().parents[2]
+        path = folder / "host.sock"
+        command = [sys.executable, "-m", "engine", str(path)]
+        with Listener(str(path)) as listener:
+            self.process = subprocess.Popen(
+                command, cwd=root, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self.channel: Channel = listener.accept(None, 60.0, standard_layout(), Role.ENGINE)
+        assert isinstance(self.next(), Hello)
+        self.channel.send(Configure(config))
+
+    def next(self) -> Message:
+        """The next message, waited for."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if found := self.channel.receive(1):
+                return found[0]
+            self.channel.wait(1.0)
+        raise AssertionError("the engine said nothing for a minute")
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and what was said on stderr."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+    def close(self) -> None:
+        """End the process if it is still there."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self.channel.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    """Starts engines and ends them."""
+    hosts: list[Host] = []
+
+    def make(config: bytes) -> Host:
+        hosts.append(Host(tmp_path, config))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.close()
+
+
+def config_for(model_dir: Path, **changes: object) -> bytes:
+    """The configuration as the host sends it."""
+    values = {"model_dir": str(model_dir), "model_digest": "00", "kv_bytes": 1 << 20, **changes}
+    return EngineConfig(**values).to_json()
+
+
+def test_the_program_serves_and_drains(start: object, model_dir: Path) -> None:
+    """Hello, Configure, EngineReady, tokens, Drain, exit 0, and not a word on stderr."""
+    host = start(config_for(model_dir))
+    ready = host.next()
+    assert isinstance(ready, EngineReady)
+    assert (ready.vocab_size, ready.max_context, ready.block_size) == (97, 256, 16)
+    host.channel.send(submit(7, range(20), 12))
+    tokens: list[int] = []
+    while len(tokens) < 12:
+        output = host.next()
+        assert isinstance(output, StepOutput)
+        tokens += output.token_ids
+    assert output.finishes[-1] == Finish.LENGTH
+    host.channel.send(Drain())
+    assert host.end() == (0, "")
+
+
+def test_an_idle_engine_uses_no_processor_and_ends_quietly_with_its_host(start: object, model_dir: Path) -> None:
+    """Asleep it burns next to nothing; when the host goes away it exits 0 without a word."""
+    host = start(config_for(model_dir))
+    assert isinstance(host.next(), EngineReady)
+    stat = Path(f"/proc/{host.process.pid}/stat")
+
+    def ticks() -> int:
+        fields = stat.read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = ticks()
+    threading.Event().wait(1.5)
+    assert ticks() - before <= 15
+    host.channel.close()
+    assert host.end() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_dir": "/nowhere/at/all"}, "config.json cannot be read: No such file or directory"),
+        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"kv_bytes": 10}, "kv_bytes is 10"),
+    ],
+)
+def test_a_load_error_is_one_line_and_status_3(
+    start: object, model_dir: Path, change: dict[str, object], said: str
+) -> None:
+    """What cannot be loaded is said in one line without a path or a traceback."""
+    host = start(config_for(model_dir, **change))
+    status, errors = host.end()
+    assert status == 3
+    assert errors.startswith(f"engine cannot start: {said}")
+    assert len(errors.splitlines()) == 1
+    assert "/nowhere" not in errors
+
+
+def test_wrong_arguments_are_status_2(root: Path) -> None:
+    """Without a socket the program says how it is called."""
+    done = subprocess.run([sys.executable, "-m", "engine"], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "usage: python -m engine SOCKET\n")
+
+
+def test_engine_type_is_what_the_loop_drives() -> None:
+    """The loop takes the same object that tests and benchmarks drive without a channel."""
+    assert isinstance(make_engine(MODEL), Engine)
