@@ -21,6 +21,12 @@ from torch import Tensor
 from engine.scheduler.plan import Admission
 from isolation.ipc.messages import Sampling
 
+WIDEST = 1e15
+"""Penalties are cut to this and to its inverse: beyond it all scores would be the same in float32."""
+
+LARGEST = float(torch.finfo(torch.float32).max)
+"""Where a penalised score ends, so that none becomes infinite."""
+
 ROOM = 64
 """Ids for which room is added when a row's lists are full."""
 
@@ -55,6 +61,7 @@ class Penalties:
         values = scores[places, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)
+        values.clamp_(max=LARGEST)
         scores[places, ids] = values
         return scores
 
@@ -76,7 +83,11 @@ class _PenalisedRow:
         self._index = {token_id: place for place, token_id in enumerate(known)}
         self._ids = np.array(known, dtype=np.int64)
         self._counts = np.array([output[token_id] for token_id in known], dtype=np.float32)
-        self.numbers = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+        self.numbers = (
+            min(max(sampling.repetition_penalty, 1 / WIDEST), WIDEST),
+            min(max(sampling.presence_penalty, -WIDEST), WIDEST),
+            min(max(sampling.frequency_penalty, -WIDEST), WIDEST),
+        )
 
     def __len__(self) -> int:
         return len(self._index)

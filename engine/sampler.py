@@ -9,7 +9,7 @@ the smallest set of likeliest ids that holds at least ``top_p`` of what top-k le
 Min-p keeps ids with at least ``min_p`` times the probability of the likeliest.
 
 Sorting a vocabulary costs 10 ms and more on a core; so top-k and top-p first look at the few hundred best
-ids, which is exact whenever the kept set lies inside them, and sort in full only the rows where it does not.
+ids, which is exact whenever the kept set lies inside them, and at more only for rows where it does not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,21 @@ from engine.rng import uniforms
 from engine.scheduler.plan import Admission
 from engine.scheduler.scheduler import FAILED
 from isolation.ipc.messages import TokenLogprobs
+
+WIDEST = 1e30
+"""Bound of the numbers that are computed with: the wire admits all of float64, the arithmetic is float32."""
+
+LOWEST_LOGPROB = float(torch.finfo(torch.float32).min)
+"""In place of minus infinity, which has no place in a frame."""
+
+STRETCH = 512
+"""Scores that are summed up before a draw looks inside them."""
+
+JUST_BELOW_ONE = 1 - 2.0**-52
+"""Keeps a point below a sum that was rounded."""
+
+WIDEN = 16
+"""Factor by which more scores are looked at when the best did not suffice."""
 
 CANDIDATES = 256
 """Best ids looked at before a full sort; holds 0.9 of the mass of a language model's distribution nearly always."""
@@ -57,14 +72,14 @@ class Sampler:
     def admit(self, admission: Admission) -> None:
         """Take over the numbers of a request that gets a row."""
         row, sampling = admission.row, admission.sampling
-        self._temperature[row] = sampling.temperature
+        self._temperature[row] = min(sampling.temperature, WIDEST)
         self._top_k[row] = sampling.top_k if sampling.top_k < self._vocab_size else 0
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p
         self._seed[row] = sampling.seed
         self._logprobs[row] = admission.logprobs
         penalised = self._penalties.admit(admission)
-        self._plain[row] = sampling.temperature == 0 and admission.logprobs < 0 and not penalised
+        self._plain[row] = self._temperature[row] == 0 and admission.logprobs < 0 and not penalised
 
     def sample(self, logits: Tensor, rows: list[int], positions: NDArray[np.int64]) -> Samples:
         """Choose a token for each row.
@@ -95,16 +110,10 @@ class Sampler:
         where = torch.from_numpy(places).to(device)
         heat = torch.from_numpy(self._temperature[drawn]).to(device).unsqueeze(1)
         some = scores if len(places) == len(index) else scores.index_select(0, where)
-        scaled = (some - some.amax(-1, keepdim=True)) / heat
-        floor = self._floors(scaled, drawn)
-        weights = scaled.exp()
-        if floor is not None:
-            weights.masked_fill_(scaled < floor.unsqueeze(1), 0.0)
-        cumulative = weights.cumsum(-1, dtype=torch.float64)
-        point = torch.from_numpy(uniforms(self._seed[drawn], positions[places])).to(device)
-        target = (point * cumulative[:, -1]).unsqueeze(1)
-        found = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-        chosen[where] = found.clamp_(max=self._vocab_size - 1)
+        scaled = (some - some.amax(-1, keepdim=True)).div_(heat)
+        weights = _weights(scaled, self._floors(scaled, drawn))
+        points = torch.from_numpy(uniforms(self._seed[drawn], positions[places])).to(device)
+        chosen[where] = _invert(weights, points).clamp_(max=self._vocab_size - 1)
 
     def _floors(self, scaled: Tensor, rows: NDArray[np.int64]) -> Tensor | None:
         """For each row the least score that is kept; None when all are. Scores have their maximum at 0."""
@@ -129,7 +138,8 @@ class Sampler:
         if not len(places):
             return []
         counts = self._logprobs[index[places]].tolist()
-        logprobs = torch.log_softmax(raw.index_select(0, torch.from_numpy(places).to(raw.device)), -1)
+        some = raw.index_select(0, torch.from_numpy(places).to(raw.device))
+        logprobs = torch.log_softmax(some, -1).clamp_(min=LOWEST_LOGPROB)
         values, ids = logprobs.topk(min(max(counts), self._vocab_size))
         reports = []
         for line, place in enumerate(places.tolist()):
@@ -175,8 +185,35 @@ def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = 
         unsure = limited & (ties_beyond | ~enough)
         if unsure.any():
             (where,) = unsure.nonzero(as_tuple=True)
-            floor[where] = nucleus_floor(scaled[where], top_k[where], top_p[where], width=size)
+            floor[where] = nucleus_floor(scaled[where], top_k[where], top_p[where], width=WIDEN * width)
     return floor
+
+
+def _weights(scaled: Tensor, floor: Tensor | None) -> Tensor:
+    """Unnormalised probabilities in stretches, shape ``(R, stretches, STRETCH)``, with zeros for what is not kept."""
+    rows, size = scaled.shape
+    padded = torch.zeros(rows, -(-size // STRETCH) * STRETCH, device=scaled.device)
+    weights = padded[:, :size]
+    torch.exp(scaled, out=weights)
+    if floor is not None:
+        weights.masked_fill_(scaled < floor.unsqueeze(1), 0.0)
+    return padded.view(rows, -1, STRETCH)
+
+
+def _invert(weights: Tensor, points: Tensor) -> Tensor:
+    """The first place where the cumulative distribution exceeds the point, for each row: int64 ``(R,)``.
+
+    Two levels, so that the sums in float64 are over stretches and inside one of them only. What is found has a
+    weight above 0: ``searchsorted`` stops where the sum has just grown.
+    """
+    outer = weights.sum(-1).double().cumsum(-1)
+    target = (points * outer[:, -1]).unsqueeze(1)
+    stretch = torch.searchsorted(outer, target, right=True).clamp_(max=weights.shape[1] - 1)
+    before = torch.where(stretch > 0, outer.gather(1, (stretch - 1).clamp_(min=0)), 0.0)
+    inside = weights.gather(1, stretch.unsqueeze(2).expand(-1, -1, STRETCH)).squeeze(1)
+    inner = inside.double().cumsum(-1)
+    rest = torch.minimum(target - before, inner[:, -1:] * JUST_BELOW_ONE)
+    return (stretch * STRETCH + torch.searchsorted(inner, rest, right=True)).squeeze(1)
 
 
 def _greedy(scores: Tensor) -> Tensor:

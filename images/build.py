@@ -12,7 +12,6 @@ are fixed, and the compiled modules never look at times (PEP 552, unchecked hash
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from isolation.elf import closure
 from isolation.errors import IsolationError
-from isolation.image_rootfs import tree_digest
+from isolation.image_rootfs import MANIFEST, image_digest, tree_digest, verify_image
 from isolation.process import run
 from isolation.python_rootfs import (
     OURS_DIR,
@@ -38,7 +37,6 @@ from isolation.python_rootfs import (
     running_python,
 )
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 
 EPOCH_S = 315_532_800
@@ -79,7 +77,7 @@ PACKAGE_UNUSED = frozenset(
         "torch/lib/libtorchbind_test.so",
     }
 )
-"""Headers, programs and test libraries of torch, and a module in newer syntax; relative to the directory of packages."""
+"""Headers, programs and test libraries of torch, and a module in newer syntax; relative to the packages' directory."""
 
 ELF_MAGIC = b"\x7fELF"
 
@@ -118,30 +116,8 @@ def build(target: Path) -> str:
 
 
 def verify(image: Path) -> str:
-    """Compute the digest of an image from its files and compare it with its own manifest.
-
-    Raises:
-        IsolationError: it is no image, or its files are not those of its manifest.
-    """
-    try:
-        manifest = json.loads((image / MANIFEST).read_text())
-        roles = {str(role): str(digest) for role, digest in manifest["roles"].items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise IsolationError(f"{image} is no image: {error}", hint="build one with `athanor image build`") from error
-    found = {role: tree_digest(image / role) for role in sorted(roles) if (image / role).is_dir()}
-    wrong = sorted(role for role in roles.keys() | found.keys() if roles.get(role) != found.get(role))
-    if wrong or manifest.get("digest") != image_digest(found):
-        raise IsolationError(
-            f"the files of {image} are not those it was built with: {', '.join(wrong) or MANIFEST}",
-            hint="do not run it; build it again",
-        )
-    return image_digest(found)
-
-
-def image_digest(roles: dict[str, str]) -> str:
-    """One digest for all trees: SHA-256 of their sorted ``role digest`` lines, in hex. Pure."""
-    lines = "".join(f"{role} {digest}\n" for role, digest in sorted(roles.items()))
-    return hashlib.sha256(b"athanor image 1\n" + lines.encode()).hexdigest()
+    """Compute the digest of an image from its files; see ``isolation.image_rootfs.verify_image``."""
+    return verify_image(image)
 
 
 def build_tree(tree: Path, role: str, install: PythonInstall) -> None:

@@ -190,8 +190,8 @@ def parse_deb822(text: str) -> Iterator[Source]:
                 fields[name] = value.strip()
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() == "no":
             continue
-        lists = (tuple(fields.get(key, "").split()) for key in ("uris", "suites", "components"))
-        yield Source(*lists, signed_by=fields.get("signed-by", ""))
+        uris, suites, components = (tuple(fields.get(key, "").split()) for key in ("uris", "suites", "components"))
+        yield Source(uris, suites, components, fields.get("signed-by", ""))
 
 
 def parse_one_line(text: str) -> Iterator[Source]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from isolation.cgroup import CONTROLLERS, Cgroup, CgroupSupport, remove_group, words
@@ -82,7 +82,10 @@ class CgroupTree:
                 (group / "cgroup.subtree_control").write_text(" ".join(wanted))
         except OSError as error:
             # Typically EBUSY: other processes live in our group, such as the shell that started us.
-            (base / "cgroup.procs").write_text(str(os.getpid()))
+            with suppress(OSError):
+                (base / "cgroup.procs").write_text(str(os.getpid()))
+                parent.rmdir()
+                leaf.rmdir()
             return cls.nothing(f"cgroup {base} holds other processes ({error.strerror})")
         enforced = tuple(key for key in CONTROLLERS if key in words(parent / "cgroup.subtree_control"))
         missing = ", ".join(key for key in CONTROLLERS if key not in enforced)

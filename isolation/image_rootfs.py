@@ -7,6 +7,7 @@ content, and nothing else: not owners, not times.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from isolation.spec import Mount, Rootfs
 
 _TOP_LEVEL = ("lib", "lib64", "opt", "usr")
 """All that an image has; each is one mount, so a boot costs three or four instead of thirty."""
+
+MANIFEST = "manifest.json"
+"""Beside the trees: the digest of each, the digest of all, and what was built from what."""
 
 _FORMAT = b"athanor image tree 1\n"
 
@@ -42,6 +46,38 @@ def image_rootfs(tree: Path) -> Rootfs:
         mounts=tuple(Mount(tree / name, f"/{name}") for name in tops),
         host_paths=tuple((f"/{name}", os.fspath(tree / name)) for name in tops),
     )
+
+
+def verify_image(image: Path) -> str:
+    """Compute an image's digest from its files and compare it with its own manifest.
+
+    The supervisor compares the result with the digest that the operator pinned; an image whose files agree with its
+    manifest is only whole, not yet trusted.
+
+    Raises:
+        RootfsError: it is no image, or its files are not those it was built with.
+    """
+    try:
+        manifest = json.loads((image / MANIFEST).read_text())
+        roles = {str(role): str(digest) for role, digest in manifest["roles"].items()}
+        whole = manifest["digest"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise RootfsError(f"{image} is no image: {error}", hint="build one with `athanor image build`") from error
+    trees = sorted(entry.name for entry in image.iterdir() if entry.is_dir())
+    found = {name: tree_digest(image / name) for name in trees}
+    wrong = sorted(role for role in roles.keys() | found.keys() if roles.get(role) != found.get(role))
+    if wrong or whole != image_digest(found):
+        raise RootfsError(
+            f"the files of {image} are not those it was built with: {', '.join(wrong) or MANIFEST}",
+            hint="do not run it; build it again",
+        )
+    return image_digest(found)
+
+
+def image_digest(roles: dict[str, str]) -> str:
+    """One digest for all trees of an image: SHA-256 of their sorted ``role digest`` lines, in hex. Pure."""
+    lines = "".join(f"{role} {digest}\n" for role, digest in sorted(roles.items()))
+    return hashlib.sha256(b"athanor image 1\n" + lines.encode()).hexdigest()
 
 
 def tree_digest(tree: Path) -> str:

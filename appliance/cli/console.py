@@ -30,10 +30,15 @@ class Format(StrEnum):
 
 def output() -> Console:
     """The console of standard output, as it is now: width, colour and encoding are looked up."""
+    import io
     import shutil
+    import sys
 
     from rich.console import Console
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Under an ASCII locale a character too many is a question mark, not a traceback.
+        sys.stdout.reconfigure(errors="replace")
     width = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
     return Console(width=width, highlight=False)
 

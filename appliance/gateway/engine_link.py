@@ -2,18 +2,23 @@
 
 Per step the engine sends one frame. It is walked once, without awaiting: each token goes to its request's stream, and
 each stream wakes its session at most once. What the engine says about a request that is not live here (it ended or was
-aborted a moment ago) is dropped; what it says beyond a request's grant, or about a request never sent, breaks the
-protocol and ends the sandbox.
+aborted a moment ago) is dropped; what it says beyond a request's grant, beyond its own vocabulary, or about a request
+never sent, breaks the protocol and ends the sandbox.
+
+An aborted request stays a suspect until the engine has answered the abort: who leaves just before the engine dies of
+his request has not got away.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from appliance.gateway.link import Link, LinkFullError
 from isolation.ipc.channel import Channel
+from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import (
     Abort,
     EngineReady,
@@ -28,6 +33,9 @@ from isolation.ipc.messages import (
 
 MAX_LIVE_REQUESTS = 1_024
 """Requests in one engine, running or waiting: beyond it new ones are refused at once."""
+
+MAX_LEAVING = 1_024
+"""Aborted requests whose end the engine has not told yet; beyond it the oldest is forgotten."""
 
 MAX_UNREAD_TOKENS = 4_096
 """Tokens a session may leave unread before its request is aborted: a slow reader loses its own request only."""
@@ -102,19 +110,26 @@ class EngineLink:
         self.stats = EngineStats(free_blocks=ready.num_blocks)
         self._on_end = on_end
         self._live: dict[int, TokenStream] = {}
+        self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
-        self._link = Link(channel, self._on_message, self._ended)
+        self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._live))
 
     @property
     def live(self) -> tuple[TokenStream, ...]:
         """The streams that have not ended."""
         return tuple(self._live.values())
 
+    @property
+    def inside(self) -> tuple[TokenStream, ...]:
+        """The streams whose requests may still be in the engine: live ones, and aborted ones until it answered."""
+        return (*self._live.values(), *self._leaving.values())
+
     def submit(self, message: Submit, fingerprint: bytes, *, on_probation: bool) -> TokenStream:
         """Send a request; its tokens arrive in the stream.
 
         Raises:
             EngineFullError: a bound is reached; nothing was sent.
+            LocalProtocolError: the request is outside the protocol's bounds; nothing was sent.
         """
         if len(self._live) >= MAX_LIVE_REQUESTS:
             raise EngineFullError
@@ -131,11 +146,17 @@ class EngineLink:
         except LinkFullError as error:
             del self._live[message.request]
             raise EngineFullError from error
+        except LocalProtocolError:
+            del self._live[message.request]
+            raise
         return stream
 
     def abort(self, stream: TokenStream) -> None:
         """Stop a request; idempotent. The stream counts as ended at once."""
-        if self._live.pop(stream.request, None) is not None:
+        if self._live.pop(stream.request, None) is not None and not self._link.withdraw(stream.request):
+            self._leaving[stream.request] = stream
+            if len(self._leaving) > MAX_LEAVING:
+                self._leaving.popitem(last=False)
             try:
                 self._link.send(Abort(stream.request))
             except LinkFullError:
@@ -160,6 +181,7 @@ class EngineLink:
         if not self._take_tokens(message):
             return
         for failure in message.failures:
+            self._leaving.pop(failure.request, None)
             stream = self._live.pop(failure.request, None)
             if stream is not None:
                 stream.failure = failure.code
@@ -168,6 +190,9 @@ class EngineLink:
 
     def _take_tokens(self, message: StepOutput) -> bool:
         """Hand out the step's tokens; False when the engine broke the protocol."""
+        if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
+            self._break("sent a token beyond its vocabulary")
+            return False
         logprobs = {item.index: item for item in message.logprobs}
         live = self._live
         for index, request in enumerate(message.requests):
@@ -176,6 +201,8 @@ class EngineLink:
                 if request > self._last_sent:
                     self._break("sent tokens for a request it was never given")
                     return False
+                if message.finishes[index]:
+                    self._leaving.pop(request, None)
                 continue
             stream.received += 1
             if stream.received > stream.grant:
@@ -202,6 +229,7 @@ class EngineLink:
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:
+        self._leaving.clear()
         live, self._live = self._live, {}
         for stream in live.values():
             stream.engine_gone = reason

@@ -1,19 +1,26 @@
 """The event-loop face of one channel: frames out without blocking, frames in by callback, one fault ends it.
 
 A link is fed by two things: the bell of the channel and a slow timer. Python has no memory fence, so a bell can in
-theory be missed; the timer bounds what that costs (``LOOK_AGAIN_S``). Frames that do not fit into the ring wait in a
-bounded queue and go out when the guest has read.
+theory be missed; the timer bounds what that costs (``LOOK_AGAIN_S``), and runs only while something is awaited. Frames
+that do not fit into the ring wait in a bounded queue and go out when the guest has read.
+
+The guest is hostile. It may ring without end, write faster than anybody reads, or close its bell and go on writing:
+each turn here is short (``TURN_S``), a link has its share of the loop and no more (``pace``), and after the guest's
+end one batch is read and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
+from appliance.gateway.pace import Pace
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import encode
 from isolation.ipc.errors import LocalProtocolError, PeerGoneError, RemoteProtocolError, RingFull
-from isolation.ipc.messages import Message
+from isolation.ipc.messages import Message, Submit
 
 LOOK_AGAIN_S = 0.1
 """The longest that a missed bell can delay a frame while something is awaited."""
@@ -24,8 +31,14 @@ RETRY_S = 0.002
 MAX_PENDING = 4_096
 """Frames that may wait for room: four for each of 1,024 requests (submit, abort and slack)."""
 
-READ_BATCH = 256
-"""Frames taken in one turn of the event loop, so that one sandbox cannot starve the others."""
+READ_BATCH = 16
+"""Frames decoded at once; between two batches the clock is looked at."""
+
+TURN_S = 0.005
+"""Processor seconds of one turn of the event loop, so that one sandbox cannot hold the others up for longer."""
+
+LAST_BATCH = 256
+"""Frames still taken from a guest that is gone; an honest one leaves one or two."""
 
 
 class LinkFullError(Exception):
@@ -33,23 +46,28 @@ class LinkFullError(Exception):
 
 
 class Link:
-    """One channel in one event loop. ``on_message`` gets each frame; ``on_end`` is called once, with the reason."""
+    """One channel in one event loop. ``on_message`` gets each frame; ``on_end`` is called once, with the reason;
+    ``awaited`` says whether an answer is outstanding."""
 
     def __init__(
         self,
         channel: Channel,
         on_message: Callable[[Message], None],
         on_end: Callable[[str, bool], None],
+        awaited: Callable[[], bool],
     ) -> None:
         self._channel = channel
         self._on_message = on_message
         self._on_end = on_end
+        self._awaited = awaited
         self._pending: deque[Message] = deque()
         self._retry: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._pace = Pace(time.monotonic())
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._loop.add_reader(channel.fileno(), self._bell)
-        self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
         self._loop.call_soon(self._again)
 
     @property
@@ -62,12 +80,16 @@ class Link:
 
         Raises:
             LinkFullError: the bound is reached; the message was not taken.
+            LocalProtocolError: the message is outside the protocol's bounds; it was not taken.
         """
         if self._closed:
             return
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
         if self._pending:
             if len(self._pending) >= MAX_PENDING:
                 raise LinkFullError
+            encode(message)  # What cannot be sent shall be said to its sender, not to a timer.
             self._pending.append(message)
             return
         try:
@@ -79,6 +101,14 @@ class Link:
             self._loop.call_soon(self._drain_last)
         except RemoteProtocolError as error:
             self._finish(f"broke the protocol: {error}", at_fault=True)
+
+    def withdraw(self, request: int) -> bool:
+        """Take back a ``Submit`` that still waits for room; False when it has left, or never came."""
+        for index, message in enumerate(self._pending):
+            if isinstance(message, Submit) and message.request == request:
+                del self._pending[index]
+                return True
+        return False
 
     def close(self) -> None:
         """End the link without a word to ``on_end``."""
@@ -101,6 +131,7 @@ class Link:
             self._pending.popleft()
 
     def _bell(self) -> None:
+        began = time.thread_time()
         try:
             self._channel.disarm()
         except PeerGoneError:
@@ -109,43 +140,55 @@ class Link:
         except RemoteProtocolError as error:
             self._finish(f"broke the protocol: {error}", at_fault=True)
             return
-        self._pump()
+        self._pump(began)
 
     def _look_again(self) -> None:
-        if not self._closed:
+        self._timer = None
+        self._again()
+        if not self._closed and (self._pending or self._awaited()):
             self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
-            self._pump()
-
-    def _pump(self) -> None:
-        """Take what is there, then ask for a bell; when something came meanwhile, take a further turn."""
-        try:
-            messages = self._channel.receive(READ_BATCH)
-            for message in messages:
-                self._on_message(message)
-                if self._closed:
-                    return
-            if self._channel.arm():
-                self._loop.call_soon(self._again)
-        except RemoteProtocolError as error:
-            self._finish(f"broke the protocol: {error}", at_fault=True)
-        except PeerGoneError:
-            self._drain_last()
 
     def _again(self) -> None:
+        if not self._closed and self._pause is None:
+            self._pump(time.thread_time())
+
+    def _pump(self, began: float) -> None:
+        """Take what is there, then ask for a bell; when more came meanwhile, or time is up, take a further turn."""
+        try:
+            more = True
+            while more and time.thread_time() - began < TURN_S:
+                messages = self._channel.receive(READ_BATCH)
+                for message in messages:
+                    self._on_message(message)
+                    if self._closed:
+                        return
+                more = len(messages) == READ_BATCH
+            more = more or self._channel.arm()
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+            return
+        pause_s = self._pace.spend(time.thread_time() - began, time.monotonic())
+        if pause_s > 0:
+            self._loop.remove_reader(self._channel.fileno())
+            self._pause = self._loop.call_later(pause_s, self._resume)
+        elif more:
+            self._loop.call_soon(self._again)
+
+    def _resume(self) -> None:
+        self._pause = None
         if not self._closed:
-            self._pump()
+            self._loop.add_reader(self._channel.fileno(), self._bell)
+            self._again()
 
     def _drain_last(self) -> None:
         """The guest is gone; what it had sent before still counts."""
         try:
-            while not self._closed:
-                messages = self._channel.receive(READ_BATCH)
-                if not messages:
-                    break
-                for message in messages:
-                    self._on_message(message)
-        except (RemoteProtocolError, LocalProtocolError, PeerGoneError):
-            pass
+            messages = [] if self._closed else self._channel.receive(LAST_BATCH)
+        except RemoteProtocolError:
+            messages = []
+        for message in messages:
+            if not self._closed:
+                self._on_message(message)
         self._finish("the sandbox is gone", at_fault=False)
 
     def _finish(self, reason: str, *, at_fault: bool) -> None:
@@ -158,8 +201,8 @@ class Link:
             return
         self._closed = True
         self._loop.remove_reader(self._channel.fileno())
-        self._timer.cancel()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._timer, self._retry, self._pause):
+            if timer is not None:
+                timer.cancel()
         self._pending.clear()
         self._channel.close()

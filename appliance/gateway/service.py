@@ -93,7 +93,7 @@ class GatewayService:
 
     def engine_ended(self, rooms: ModelRooms, link: EngineLink) -> None:
         """Note who was in an engine that died."""
-        live = [(stream.fingerprint, stream.on_probation) for stream in link.live]
+        live = [(stream.fingerprint, stream.on_probation) for stream in link.inside]
         self._suspects[rooms.name].engine_died(live, time.monotonic())
 
     def begin_drain(self) -> None:

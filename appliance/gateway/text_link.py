@@ -3,18 +3,25 @@
 The worker is serial, so the oldest unanswered job is the one being worked on. When it takes longer than
 ``JOB_TIMEOUT_S`` the sandbox is ended: that job fails, the others are lost through no fault of their own and their
 callers may send them again to the next sandbox.
+
+Only ``WINDOW`` jobs are in the sandbox at a time. The others wait here, a queue for each tenant, and tenants take
+turns: many slow prompts of one tenant cost another tenant the time of one, and a caller that leaves takes its job
+along.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.link import Link, LinkFullError
 from isolation.ipc.channel import Channel
+from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import (
+    MAX_ENTRY_BYTES,
     MAX_VOCABULARY_ENTRIES,
     Decode,
     Decoded,
@@ -30,8 +37,20 @@ from isolation.ipc.messages import (
 JOB_TIMEOUT_S = 5.0
 """The longest one job may take: a 4 MiB text tokenises in about one second on a slow core."""
 
-MAX_JOBS = 512
+WINDOW = 2
+"""Jobs in the sandbox at once: one that is worked on and one behind it, so that the worker never waits for us."""
+
+MAX_JOBS = 1_024
 """Jobs that may wait for the worker; one more is refused at once."""
+
+MAX_TENANT_JOBS = 512
+"""Jobs of one tenant that may wait, so that one tenant alone does not fill the queue."""
+
+MAX_VOCABULARY = 1 << 20
+"""Entries of a table; the largest published vocabularies have a quarter of it."""
+
+MAX_TABLE_BYTES = 64 << 20
+"""Bytes of all entries of a table: 64 for each of ``MAX_VOCABULARY``."""
 
 Job = Encode | Decode | ReadVocabulary
 Answer = Encoded | Decoded | Vocabulary | Failed
@@ -49,10 +68,10 @@ class TextLostError(Exception):
         self.culprit = culprit
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
+    job: Job
     answer: asyncio.Future[Answer]
-    kind: type
 
 
 class TextLink:
@@ -69,53 +88,71 @@ class TextLink:
         self.generation = generation
         self.table: VocabularyTable | None = None
         self._on_end = on_end
-        self._jobs: dict[int, _Waiting] = {}
+        self._sent: dict[int, _Waiting] = {}
+        self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        self._queued = 0
         self._clock: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._link = Link(channel, self._on_message, self._ended)
+        self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._sent))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the sandbox is lost."""
+        return self._link.closed
 
     async def read_table(self, next_id: Callable[[], int]) -> None:
         """Fetch the id-to-bytes table.
 
         Raises:
-            TextLostError: the sandbox ended, or its table is not what it announced.
+            TextLostError: the sandbox ended, or its table is not what it announced, or larger than any.
         """
         entries: list[bytes] = []
+        size = 0
         total = self.ready.vocab_size
         while len(entries) < total:
             answer = await self.ask(ReadVocabulary(next_id(), len(entries)))
             wanted = min(MAX_VOCABULARY_ENTRIES, total - len(entries))
             if (
-                not isinstance(answer, Vocabulary)
+                total > MAX_VOCABULARY
+                or size > MAX_TABLE_BYTES
+                or not isinstance(answer, Vocabulary)
                 or answer.start != len(entries)
                 or len(answer.entries) != wanted
             ):
-                self._break("sent a vocabulary that it had not announced")
+                self._break("sent a vocabulary that it had not announced, or larger than any")
                 raise TextLostError("the vocabulary is malformed", culprit=False)
             entries.extend(answer.entries)
+            size += sum(map(len, answer.entries))
         self.table = VocabularyTable(tuple(entries), self.ready.strip_leading_space)
 
-    async def ask(self, job: Job) -> Answer:
-        """Send a job and wait for its answer.
+    async def ask(self, job: Job, tenant: str = "") -> Answer:
+        """Send a job in its tenant's turn and wait for its answer; the appliance's own jobs name no tenant.
 
         Raises:
             TextFullError: too many jobs wait.
             TextLostError: the sandbox ended first.
+            LocalProtocolError: the job is outside the protocol's bounds.
         """
         if self._link.closed:
             raise TextLostError("the sandbox is gone", culprit=False)
-        if len(self._jobs) >= MAX_JOBS:
+        queue = self._queues.get(tenant)
+        if self._queued >= MAX_JOBS or (queue is not None and len(queue) >= MAX_TENANT_JOBS):
             raise TextFullError
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._jobs[job.request] = _Waiting(future, _ANSWERS[type(job)])
-        if len(self._jobs) == 1:
-            self._watch_oldest()
+        if queue is None:
+            queue = self._queues[tenant] = deque()
+        waiting = _Waiting(job, self._loop.create_future())
+        queue.append(waiting)
+        self._queued += 1
+        self._fill()
         try:
-            self._link.send(job)
-        except LinkFullError as error:
-            self._jobs.pop(job.request, None)
-            raise TextFullError from error
-        return await future
+            return await waiting.answer
+        finally:
+            # Still queued: the caller leaves. What is in the sandbox already is answered for nobody.
+            if waiting in queue and self._queues.get(tenant) is queue:
+                queue.remove(waiting)
+                self._queued -= 1
+                if not queue:
+                    del self._queues[tenant]
 
     def close(self) -> None:
         """Let the sandbox go: all jobs are lost."""
@@ -123,27 +160,47 @@ class TextLink:
             self._link.close()
             self._lose("the sandbox was let go", culprit=False)
 
+    def _fill(self) -> None:
+        """Send jobs while the window has room, one of each tenant in turn."""
+        while self._queues and len(self._sent) < WINDOW and not self._link.closed:
+            tenant, queue = next(iter(self._queues.items()))
+            waiting = queue.popleft()
+            self._queued -= 1
+            if queue:
+                self._queues.move_to_end(tenant)
+            else:
+                del self._queues[tenant]
+            self._sent[waiting.job.request] = waiting
+            if len(self._sent) == 1:
+                self._watch_oldest()
+            try:
+                self._link.send(waiting.job)
+            except (LinkFullError, LocalProtocolError) as error:
+                self._sent.pop(waiting.job.request, None)
+                self._watch_oldest()
+                waiting.answer.set_exception(TextFullError() if isinstance(error, LinkFullError) else error)
+
     def _on_message(self, message: Message) -> None:
         if not isinstance(message, Encoded | Decoded | Vocabulary | Failed):
             self._break(f"sent {type(message).__name__}")
             return
-        oldest = next(iter(self._jobs), None)
+        oldest = next(iter(self._sent), None)
         if oldest is None or message.request != oldest:
             self._break("answered out of order")
             return
-        waiting = self._jobs[oldest]
-        if not isinstance(message, Failed | waiting.kind):
-            self._break("answered another question")
+        if not _answers(message, self._sent[oldest].job):
+            self._break("answered another question, or more than was asked")
             return
-        del self._jobs[oldest]
+        waiting = self._sent.pop(oldest)
         if not waiting.answer.done():
             waiting.answer.set_result(message)
         self._watch_oldest()
+        self._fill()
 
     def _watch_oldest(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
-        self._clock = self._loop.call_later(JOB_TIMEOUT_S, self._too_long) if self._jobs else None
+        self._clock = self._loop.call_later(JOB_TIMEOUT_S, self._too_long) if self._sent else None
 
     def _too_long(self) -> None:
         self._break(f"took longer than {JOB_TIMEOUT_S:g} s over one text")
@@ -153,16 +210,27 @@ class TextLink:
         self._ended(reason, at_fault=True)
 
     def _ended(self, reason: str, at_fault: bool) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
         self._on_end(self, reason, at_fault)
         self._lose(reason, culprit=True)
 
     def _lose(self, reason: str, *, culprit: bool) -> None:
-        jobs, self._jobs = self._jobs, {}
-        for index, waiting in enumerate(jobs.values()):
+        if self._clock is not None:
+            self._clock.cancel()
+        sent, self._sent = self._sent, {}
+        queues, self._queues, self._queued = self._queues, OrderedDict(), 0
+        lost = [*sent.values(), *(waiting for queue in queues.values() for waiting in queue)]
+        for index, waiting in enumerate(lost):
             if not waiting.answer.done():
-                waiting.answer.set_exception(TextLostError(reason, culprit=culprit and index == 0))
+                guilty = culprit and bool(sent) and index == 0
+                waiting.answer.set_exception(TextLostError(reason, culprit=guilty))
 
 
-_ANSWERS: dict[type, type] = {Encode: Encoded, Decode: Decoded, ReadVocabulary: Vocabulary}
+def _answers(message: Answer, job: Job) -> bool:
+    """Whether this can be the answer to that job, in kind and in size."""
+    if isinstance(message, Failed):
+        return True
+    if isinstance(job, Encode):
+        return isinstance(message, Encoded) and len(message.token_ids) <= job.max_tokens
+    if isinstance(job, Decode):
+        return isinstance(message, Decoded) and len(message.text) <= MAX_ENTRY_BYTES * len(job.token_ids)
+    return isinstance(message, Vocabulary)

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 import structlog
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import (
@@ -113,14 +113,8 @@ def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = 
     Raises:
         ConfigError: the environment asks for an OTLP protocol that is not spoken.
     """
-    resource = Resource.create(
-        {
-            "service.name": names.SCOPE,
-            "service.version": settings.version,
-            "service.instance.id": secrets.token_hex(8),
-        }
-    )
     reader = metric_reader()
+    resource = _resource(settings.version)
     metrics = Metrics(resource, () if reader is None else (reader,))
     exporter = exporter or span_exporter()
     provider = TracerProvider(
@@ -143,6 +137,16 @@ def sampler(ratio: float) -> Sampler:
     """Record every request, export ``ratio`` of them whatever the caller's sampled flag says."""
     share = TraceIdRatioBased(ratio)
     return AlwaysRecordSampler(ParentBased(root=share, remote_parent_sampled=share, remote_parent_not_sampled=share))
+
+
+def _resource(version: str) -> Resource:
+    """Who we are; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES have the last word."""
+    ours = {
+        "service.name": names.SCOPE,
+        "service.version": version,
+        "service.instance.id": secrets.token_hex(8),
+    }
+    return Resource.create({}).merge(Resource(ours)).merge(OTELResourceDetector().detect())
 
 
 def log_fields(summary: TraceSummary) -> dict[str, str | int | float]:

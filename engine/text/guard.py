@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 RING_AGAIN_S = 0.05
 """Seconds after which the alarm rings again, in case code swallowed the first exception."""
 
-GRACE_S = 1.0
+GRACE_S = 2.0
 """Seconds of processor time beyond the limit after which the process itself ends."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

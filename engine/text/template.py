@@ -62,7 +62,8 @@ class ParsedTemplate:
         self.literals = literals(self.tree)
         if holds_mark(self.literals):
             raise ModelLoadError("the chat template holds U+FDD0 or U+FDD1, which are reserved")
-        self.variables = frozenset(meta.find_undeclared_variables(self.tree))
+        # On a tree of its own: the search folds constants, and a folded one is marked no more.
+        self.variables = frozenset(meta.find_undeclared_variables(self.environment.parse(source)))
 
 
 def parse_template(source: str) -> ParsedTemplate:

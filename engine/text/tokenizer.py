@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
+import tokenizers.models
 
 from engine.errors import ModelLoadError, RequestRejectedError
 from engine.text.marks import OPEN, ControlTokens, holds_mark, wrap
@@ -230,7 +231,7 @@ def _built(spec: Mapping[str, Any]) -> Any:
         raise ModelLoadError(f"tokenizer.json cannot be used: {error}") from error
     if not 0 < tokenizer.get_vocab_size(with_added_tokens=True) <= MAX_VOCABULARY:
         raise ModelLoadError(f"tokenizer.json has no token or more than {MAX_VOCABULARY}")
-    if hasattr(tokenizer.model, "_resize_cache"):
+    if isinstance(tokenizer.model, tokenizers.models.BPE | tokenizers.models.Unigram):
         tokenizer.model._resize_cache(WORD_CACHE_ENTRIES)
         tokenizer.model._clear_cache()
     return tokenizer

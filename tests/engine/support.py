@@ -1,11 +1,14 @@
-"""What several engine tests build: tiny models with random weights, engines, submissions, a scheduler without a model."""
+"""What several engine tests build: tiny random models, engines, submissions, a scheduler without a model."""
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
@@ -15,6 +18,7 @@ from engine.loop import Engine
 from engine.model.config import ModelConfig
 from engine.model.llama import LlamaForCausalLM
 from engine.model.rotary import RopeScaling
+from engine.model.weights import SINGLE_FILE
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.scheduler import Scheduler
 from isolation.ipc.messages import Sampling, Submit
@@ -27,9 +31,7 @@ def namespace(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def submit(
-    request: int, token_ids: Iterable[int], max_tokens: int = 8, *, tenant: int = 1, **fields: object
-) -> Submit:
+def submit(request: int, token_ids: Iterable[int], max_tokens: int = 8, *, tenant: int = 1, **fields: object) -> Submit:
     """A greedy request of tenant 1, unless told otherwise."""
     values = {"sampling": GREEDY, "ignore_eos": True, **fields}
     return Submit(request, namespace(tenant), array("I", token_ids), max_tokens, **values)
@@ -64,6 +66,27 @@ def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = tor
         target.copy_(1 + 0.1 * values if "norm" in name else values)
     model.pack()
     return model
+
+
+def save_model(folder: Path, config: ModelConfig, *, seed: int = 0) -> None:
+    """A checkpoint with random weights on disk, in the published layout."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = LlamaForCausalLM.shapes(config)
+    save_file({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / SINGLE_FILE)
+    description = {
+        "architectures": [config.architecture],
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    (folder / "config.json").write_text(json.dumps(description))
 
 
 def make_engine(model: LlamaForCausalLM, *, num_blocks: int = 64, **fields: object) -> Engine:

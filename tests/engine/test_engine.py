@@ -63,7 +63,7 @@ def test_greedy_ids_are_exact_alone(stories: Callable[..., Engine], expected: Ex
 
 
 def test_greedy_ids_are_exact_in_a_mixed_batch(stories: Callable[..., Engine], expected: Expected) -> None:
-    """Sixteen requests of four tenants, joining while others decode, prefilled in chunks of few tokens: the same ids."""
+    """Sixteen requests of four tenants join while others decode, prefilled in small chunks: the same ids."""
     engine = stories(max_num_batched_tokens=17, prefix_caching=False)
     answers: dict[int, Answer] = {}
     for number in range(16):
@@ -146,7 +146,12 @@ def run_victim(model: LlamaForCausalLM, noise_seed: int | None, num_blocks: int)
     noise = load_of(2, seed=noise_seed) if noise_seed is not None else []
     answers: dict[int, Answer] = {}
     victims = [
-        submit(number, range(number // 2, number // 2 + 20), 25, sampling=Sampling(temperature=0.8 * (number % 2), seed=number))
+        submit(
+            number,
+            range(number // 2, number // 2 + 20),
+            25,
+            sampling=Sampling(temperature=0.8 * (number % 2), seed=number),
+        )
         for number in range(4)
     ]
     for step in range(200):
@@ -314,7 +319,14 @@ def test_a_prompt_beyond_the_memory_is_refused_and_the_context_says_so(model: Ll
 
 @pytest.mark.parametrize(
     "change",
-    [{"threads": 0}, {"block_size": 0}, {"max_num_seqs": -1}, {"max_context": 1}, {"dtype": "int8"}, {"max_waiting": 0}],
+    [
+        {"threads": 0},
+        {"block_size": 0},
+        {"max_num_seqs": -1},
+        {"max_context": 1},
+        {"dtype": "int8"},
+        {"max_waiting": 0},
+    ],
 )
 def test_numbers_out_of_range_are_configuration_errors(change: dict[str, object]) -> None:
     """Types are checked when the configuration is read; ranges here, with the name."""

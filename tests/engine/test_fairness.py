@@ -12,9 +12,7 @@ from tests.engine.support import make_scheduler, submit
 
 def queued(accounts: Accounts, order: int, tenant: int, *, weight: int = 1) -> Request:
     """A request that has just been queued."""
-    request = Request(
-        submit(order, [1], tenant=tenant), order=order, limit=9, stop_ids=frozenset(), arrival_ns=0
-    )
+    request = Request(submit(order, [1], tenant=tenant), order=order, limit=9, stop_ids=frozenset(), arrival_ns=0)
     accounts.enter(request, weight)
     return request
 
@@ -66,9 +64,7 @@ def test_remembered_debts_are_bounded() -> None:
     accounts = Accounts()
     keeper = queued(accounts, 0, 0)
     for number in range(MAX_IDLE_ACCOUNTS + 10):
-        request = Request(
-            submit(number + 1, [1]), order=number + 1, limit=9, stop_ids=frozenset(), arrival_ns=0
-        )
+        request = Request(submit(number + 1, [1]), order=number + 1, limit=9, stop_ids=frozenset(), arrival_ns=0)
         request.namespace = number.to_bytes(32, "little")
         accounts.enter(request, 1)
         request.account.charge_input(number)

@@ -23,7 +23,12 @@ def test_block_bytes_count_keys_and_values_of_all_layers() -> None:
 def test_fit_leaves_room_for_the_null_block(extra: int) -> None:
     """The usable blocks and the null block together take no more than was given."""
     layout = fit_layout(
-        kv_bytes=11 * LAYOUT.block_bytes + extra, num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
+        kv_bytes=11 * LAYOUT.block_bytes + extra,
+        num_layers=3,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=4,
+        dtype="float32",
     )
     assert layout == LAYOUT
 
@@ -32,9 +37,7 @@ def test_fit_leaves_room_for_the_null_block(extra: int) -> None:
 def test_fit_refuses_what_cannot_work(kv_bytes: int, block_size: int) -> None:
     """Too little memory or an empty block is a configuration error that names the number."""
     with pytest.raises(ConfigurationError, match="kv_bytes|block_size"):
-        fit_layout(
-            kv_bytes=kv_bytes, num_layers=3, num_kv_heads=2, head_dim=8, block_size=block_size, dtype="float32"
-        )
+        fit_layout(kv_bytes=kv_bytes, num_layers=3, num_kv_heads=2, head_dim=8, block_size=block_size, dtype="float32")
 
 
 def test_root_differs_with_everything_that_changes_the_bytes() -> None:

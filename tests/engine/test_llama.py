@@ -14,8 +14,8 @@ from transformers import LlamaConfig
 from transformers import LlamaForCausalLM as ReferenceModel
 
 from engine.config import EngineConfig
-from engine.load import layout_for, limits_for
 from engine.kv.storage import KvStorage
+from engine.load import layout_for, limits_for
 from engine.model.config import load_model_config
 from engine.model.weights import load_model
 from engine.runner import Runner

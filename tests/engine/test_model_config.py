@@ -54,9 +54,7 @@ def test_defaults_are_those_of_the_format(tmp_path: Path) -> None:
         ([2, 100_000], None, {2}),
     ],
 )
-def test_stop_ids_come_from_both_files(
-    own: object, generation: object, stop_ids: set[int], tmp_path: Path
-) -> None:
+def test_stop_ids_come_from_both_files(own: object, generation: object, stop_ids: set[int], tmp_path: Path) -> None:
     """An id or a list of them, in either file; ids outside the vocabulary can never be drawn and are left out."""
     assert load(tmp_path, generation, eos_token_id=own).stop_ids == stop_ids
 
@@ -121,7 +119,9 @@ def test_the_registry_has_every_supported_architecture() -> None:
         model_class("Other")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"a": ' + "9" * 9_999 + "}", " " * (MAX_JSON_BYTES + 1)])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "[" * 100_000, '{"a": ' + "9" * 9_999 + "}", " " * (MAX_JSON_BYTES + 1)]
+)
 def test_a_malformed_file_is_refused(text: str, tmp_path: Path) -> None:
     """No JSON, no object, too deep, too large: a load error."""
     (tmp_path / "config.json").write_text(text)

@@ -19,9 +19,7 @@ ROOT = bytes(range(16))
 
 def make_request(token_ids: list[int], *, tenant: int = 1) -> Request:
     """A request that the cache can look at."""
-    return Request(
-        submit(1, token_ids, tenant=tenant), order=0, limit=100, stop_ids=frozenset(), arrival_ns=0
-    )
+    return Request(submit(1, token_ids, tenant=tenant), order=0, limit=100, stop_ids=frozenset(), arrival_ns=0)
 
 
 def store(cache: PrefixCache, pool: BlockPool, token_ids: list[int], *, tenant: int = 1) -> list[int]:
@@ -48,9 +46,7 @@ def test_block_id_is_the_documented_hash() -> None:
     st.binary(min_size=32, max_size=32),
     st.binary(min_size=32, max_size=32),
 )
-def test_block_ids_differ_when_anything_differs(
-    one: list[int], two: list[int], key_one: bytes, key_two: bytes
-) -> None:
+def test_block_ids_differ_when_anything_differs(one: list[int], two: list[int], key_one: bytes, key_two: bytes) -> None:
     """Key, parent, and tokens all separate ids."""
     ids = {
         (key, parent, tuple(tokens)): block_id(key, parent, array("I", tokens))

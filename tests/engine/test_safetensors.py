@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 from engine.errors import ModelLoadError
 from engine.model.safetensors import MAX_HEADER_BYTES, MAX_SHOWN, SafetensorsFile, TensorEntry, parse_header
 
-quick = settings(deadline=None, derandomize=True, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    deadline=None, derandomize=True, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 TENSORS = {
     "a": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -26,7 +28,9 @@ TENSORS = {
 }
 
 
-def write(path: Path, header: object, data: bytes = b"", *, raw: bytes | None = None, length: int | None = None) -> Path:
+def write(
+    path: Path, header: object, data: bytes = b"", *, raw: bytes | None = None, length: int | None = None
+) -> Path:
     """A file with any header, well-formed or not."""
     body = raw if raw is not None else json.dumps(header).encode()
     path.write_bytes((len(body) if length is None else length).to_bytes(8, "little") + body + data)

@@ -8,19 +8,25 @@ from array import array
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.sampler import Sampler, nucleus_floor
 from engine.scheduler.plan import Admission
 from engine.scheduler.scheduler import FAILED
-from isolation.ipc.messages import Sampling
+from isolation.ipc.codec import decode, encode
+from isolation.ipc.messages import Sampling, StepOutput
 
 GREEDY = Sampling(temperature=0.0)
 
 
 def admit(
-    sampler: Sampler, row: int, sampling: Sampling, *, prompt: tuple[int, ...] = (0,), output: tuple[int, ...] = (),
+    sampler: Sampler,
+    row: int,
+    sampling: Sampling,
+    *,
+    prompt: tuple[int, ...] = (0,),
+    output: tuple[int, ...] = (),
     logprobs: int = -1,
 ) -> None:
     """Give a row to a request."""
@@ -159,7 +165,11 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
 
 
 @given(
-    st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(2, 400), st.integers(0, 400), st.floats(0.01, 1.0),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 6),
+    st.integers(2, 400),
+    st.integers(0, 400),
+    st.floats(0.01, 1.0),
     st.booleans(),
 )
 def test_the_nucleus_is_the_same_with_and_without_a_full_sort(
@@ -178,14 +188,48 @@ def test_the_nucleus_is_the_same_with_and_without_a_full_sort(
     assert (kept >= 1).all()
 
 
+EXTREMES = st.sampled_from([0.0, 5e-324, 1e-300, 1e-45, 1e-7, 0.5, 1.0, 2.0, 1e9, 1e38, 1e39, 1.7976931348623157e308])
+
+
+@given(
+    sampling=st.builds(
+        Sampling,
+        temperature=EXTREMES,
+        top_k=st.sampled_from([0, 1, 2, 7, 8, 9, 2**32 - 1]),
+        top_p=st.floats(5e-324, 1.0),
+        min_p=st.floats(0.0, 1.0),
+        repetition_penalty=EXTREMES.filter(bool),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        seed=st.integers(0, 2**64 - 1),
+    ),
+    scores=st.lists(st.sampled_from([-math.inf, -3e38, -1e9, -1.0, 0.0, 1e-30, 2.0, 3e38]), min_size=8, max_size=8),
+)
+@example(sampling=Sampling(temperature=0.0, repetition_penalty=5e-324), scores=[3e38] * 8)
+@example(sampling=Sampling(temperature=1e300, repetition_penalty=5e-324), scores=[-math.inf, *[3e38] * 7])
+def test_no_admitted_numbers_break_the_arithmetic(sampling: Sampling, scores: list[float]) -> None:
+    """Whatever the wire admits, a row with a finite maximum gives an id that the model did not exclude, and its
+    logprobs fit a frame."""
+    sampler = Sampler(1, 8)
+    admit(sampler, 0, sampling, prompt=(1, 2), output=(2, 3, 3), logprobs=8)
+    samples = sampler.sample(torch.tensor([scores]), [0], np.array([3]))
+    if not math.isfinite(max(scores)):
+        assert samples.token_ids == [FAILED]
+        return
+    (token_id,) = samples.token_ids
+    assert 0 <= token_id < 8
+    neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
+    assert scores[token_id] > -math.inf or not neutral
+    numbers = array("Q", [9]), array("I", samples.token_ids), b"\0"
+    assert decode(encode(StepOutput(*numbers, logprobs=tuple(samples.logprobs)))).logprobs == tuple(samples.logprobs)
+
+
 def test_penalties_follow_their_definitions() -> None:
     """Repetition over prompt and output, presence and frequency over the output, in float arithmetic by hand."""
     logits = torch.tensor([4.0, 4.2, -1.0, 2.0, 0.5])
     context = {"prompt": (0, 2), "output": (1, 1, 3)}
     wanted = [4.0 / 1.5, 4.2 / 1.5 - 0.5 * 2 - 0.25, -1.0 * 1.5, 2.0 / 1.5 - 0.5 - 0.25, 0.5]
-    sampling = Sampling(
-        temperature=0.0, repetition_penalty=1.5, presence_penalty=0.25, frequency_penalty=0.5
-    )
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.5, presence_penalty=0.25, frequency_penalty=0.5)
     sampler = Sampler(1, 5)
     admit(sampler, 0, sampling, **context)
     scores = sampler._penalties.apply(logits[None], [0])

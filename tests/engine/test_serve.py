@@ -33,8 +33,7 @@ from isolation.ipc.messages import (
     StepOutput,
 )
 from isolation.ipc.segment import standard_layout
-from tests.engine.support import make_engine, model_config, random_model, submit
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.engine.support import make_engine, model_config, random_model, save_model, submit
 
 MODEL = random_model(model_config())
 
@@ -47,12 +46,13 @@ class ScriptedChannel:
         self.sent: list[StepOutput] = []
         self.waits: list[float] = []
         self.full = full
-        self.steps_while_full: list[int] = []
+        self.refused = False
 
     def send(self, message: Message) -> None:
         """Take a frame, or refuse it while the ring is full."""
         if self.full:
             self.full -= 1
+            self.refused = True
             raise RingFull
         assert isinstance(message, StepOutput)
         self.sent.append(message)
@@ -69,8 +69,9 @@ class ScriptedChannel:
     def wait(self, timeout_s: float) -> bool:
         """Note the sleep; a host whose script is over and who reads nothing more is gone."""
         self.waits.append(timeout_s)
-        if not self.script and not self.full:
+        if not self.script and not self.refused:
             raise PeerGoneError("gone")
+        self.refused = False
         return True
 
 
@@ -166,17 +167,7 @@ def test_a_message_out_of_turn_ends_the_process() -> None:
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model on disk."""
     folder = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        eos_token_id=96,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_model(folder, model_config(max_positions=256))
     return folder
 
 
@@ -231,9 +222,9 @@ def start(tmp_path: Path) -> Iterator[object]:
         host.close()
 
 
-def config_for(model_dir: Path, **changes: object) -> bytes:
+def config_for(folder: Path, **changes: object) -> bytes:
     """The configuration as the host sends it."""
-    values = {"model_dir": str(model_dir), "model_digest": "00", "kv_bytes": 1 << 20, **changes}
+    values = {"model_dir": str(folder), "model_digest": "00", "kv_bytes": 1 << 20, **changes}
     return EngineConfig(**values).to_json()
 
 

@@ -23,7 +23,8 @@ def tensors_for(config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float32
     """A checkpoint with random content."""
     generator = torch.Generator().manual_seed(0)
     return {
-        name: torch.randn(shape, generator=generator).to(dtype) for name, shape in LlamaForCausalLM.shapes(config).items()
+        name: torch.randn(shape, generator=generator).to(dtype)
+        for name, shape in LlamaForCausalLM.shapes(config).items()
     }
 
 
@@ -37,7 +38,9 @@ def shard(folder: Path, tensors: dict[str, torch.Tensor], count: int) -> dict[st
     return mapping
 
 
-def loaded(folder: Path, config: ModelConfig = CONFIG, dtype: str = "auto", *, pack: bool = False) -> dict[str, torch.Tensor]:
+def loaded(
+    folder: Path, config: ModelConfig = CONFIG, dtype: str = "auto", *, pack: bool = False
+) -> dict[str, torch.Tensor]:
     """What the loader put where, before packing."""
     kept = LlamaForCausalLM.pack
     LlamaForCausalLM.pack = kept if pack else lambda self: None
@@ -73,9 +76,7 @@ def test_another_dtype_is_converted(tmp_path: Path) -> None:
 
 def test_dtypes_may_be_mixed(tmp_path: Path) -> None:
     """Norms in float32 beside matrices in bfloat16 are converted to the embedding's dtype."""
-    tensors = {
-        name: tensor if "norm" in name else tensor.to(torch.bfloat16) for name, tensor in tensors_for().items()
-    }
+    tensors = {name: tensor if "norm" in name else tensor.to(torch.bfloat16) for name, tensor in tensors_for().items()}
     save_file(tensors, tmp_path / SINGLE_FILE)
     found = loaded(tmp_path)
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from images.build import MANIFEST, build, build_tree, image_digest, verify
+from images.build import build, build_tree, verify
 from isolation.environment import guest_environment
 from isolation.errors import IsolationError, RootfsError
 from isolation.gvisor import GvisorRuntime
-from isolation.image_rootfs import image_rootfs, tree_digest
+from isolation.image_rootfs import MANIFEST, image_digest, image_rootfs, tree_digest
 from isolation.python_rootfs import ROLE_PACKAGES, running_python
 from isolation.runsc import find_runsc
 from isolation.spec import Limits, SandboxSpec

@@ -83,4 +83,4 @@ def test_damaged_file_is_an_error_of_ours(tmp_path, size):
     try:
         read_elf(copy)
     except RootfsError as error:
-        assert "damaged" in str(error)  # noqa: PT017
+        assert "damaged" in str(error)

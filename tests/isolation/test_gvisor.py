@@ -18,6 +18,7 @@ import pytest
 from isolation.cgroup_tree import parse_mountinfo, parse_own_groups
 from isolation.errors import IsolationError, SandboxStartError
 from isolation.gvisor import GvisorRuntime
+from isolation.reaper import children
 from isolation.runsc import find_runsc
 from isolation.spec import Mount
 
@@ -272,6 +273,22 @@ def test_two_supervisors_cannot_share_a_directory(runtime, runsc_path, run_dir):
     """The run directory is locked, else one supervisor's start would end the other's sandboxes."""
     with pytest.raises(IsolationError, match="in use by another supervisor"):
         GvisorRuntime(find_runsc([runsc_path]), run_dir)
+
+
+def test_lives_leak_nothing_of_ours(runtime, make_spec):
+    """After a sandbox's life this process has the descriptors, threads and children it had before."""
+
+    def holdings() -> tuple[int, int, set[int]]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), children()
+
+    def life(number: int) -> None:
+        runtime.boot(make_spec(f"life-{number}", "print('x')")).delete()
+
+    life(0)
+    before = holdings()
+    life(1)
+    life(2)
+    assert holdings() == before
 
 
 def test_four_boot_at_once(runtime, make_spec, run_dir):

@@ -31,8 +31,8 @@ def unsafe(run_dir):
 
 def test_paths_are_translated_by_the_longest_prefix():
     """What lies below a mount is found on the host; what does not stays."""
-    table = {"/opt/python": "/usr", "/opt/python/bin": "/home/bin", "/model": "/srv/m"}
-    assert to_host("/opt/python/bin/python3", table) == "/home/bin/python3"
+    table = {"/opt/python": "/usr", "/opt/python/bin": "/srv/bin", "/model": "/srv/m"}
+    assert to_host("/opt/python/bin/python3", table) == "/srv/bin/python3"
     assert to_host("/opt/python/lib", table) == "/usr/lib"
     assert to_host("/model", table) == "/srv/m"
     assert to_host("/modelx", table) == "/modelx"

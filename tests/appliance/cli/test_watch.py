@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -219,3 +222,19 @@ def test_a_hostile_answer_cannot_steer_the_terminal(run: Run, appliance: FakeApp
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "?[2J[red]t" in text
+
+
+def test_an_ascii_locale(appliance: FakeAppliance) -> None:
+    """Where the terminal has ASCII only, lists and waterfalls still come out, without a traceback."""
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
+    for args in (["traces"], ["traces", "7f3a9c"], ["status"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "appliance.cli", *args, "--admin", appliance.url],
+            cwd=Path(__file__).resolve().parents[3],
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.isascii()
+        assert ended.stdout

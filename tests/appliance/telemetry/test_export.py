@@ -166,6 +166,18 @@ def test_another_protocol_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, n
     exporter.shutdown()
 
 
+@pytest.mark.parametrize(("port", "hinted"), [(4317, True), (4318, False)])
+def test_the_grpc_port_is_hinted_at(monkeypatch: pytest.MonkeyPatch, port: int, hinted: bool) -> None:
+    """Naming the collector's gRPC port, the commonest slip, is told once at the start."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://user:secret@127.0.0.1:{port}")
+    with capture_logs() as lines:
+        exporter = export.span_exporter()
+    assert exporter is not None
+    exporter.shutdown()
+    assert [line["event"] for line in lines] == (["collector_port"] if hinted else [])
+    assert "secret" not in str(lines)
+
+
 def test_metrics_go_to_the_collector_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the general endpoint, one flush at shutdown carries the GenAI metrics."""
     with running() as collector:

@@ -295,3 +295,22 @@ def test_switched_off_sdk_still_lists_requests(monkeypatch: pytest.MonkeyPatch) 
     serve(telemetry)
     assert only(telemetry).spans == ()
     assert only(telemetry).summary.output_tokens == 5
+
+
+def test_the_operators_service_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES replace and join what we say of ourselves."""
+
+    def scrape() -> str:
+        telemetry = open_telemetry(SETTINGS)
+        telemetry.count(names.POLICY_RELOADS, outcome="ok")
+        return telemetry.metrics.render()[1].decode()
+
+    plain = scrape()
+    assert 'service_name="athanor"' in plain
+    assert 'service_version="0.0.test"' in plain
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "furnace")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
+    named = scrape()
+    assert 'service_name="furnace"' in named
+    assert 'deployment_environment_name="lab"' in named
+    assert 'service_version="0.0.test"' in named

@@ -80,6 +80,18 @@ def stories(stories_dir: Path, load) -> TextWorker:
 
 
 @pytest.fixture(scope="session")
+def mini_worker(mini: TextWorker) -> TextWorker:
+    """The same, under the name that property tests use."""
+    return mini
+
+
+@pytest.fixture(scope="session")
+def stories_worker(stories: TextWorker) -> TextWorker:
+    """The same, under the name that property tests use."""
+    return stories
+
+
+@pytest.fixture(scope="session")
 def tiny():
     """Builds the tokenizer.json of a byte-level model without merges: ids 0..255 are the bytes."""
 

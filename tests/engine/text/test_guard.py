@@ -110,11 +110,12 @@ def test_without_proc_only_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_ignores_the_alarm_ends_the_process(root: Path) -> None:
     """A comparison inside C that would take years ends the process by the second timer."""
     code = """
-from engine.text.guard import run_guarded
+from engine.text import guard
+guard.GRACE_S = 0.2
 a, b = [1], [1]
 for _ in range(50):
     a, b = [a, a], [b, b]
-run_guarded(lambda: a == b, seconds=0.2, memory_bytes=1 << 26)
+guard.run_guarded(lambda: a == b, seconds=0.2, memory_bytes=1 << 26)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False)
     assert done.returncode == -signal.SIGVTALRM

@@ -217,15 +217,18 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_end(name: str) -> None:
+def test_bombs_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb in one branch of a template fails that request within two seconds; the next is
     served."""
     source = "{% set c = messages[0].content %}{% if c == 'Hi' %}" + BOMBS[name] + "{% endif %}ok"
     bomb = template(source)
-    start = time.monotonic()
+    # A shorter alarm, to spare the machine; the worker's own is tried in test_process.
+    monkeypatch.setattr("engine.text.template.RENDER_SECONDS", 0.2)
+    # Processor time: on a busy machine the alarm rings on time, but what it ends ends later.
+    start = time.process_time()
     with pytest.raises(RequestRejectedError) as caught:
         bomb.render(Conversation([USER]))
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     assert caught.value.code in (FailureCode.INVALID, FailureCode.TOO_LONG)
     assert bomb.render(Conversation([{"role": "user", "content": "Hello"}])) == "ok"
 
@@ -252,6 +255,13 @@ def test_templates_that_cannot_be_loaded(source: str, reason: str) -> None:
     """A template that is broken or too much is an error of the model, found before serving."""
     with pytest.raises(ModelLoadError, match=reason):
         template(source)
+
+
+def test_loading_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that takes too long to compile is refused as well."""
+    monkeypatch.setattr("engine.text.template.LOAD_SECONDS", 0.05)
+    with pytest.raises(ModelLoadError, match=r"took longer than 0\.05 s to load"):
+        template("".join(f"{{{{ a{index} }}}}" for index in range(20_000)))
 
 
 def test_the_output_cap_is_in_bytes() -> None:

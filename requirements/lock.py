@@ -1,0 +1,82 @@
+"""Renew the pinned versions: `make lock`.
+
+Writes ``run.lock`` (what the appliance needs), ``dev.lock`` (that and its tests) and ``cuda.lock`` (what a CUDA build
+of torch brings besides), all with hashes and without any index address. torch is pinned without its local version, so
+that a machine may take the CPU or the CUDA build; the hashes of both are listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Interpreters whose wheels are listed in cuda.lock."""
+
+OPTIONS = (
+    "--quiet", "--generate-hashes", "--strip-extras", "--allow-unsafe",
+    "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options",
+)
+HEADER = "# Written by `make lock`; installed with --require-hashes. The hashes of torch are its CPU and CUDA builds.\n"
+
+
+def main() -> int:
+    """Write the three files."""
+    pins, hashes = torch_builds()
+    for name, extras in (("run", ("build",)), ("dev", ("build", "dev"))):
+        target = HERE / f"{name}.lock"
+        asked = [part for extra in extras for part in ("--extra", extra)]
+        command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *asked]
+        subprocess.run([*command, "-o", str(target), "pyproject.toml"], check=True, cwd=HERE.parent)
+        target.write_text(HEADER + with_both_builds(target.read_text(), hashes["torch"]))
+    lines = ["# What the CUDA build of torch brings, where pip chooses that build; used beside run.lock.\n"]
+    for name in sorted(pin for pin in pins if pin.startswith(("nvidia", "cuda", "triton"))):
+        listed = " \\\n".join(f"    --hash=sha256:{value}" for value in sorted(hashes[name]))
+        lines.append(f"{name}=={pins[name]} \\\n{listed}\n")
+    (HERE / "cuda.lock").write_text("".join(lines))
+    return 0
+
+
+def torch_builds() -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Versions and hashes of the CUDA build of torch and of what it brings, as the registry's metadata names them."""
+    wanted = re.search(r'"(torch==[^"]+)"', (HERE.parent / "pyproject.toml").read_text())
+    assert wanted is not None
+    environment = {**os.environ, "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    pins: dict[str, str] = {}
+    hashes: dict[str, set[str]] = defaultdict(set)
+    with tempfile.TemporaryDirectory() as scratch:
+        for python in PYTHONS:
+            report = Path(scratch) / f"{python}.json"
+            command = [
+                sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
+                "--only-binary=:all:", "--python-version", python, "--target", scratch, "--report", str(report),
+                wanted.group(1),
+            ]
+            subprocess.run(command, env=environment, check=True)
+            for item in json.loads(report.read_text())["install"]:
+                name = item["metadata"]["name"].lower().replace("_", "-")
+                pins[name] = item["metadata"]["version"]
+                hashes[name].add(item["download_info"]["archive_info"]["hashes"]["sha256"])
+    return pins, hashes
+
+
+def with_both_builds(text: str, cuda: set[str]) -> str:
+    """The lock with torch's local version taken off and the CUDA hashes beside the ones found here."""
+    body = re.sub(r"\A(#.*\n)+", "", text)
+    pattern = re.compile(r"^torch==([0-9.]+)\S* \\\n((?:    --hash=\S+(?: \\)?\n)+)", re.MULTILINE)
+    found = pattern.search(body)
+    assert found is not None
+    own = re.findall(r"sha256:(\w+)", found.group(2))
+    listed = " \\\n".join(f"    --hash=sha256:{value}" for value in [*own, *sorted(cuda - set(own))])
+    return pattern.sub(lambda _: f"torch=={found.group(1)} \\\n{listed}\n", body, count=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

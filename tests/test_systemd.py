@@ -1,0 +1,125 @@
+"""The units: accepted by systemd without a word, their exposure bounded, and in agreement with each other."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from appliance.config import load_config
+
+UNITS = Path(__file__).resolve().parents[1] / "systemd"
+NAMES = sorted(path.name for path in UNITS.iterdir() if path.suffix in {".service", ".slice", ".target"})
+SYSTEM_UNITS = Path("/usr/lib/systemd/system")
+
+EXPOSURE_BARS = {"athanor-gateway.service": 1.2, "athanor-supervisor.service": 2.5}
+"""Of ``systemd-analyze security``: 0 is safest; a unit without settings has 9.6, container daemons do too."""
+
+
+def tool(name: str) -> str:
+    """A program of systemd, or a skip."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on this machine")
+    return found
+
+
+@pytest.fixture
+def installed(tmp_path) -> Path:
+    """A root with the machine's own units, ours, and a stand-in for the command that they run."""
+    if not SYSTEM_UNITS.is_dir():
+        pytest.skip("no systemd units on this machine")
+    shutil.copytree(SYSTEM_UNITS, tmp_path / "usr/lib/systemd/system", symlinks=True)
+    for name in NAMES:
+        shutil.copy(UNITS / name, tmp_path / "usr/lib/systemd/system")
+    command = tmp_path / "usr/bin/athanor"
+    command.parent.mkdir(parents=True)
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    return tmp_path
+
+
+def verify(root: Path, *names: str) -> str:
+    """What ``systemd-analyze verify`` has to say."""
+    argv = [tool("systemd-analyze"), "verify", "--man=no", f"--root={root}", *names]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
+
+
+def test_units_are_accepted_without_a_word(installed):
+    """No unknown key, no missing unit, no command that is not there; a mistyped key would be told."""
+    assert verify(installed, *NAMES) == ""
+    unit = installed / "usr/lib/systemd/system/athanor-gateway.service"
+    unit.write_text(unit.read_text().replace("KeyringMode=", "KeyringMoed="))
+    assert "Unknown key" in verify(installed, "athanor-gateway.service")
+
+
+@pytest.mark.parametrize("name", sorted(EXPOSURE_BARS))
+def test_exposure_is_bounded(name):
+    """What a taken-over service could reach on its host stays below the bar."""
+    argv = [tool("systemd-analyze"), "security", "--offline=true", "--no-pager", str(UNITS / name)]
+    text = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stdout
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", text)
+    assert match, text
+    print(f"{name}: exposure {match[1]}")
+    assert float(match[1]) <= EXPOSURE_BARS[name], text
+
+
+def read_unit(name: str) -> configparser.RawConfigParser:
+    """A unit file; of keys that are given several times the last counts here."""
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str
+    parser.read(UNITS / name)
+    return parser
+
+
+def test_commands_and_directories_agree_with_the_configuration():
+    """The shipped athanor.yaml names the directories that the units make and the credential that they load."""
+    config = load_config(UNITS / "athanor.yaml")
+    supervisor, gateway = (read_unit(f"athanor-{role}.service")["Service"] for role in ("supervisor", "gateway"))
+    for role, unit in (("supervisor", supervisor), ("gateway", gateway)):
+        assert unit["ExecStart"] == f"/usr/bin/athanor serve --role {role} --config /etc/athanor/athanor.yaml"
+        assert (unit["Type"], unit["NotifyAccess"], unit["LimitCORE"]) == ("notify", "main", "0")
+    assert gateway["ExecReload"] == f"/usr/bin/athanor reload --admin {config.listen.admin}"
+    assert str(config.run_dir) == f"/run/{supervisor['RuntimeDirectory']}"
+    assert config.listen.admin.startswith(f"unix:/run/{gateway['RuntimeDirectory']}/")
+    credential, _, source = gateway["LoadCredential"].partition(":")
+    assert str(config.pepper) == f"/run/credentials/athanor-gateway.service/{credential}"
+    assert source == "/etc/athanor/pepper"
+
+
+def test_neither_service_is_root_and_only_one_has_a_network():
+    """No capability, no way to new rights; the supervisor has no network device but its own loopback."""
+    supervisor, gateway = (read_unit(f"athanor-{role}.service")["Service"] for role in ("supervisor", "gateway"))
+    for unit in (supervisor, gateway):
+        assert unit["CapabilityBoundingSet"] == unit["AmbientCapabilities"] == ""
+        assert unit["NoNewPrivileges"] == "yes"
+        assert unit["Group"] == "athanor"
+    assert supervisor["User"] != gateway["User"]
+    assert supervisor["PrivateNetwork"] == "yes"
+    assert "AF_INET" not in supervisor["RestrictAddressFamilies"]
+    assert "LoadCredential" not in supervisor, "the pepper is the gateway's alone"
+
+
+def test_users_and_directories(tmp_path):
+    """Both users and their group are made, and the directories' owners are among them."""
+    (tmp_path / "etc").mkdir()
+    argv = [tool("systemd-sysusers"), f"--root={tmp_path}", str(UNITS / "athanor.sysusers.conf")]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    users = {line.split(":")[0]: line.split(":") for line in (tmp_path / "etc/passwd").read_text().splitlines()}
+    groups = {line.split(":")[0]: line.split(":")[3] for line in (tmp_path / "etc/group").read_text().splitlines()}
+    assert set(users) == {"athanor-supervisor", "athanor-gateway"}
+    assert all(user[6].endswith("nologin") for user in users.values())
+    assert set(groups["athanor"].split(",")) == set(users)
+    named = set()
+    for line in (UNITS / "athanor.tmpfiles.conf").read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, _, mode, user, group, _ = line.split()
+            assert kind in {"d", "z"}
+            assert int(mode, 8) & 0o022 == 0, "nobody else writes"
+            named |= {user, group}
+    assert named <= {"root", "athanor", *users}
