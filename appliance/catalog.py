@@ -31,14 +31,17 @@ READ_BYTES = 8 << 20
 """Bytes read at a time while hashing."""
 
 
+NamedFiles = tuple[tuple[str, Path], ...]
+"""(name inside /model, real path) pairs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """A model as the host knows it: names, real paths, digest."""
 
     name: str
-    engine: tuple[tuple[str, Path], ...]
-    """(name inside /model, real path) pairs."""
-    text: tuple[tuple[str, Path], ...]
+    engine: NamedFiles
+    text: NamedFiles
     digest: str
     """Hex SHA-256 over the framed names and digests of all files."""
 
@@ -63,6 +66,16 @@ def read_model(name: str, folder: Path) -> ModelFiles:
     Raises:
         ConfigError: a needed file is missing, unreadable, or not readable by the sandbox's user.
     """
+    engine, text = find_files(name, folder)
+    return ModelFiles(name, engine, text, _digest(name, engine + text))
+
+
+def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
+    """The engine's and the text sandbox's files, found and checked but not read: quick.
+
+    Raises:
+        ConfigError: as ``read_model``.
+    """
     if not folder.is_dir():
         raise ConfigError(f"model {name}: {folder} is not a directory")
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -75,18 +88,27 @@ def read_model(name: str, folder: Path) -> ModelFiles:
     for needed in ("config.json", "tokenizer.json"):
         if not (folder / needed).is_file():
             raise ConfigError(f"model {name}: {needed} is missing in {folder}")
-    engine = _real_files(name, folder, (*ENGINE_FILES, *weights))
-    text = _real_files(name, folder, TEXT_FILES)
-    return ModelFiles(name, engine, text, _digest(name, engine + text))
+    return _real_files(name, folder, (*ENGINE_FILES, *weights)), _real_files(name, folder, TEXT_FILES)
 
 
-def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
-    """Existing files with links resolved (hub caches are links), checked to be readable inside the sandbox."""
+def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
+    """Existing files with links resolved, checked to be readable inside the sandbox.
+
+    A model's folder comes from strangers, links included. What a link names is shown to a sandbox, so it must be the
+    model's own: below the folder, or in the store of the hub's cache that the folder is a snapshot of.
+    """
     found = []
+    home = folder.resolve()
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     for name in names:
         path = (folder / name).resolve()
         if not path.is_file():
             continue
+        if not any(path.is_relative_to(own) for own in homes):
+            raise ConfigError(
+                f"model {model}: {folder / name} is a link out of the model's folder, to {path}; "
+                f"put the file itself there if it belongs to the model"
+            )
         if not path.stat().st_mode & 0o004:
             raise ConfigError(
                 f"model {model}: {path} is not readable by the sandbox's user; "
@@ -96,7 +118,7 @@ def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> tuple[tuple
     return tuple(found)
 
 
-def _digest(model: str, files: tuple[tuple[str, Path], ...]) -> str:
+def _digest(model: str, files: NamedFiles) -> str:
     total = hashlib.sha256(b"athanor model v1\0")
     for name, path in files:
         try:

@@ -1,9 +1,11 @@
-"""Entry of one host process: ``python -m appliance.child ROLE CONFIG``; for the launcher and ``serve --role``."""
+"""Entry of one host process: ``python -m appliance.child ROLE CONFIG [PARENT]``; for the launcher and ``serve --role``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import sys
 from pathlib import Path
@@ -58,17 +60,21 @@ def run_supervisor(config_path: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the role; gives the exit status."""
+    """Run the role; gives the exit status. ``PARENT`` is the process that must not be outlived."""
+    role, config, *parent = argv
+    libc = ctypes.CDLL(None)
+    # Whoever started us shall not leave us behind. It may have ended before we could say so.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if parent and os.getppid() != int(parent[0]):
+        return 0
+    # A reload that comes before anybody listens for it shall not end us. A handler, since to ignore is inherited.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     from appliance.errors import ApplianceError
     from appliance.telemetry.log import configure
     from isolation.errors import IsolationError
     from policy.errors import PolicyError
 
-    libc = ctypes.CDLL(None)
-    # Whoever started us shall not leave us behind.
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     configure()
-    role, config = argv
     try:
         {"gateway": run_gateway, "supervisor": run_supervisor}[role](Path(config))
     except (ApplianceError, IsolationError, PolicyError) as error:

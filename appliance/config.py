@@ -17,7 +17,8 @@ from policy.positions import dotted, load_yaml
 MAX_CONFIG_BYTES = 256 << 10
 """Bytes of athanor.yaml."""
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""What a model may be called: it stands in requests, paths and logs."""
 
 
 class _Section(BaseModel):
@@ -40,9 +41,15 @@ class ListenConfig(_Section):
     admin: str = "127.0.0.1:8082"
     tls: TlsConfig | None = None
 
-    @field_validator("http", "grpc", "admin")
+    @field_validator("http", "grpc")
     @classmethod
     def _address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @field_validator("admin")
+    @classmethod
+    def _admin_address(cls, value: str) -> str:
         if not value.startswith("unix:"):
             split_address(value)
         return value
@@ -51,7 +58,7 @@ class ListenConfig(_Section):
 class ModelConfig(_Section):
     """One model to serve. ``kv_bytes`` is host memory on a CPU machine."""
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=MODEL_NAME)
     path: Path = Field(strict=False)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_context: Annotated[int, Field(ge=16, le=1 << 20)] = 32_768

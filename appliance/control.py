@@ -135,7 +135,7 @@ def decode(data: bytes) -> Control:
     """
     try:
         values = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ControlError("control message is not JSON") from error
     kind = _TYPES.get(str(values.pop("type", None))) if isinstance(values, dict) else None
     if kind is None:
@@ -190,8 +190,16 @@ def receive(sock: socket.socket) -> tuple[Control, tuple[int, ...]] | None:
     for fd in fds:
         # recv_fds of Python 3.11 passes no flags on, so MSG_CMSG_CLOEXEC would be lost.
         os.set_inheritable(fd, False)
-    if not data:
-        return None
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise ControlError("control message was cut off")
-    return decode(data), tuple(fds)
+    try:
+        if not data:
+            raise EOFError
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ControlError("control message was cut off")
+        return decode(data), tuple(fds)
+    except (ControlError, EOFError) as error:
+        # Whatever came beside a message that is none would stay open for ever.
+        for fd in fds:
+            os.close(fd)
+        if isinstance(error, EOFError):
+            return None
+        raise

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -21,14 +22,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.api.keys import KeyRecord, issue, serialise_records
-from appliance.catalog import EMBEDDED_MODEL, embedded_model
+from appliance.catalog import EMBEDDED_MODEL, embedded_model, find_files
+from appliance.config import MODEL_NAME
 from appliance.credentials import new_pepper, write_private
 from appliance.errors import ConfigError
 from appliance.launcher import Addresses
+from appliance.lock import exclusive
 from appliance.serve import launch
 
 TENANTS = ("alpha", "beta")
 """The demo's two tenants."""
+
+CONFIG = "athanor.yaml"
+LOCK = "demo.lock"
+"""Names in the state directory; either shows that it is a demo's."""
+
+_DTYPES = {EMBEDDED_MODEL: "float32"}
+"""By model, where it is not what the weights say."""
+
+KV_BYTES = 128 << 20
+"""KV memory of each model."""
 
 MAX_RUN_PATH_BYTES = 46
 """Bytes of the run directory's path that leave room for the longest socket name below it."""
@@ -89,26 +102,68 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
         ApplianceError: it cannot start.
     """
     state = options.state_dir.resolve()
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-        os.chmod(state, 0o700)
-        keys = prepare_keys(state)
-        prepare_policy(state)
-        config = write_config(state, options)
-    except OSError as error:
-        raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
-    status = launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
-    # Both host processes have ended, and with them every sandbox: what is left here are locks and empty folders.
-    shutil.rmtree(run_directory(state), ignore_errors=True)
-    return status
+    models = choose_models(options.models)
+    with contextlib.ExitStack() as held:
+        try:
+            claim(state)
+            held.enter_context(exclusive(state / LOCK, f"the state directory {state}"))
+            keys = prepare_keys(state)
+            prepare_policy(state)
+            config = write_config(state, options, models)
+        except OSError as error:
+            raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
+        status = launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
+        # Both host processes have ended, and with them every sandbox: what is left are locks and empty folders.
+        shutil.rmtree(run_directory(state), ignore_errors=True)
+        return status
+
+
+def choose_models(folders: tuple[Path, ...]) -> dict[str, Path]:
+    """Name to folder of what is served: the embedded model and these; a model is named as its folder.
+
+    Raises:
+        ConfigError: a folder is no model, or its name cannot be a model's, or is one already.
+    """
+    models = {EMBEDDED_MODEL: embedded_model()}
+    for folder in folders:
+        path = folder.resolve()
+        if not re.fullmatch(MODEL_NAME, path.name):
+            raise ConfigError(
+                f"--model {folder}: a model is named as its folder, and {path.name!r} is no name for one; use letters, "
+                f"digits, dot, dash and underscore, and begin with a letter or digit"
+            )
+        if path.name in models:
+            raise ConfigError(f"--model {folder}: a model named {path.name} is served already; rename the folder")
+        find_files(path.name, path)
+        models[path.name] = path
+    return models
+
+
+def claim(state: Path) -> None:
+    """Make the state directory, private; one that exists must be a demo's already, or empty.
+
+    Raises:
+        ConfigError: it is full of something else.
+        OSError: it cannot be made or changed.
+    """
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (state / CONFIG).exists() and not (state / LOCK).exists() and any(state.iterdir()):
+        raise ConfigError(
+            f"{state} holds other things than a demo's state, and a demo makes its directory private and removes "
+            f"what it started there; choose a directory that is new or empty"
+        )
+    os.chmod(state, 0o700)
 
 
 def prepare_keys(state: Path) -> dict[str, str]:
     """The tenants' plain keys; made at the first start."""
     plain_file = state / "keys.json"
     if plain_file.exists() and (state / "credentials.json").exists() and (state / "pepper").exists():
-        kept = json.loads(plain_file.read_text())
-        return {tenant: str(kept[tenant]) for tenant in TENANTS}
+        try:
+            kept = json.loads(plain_file.read_text())
+            return {tenant: str(kept[tenant]) for tenant in TENANTS}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{plain_file} is damaged; remove it, and new keys are made") from error
     pepper = new_pepper()
     plain: dict[str, str] = {}
     records: dict[str, KeyRecord] = {}
@@ -161,12 +216,12 @@ def choose_ports(wanted: tuple[int, ...]) -> list[int]:
         return chosen
 
 
-def write_config(state: Path, options: DemoOptions) -> Path:
-    """Write ``athanor.yaml`` for these options; gives its path."""
-    models = [{"name": EMBEDDED_MODEL, "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 128 << 20}]
-    for folder in options.models:
-        path = folder.resolve()
-        models.append({"name": path.name, "path": str(path), "kv_bytes": 128 << 20})
+def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> Path:
+    """Write ``athanor.yaml`` for these options and models; gives its path."""
+    models = [
+        {"name": name, "path": str(path), "dtype": _DTYPES.get(name, "auto"), "kv_bytes": KV_BYTES}
+        for name, path in served.items()
+    ]
     ports = choose_ports((options.http_port, options.grpc_port, options.admin_port))
     config = {
         "listen": {
@@ -181,7 +236,7 @@ def write_config(state: Path, options: DemoOptions) -> Path:
         "run_dir": str(run_directory(state)),
         "sandbox": {"unsafe_no_sandbox": options.unsafe_no_sandbox},
     }
-    path = state / "athanor.yaml"
+    path = state / CONFIG
     # JSON is YAML: what is generated needs no second writer.
     path.write_text("# Written by `athanor demo` at each start.\n" + json.dumps(config, indent=2) + "\n")
     return path

@@ -25,6 +25,7 @@ import structlog
 from appliance import notify
 from appliance.errors import StartError
 from appliance.gateway_words import ADDRESSES_KEY
+from isolation.errors import ProcessError
 from isolation.process import MINIMAL_ENVIRONMENT, Child, start
 
 log = structlog.get_logger()
@@ -110,13 +111,12 @@ class Launcher:
         delay = 0.0
         while not self._stop.is_set():
             began = time.monotonic()
-            child = self._children[role] = self._start(role)
-            status = await self._until_end(child)
+            status = await self._one_life(role)
             if self._stop.is_set():
                 return
             assert self._ready is not None
             if not self._ready.done():
-                raise StartError(f"the {role} ended with status {status} before the appliance was ready")
+                raise StartError(f"the {role} ended with {status} before the appliance was ready")
             lasted = time.monotonic() - began > STABLE_S
             log.error("host process ended; starting it again", role=role, status=status, delay_s=delay)
             with contextlib.suppress(TimeoutError):
@@ -124,17 +124,21 @@ class Launcher:
             delay = 0.0 if lasted else min(MAX_DELAY_S, max(BASE_DELAY_S, delay * 2))
 
     def _start(self, role: str) -> Child:
-        argv = (sys.executable, "-m", "appliance.child", role, str(self._config))
+        argv = (sys.executable, "-m", "appliance.child", role, str(self._config), str(os.getpid()))
         address = self._run_dir / NOTIFY_SOCKET
         environment = {
             **MINIMAL_ENVIRONMENT, **notify.telemetry_environment(), "NOTIFY_SOCKET": str(address),
         }
         return start(argv, env=environment, stdio=STDERR, own_group=True)
 
-    async def _until_end(self, child: Child) -> int:
-        while (status := await asyncio.to_thread(child.wait, 1.0)) is None:
-            continue
-        return status
+    async def _one_life(self, role: str) -> str:
+        """Start one child and wait for its end; gives how it ended."""
+        try:
+            child = self._children[role] = self._start(role)
+        except ProcessError as error:
+            return str(error)
+        await _ended(child.pid)
+        return f"status {await asyncio.to_thread(child.wait, END_GRACE_S)}"
 
     async def _end_all(self, tasks: list[asyncio.Task[None]]) -> None:
         """Gateway first, so that it can drain into living sandboxes; then the supervisor."""
@@ -176,3 +180,16 @@ class Launcher:
             key, _, value = line.partition("=")
             if key == ADDRESSES_KEY and self._ready is not None and not self._ready.done():
                 self._ready.set_result(Addresses(**json.loads(value)))
+
+
+async def _ended(pid: int) -> None:
+    """Until this child of ours has ended, without looking at it in between."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    pidfd = os.pidfd_open(pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

@@ -11,6 +11,10 @@ from appliance import child
 from appliance.config import load_config
 from appliance.errors import ConfigError
 from appliance.launcher import Addresses, Launcher
+from appliance.lock import exclusive
+
+LOCK = "launcher.lock"
+"""Name of the lock in the run directory."""
 
 ROLES = ("both", "supervisor", "gateway")
 
@@ -32,8 +36,12 @@ def run(config_path: Path, role: str = "both") -> int:
 def launch(config_path: Path, on_ready: Callable[[Addresses], None]) -> int:
     """Run both processes; ``on_ready`` is called with the ``Addresses`` once."""
     config = load_config(config_path)
-    config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-    asyncio.run(Launcher(config_path, config.run_dir, on_ready).run())
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"):
+            asyncio.run(Launcher(config_path, config.run_dir, on_ready).run())
+    except OSError as error:
+        raise ConfigError(f"cannot use the run directory {config.run_dir}: {error.strerror or error}") from error
     return 0
 
 

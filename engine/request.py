@@ -97,11 +97,6 @@ class Request:
         return len(self.token_ids)
 
     @property
-    def num_output(self) -> int:
-        """Output tokens so far."""
-        return len(self.token_ids) - self.num_prompt
-
-    @property
     def num_uncomputed(self) -> int:
         """Tokens whose KV is missing; 1 while decoding."""
         return len(self.token_ids) - self.num_computed

@@ -32,6 +32,7 @@ def main() -> int:
     pins, hashes = torch_builds()
     for name, extras in (("run", ("build",)), ("dev", ("build", "dev"))):
         target = HERE / f"{name}.lock"
+        target.unlink(missing_ok=True)  # else the pin of torch without its local version would choose the CUDA build
         asked = [part for extra in extras for part in ("--extra", extra)]
         command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *asked]
         subprocess.run([*command, "-o", str(target), "pyproject.toml"], check=True, cwd=HERE.parent)

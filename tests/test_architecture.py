@@ -79,7 +79,7 @@ def test_words_that_never_appear(root: Path, word: str) -> None:
 
 def test_no_path_of_one_machine_is_tracked(root: Path) -> None:
     """Tracked files name no home or work directory and no package host."""
-    pattern = r"(^|[^A-Za-z0-9_.])/(work|home|root/\.pyenv)/|index-url"
+    pattern = r"(^|[^A-Za-z0-9_.])/(work|home|root/\.pyenv)/|index-url[= ]"
     done = subprocess.run(
         ["git", "grep", "-nIE", pattern, "--", ".", ":!*.lock", ":!tests/test_architecture.py"],
         cwd=root, capture_output=True, text=True, check=False,

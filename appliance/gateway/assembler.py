@@ -71,13 +71,15 @@ def _overlap(text: str, stop: str) -> int:
 class Assembler:
     """One request's text: bytes of tokens, decoded incrementally, scanned for stop strings."""
 
-    __slots__ = ("_decode", "_first", "_scanner", "_table")
+    __slots__ = ("_decode", "_first", "_scanner", "_table", "has_stops")
 
     def __init__(self, table: VocabularyTable, stops: Sequence[str] = ()) -> None:
         self._table = table
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._scanner = StopScanner(stops)
         self._first = table.strip_leading_space
+        self.has_stops = bool(stops)
+        """Whether a stop string may end the text."""
 
     @property
     def stopped(self) -> str | None:

@@ -38,9 +38,10 @@ from isolation.ipc.messages import (
 class TextRoom:
     """One session's questions to the text sandbox."""
 
-    def __init__(self, rooms: ModelRooms, next_id: Callable[[], int]) -> None:
+    def __init__(self, rooms: ModelRooms, next_id: Callable[[], int], tenant: str) -> None:
         self._rooms = rooms
         self._next_id = next_id
+        self._tenant = tenant
 
     async def encode(self, prompt: Prompt, until: float) -> array[int]:
         """The prompt's token ids, at least one.
@@ -57,18 +58,26 @@ class TextRoom:
         answer = await self._ask(
             lambda: Encode(self._next_id(), kind, source, self._most_tokens()), until
         )
+        if isinstance(answer, Failed):
+            raise _refusal(answer)
         assert isinstance(answer, Encoded)
         if not answer.token_ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         return answer.token_ids
 
     async def decode(self, token_ids: array[int]) -> str:
-        """The text of these ids."""
+        """The text of these ids.
+
+        Raises:
+            ApplianceError: the text sandbox could not say.
+        """
         if not token_ids:
             return ""
         answer = await self._ask(
             lambda: Decode(self._next_id(), token_ids), time.monotonic() + 60.0
         )
+        if isinstance(answer, Failed):
+            raise InternalError("the tokenizer met a defect with this answer")
         assert isinstance(answer, Decoded)
         return answer.text.decode("utf-8", "replace")
 
@@ -82,7 +91,7 @@ class TextRoom:
             link = await self._rooms.wait_text(until)
             try:
                 async with asyncio.timeout(until - time.monotonic()):
-                    answer = await link.ask(make_job())
+                    return await link.ask(make_job(), self._tenant)
             except TimeoutError:
                 raise DeadlineExceededError("the request's deadline passed in tokenising") from None
             except TextFullError:
@@ -93,10 +102,6 @@ class TextRoom:
                     raise QuarantinedError("this prompt ended its tokenizer twice") from error
                 # The link is closed but rooms may not have been told in this turn of the loop.
                 self._rooms.forget_text(link)
-                continue
-            if isinstance(answer, Failed):
-                raise _refusal(answer)
-            return answer
 
 
 def _refusal(answer: Failed) -> ApplianceError:

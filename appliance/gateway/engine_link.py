@@ -63,7 +63,6 @@ class TokenStream:
     """Tokens ever received: what a replay is judged by."""
     fingerprint: bytes = b""
     """What ``suspects`` knows the request by."""
-    on_probation: bool = False
     expired: bool = False
     """Whether the request's deadline passed; set by a timer of the session, which then wakes."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,7 +123,7 @@ class EngineLink:
         """The streams whose requests may still be in the engine: live ones, and aborted ones until it answered."""
         return (*self._live.values(), *self._leaving.values())
 
-    def submit(self, message: Submit, fingerprint: bytes, *, on_probation: bool) -> TokenStream:
+    def submit(self, message: Submit, fingerprint: bytes) -> TokenStream:
         """Send a request; its tokens arrive in the stream.
 
         Raises:
@@ -133,9 +132,7 @@ class EngineLink:
         """
         if len(self._live) >= MAX_LIVE_REQUESTS:
             raise EngineFullError
-        stream = TokenStream(
-            message.request, message.max_tokens, fingerprint=fingerprint, on_probation=on_probation
-        )
+        stream = TokenStream(message.request, message.max_tokens, fingerprint=fingerprint)
         if self._link.closed:
             stream.engine_gone = "the sandbox is gone"
             return stream

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from appliance.gateway.pace import Pace
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import encode
-from isolation.ipc.errors import LocalProtocolError, PeerGoneError, RemoteProtocolError, RingFull
+from isolation.ipc.errors import PeerGoneError, RemoteProtocolError, RingFull
 from isolation.ipc.messages import Message, Submit
 
 LOOK_AGAIN_S = 0.1

@@ -30,6 +30,21 @@ class OutputText:
         self, token_ids: list[int], logprobs: Sequence[TokenLogprobs | None], *, hide_last: bool
     ) -> tuple[Delta, int]:
         """The delta of these tokens and how many of them count; ``hide_last``: the last one has no text."""
+        if isinstance(self._assembler, Assembler) and not self._assembler.has_stops:
+            # Nothing can end the output inside the batch: one look-up for all of it, the same text.
+            text, used = self._assembler.push(token_ids[:-1] if hide_last else token_ids), len(token_ids)
+        else:
+            text, used = await self._push_each(token_ids, hide_last=hide_last)
+        shown = token_ids[:used]
+        found = tuple(
+            self._logprob(token, item)
+            for token, item in zip(shown, logprobs, strict=False)
+            if item is not None
+        )
+        return Delta(text, tuple(shown), found), used
+
+    async def _push_each(self, token_ids: list[int], *, hide_last: bool) -> tuple[str, int]:
+        """Token by token, up to the one that completes a stop string; gives the text and how many tokens count."""
         text, used = "", 0
         for index, token in enumerate(token_ids):
             used += 1
@@ -38,13 +53,7 @@ class OutputText:
             text += await self._push_one(token)
             if self.stopped is not None:
                 break
-        shown = token_ids[:used]
-        found = tuple(
-            self._logprob(token, item)
-            for token, item in zip(shown, logprobs, strict=False)
-            if item is not None
-        )
-        return Delta(text, tuple(shown), found), used
+        return text, used
 
     async def finish(self) -> str:
         """Text that was held back, at the end of the output."""

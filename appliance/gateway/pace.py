@@ -9,6 +9,10 @@ two or three hundredths; one that floods frames or rings its bell without end is
 BURST_S = 0.05
 """Seconds that may be spent at once after a quiet time."""
 
+OVERHEAD_S = 30e-6
+"""Seconds that the event loop itself spends on one turn of a link, beside what the link measures: the poll, the
+callback, a timer."""
+
 
 class Pace:
     """Seconds spent against seconds earned."""
@@ -20,8 +24,9 @@ class Pace:
         self._then = now
 
     def spend(self, seconds: float, now: float) -> float:
-        """Account for work that ended at ``now``; gives the seconds to stay away, 0 while the share is kept."""
+        """Account for a turn's work that ended at ``now``; gives the seconds to stay away, 0 while the share is
+        kept."""
         earned = (now - self._then) * SHARE
         self._then = now
-        self._level = min(BURST_S, self._level + earned) - seconds
+        self._level = min(BURST_S, self._level + earned) - seconds - OVERHEAD_S
         return 0.0 if self._level >= 0 else -self._level / SHARE

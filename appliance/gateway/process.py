@@ -70,17 +70,21 @@ class Gateway:
         )
         self._report = Report(self._service, self._sandboxes, self._file)
         self._stop = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self._announced = False
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        # Heard from the first moment on: unhandled it would end the process.
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         attach = asyncio.create_task(self._sandboxes.run())
         background: list[asyncio.Task[None]] = []
         try:
             policy = self._service.ledger.policy
-            namespaces = await self._unless_stopped(self._sandboxes.namespaces(list(policy.tenants)))
+            namespaces = await self._unless_stopped(self._sandboxes.namespaces(list(policy.tenants), FIRST_READY_S))
             if namespaces is None:
                 return
             self._service.ledger.replace(policy, namespaces)
@@ -112,13 +116,14 @@ class Gateway:
             serve_front_ends(self._service, resolver, front_end_settings(listen), self._is_ready) as front,
             serve_admin(listen.admin, self._telemetry, self._report, self.reload) as admin,
         ):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
             addresses = {
                 "http": _url(listen, front.http_port),
                 "grpc": _target(listen, front.grpc_port),
                 "admin": admin,
             }
-            background.append(asyncio.create_task(self._announce(front, addresses)))
+            announce = asyncio.create_task(self._announce(front, addresses), name="announce")
+            announce.add_done_callback(_log_failure)
+            background.append(announce)
             await self._stop.wait()
             notify.stopping()
             log.info("draining", seconds=DRAIN_S)
@@ -126,12 +131,18 @@ class Gateway:
             await front.stop(DRAIN_S)
 
     async def reload(self) -> ReloadOutcome:
-        """Replace policy and keys, or keep both."""
-        notify.reloading()
+        """Replace policy and keys, or keep both. One at a time: the later call reads the later file."""
+        async with self._reloading:
+            return await self._reload()
+
+    async def _reload(self) -> ReloadOutcome:
+        if self._announced:
+            notify.reloading()
         outcome = await self._file.reload(self._service.ledger, self._sandboxes.namespaces, self._use_keys)
         self._telemetry.count(names.POLICY_RELOADS, outcome="ok" if outcome.ok else "failed")
         self._telemetry.metrics.know(tenants=self._service.ledger.policy.tenants)
-        notify.ready(outcome.message)
+        if self._announced:
+            notify.ready(outcome.message)
         return outcome
 
     def _use_keys(self, table: KeyTable) -> None:
@@ -139,15 +150,25 @@ class Gateway:
 
     def _hang_up(self) -> None:
         task = asyncio.ensure_future(self.reload())
-        task.add_done_callback(lambda done: done.exception() if not done.cancelled() else None)
+        task.add_done_callback(_log_failure)
 
     def _is_ready(self) -> bool:
         return self._report.readiness().ready
 
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
-        """Say READY once every model answers."""
+        """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it
+        goes on being started, and status shows it."""
+        until = time.monotonic() + FIRST_READY_S
         for rooms in self._rooms.values():
-            await rooms.wait_ready(time.monotonic() + FIRST_READY_S)
+            await rooms.wait_settled(until)
+        firsts = [asyncio.ensure_future(rooms.wait_ready(until)) for rooms in self._rooms.values()]
+        await asyncio.wait(firsts, return_when=asyncio.FIRST_COMPLETED)
+        for first in firsts:
+            first.cancel()
+        late = [name for name, rooms in self._rooms.items() if not rooms.ready]
+        if late:
+            log.error("models that failed to start are not served yet", models=late)
+        self._announced = True
         self._service.sandbox = self._sandboxes.attachment.sandbox
         await front.refresh()
         words = {**addresses, "models": list(self._rooms), "sandbox": self._service.sandbox}
@@ -176,6 +197,10 @@ class Gateway:
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """A task that nobody awaits has failed: say so."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task of the gateway failed", task=task.get_name(), error=repr(error), exc_info=error)
 
 
 def front_end_settings(listen: ListenConfig) -> FrontEndSettings:

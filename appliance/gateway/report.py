@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from appliance.gateway.policy_file import PolicyFile
-from appliance.gateway.sandboxes import Sandboxes, SandboxRecord
+from appliance.gateway.records import SandboxRecord
+from appliance.gateway.sandboxes import Sandboxes
 from appliance.gateway.service import GatewayService
 from appliance.status import (
     ApplianceStatus,

@@ -23,7 +23,12 @@ BOOT_WAIT_S = 8.0
 matter."""
 
 EMPTY_WAIT_S = 2.0
-"""The longest that a suspect waits for an empty engine, and so the longest that it keeps others out."""
+"""The longest that a suspect waits for an empty engine, and that suspects keep others out by waiting; then the others
+have the same time."""
+
+PROBATION_S = 5.0
+"""The longest that a suspect has the engine to itself: requests that kill an engine mostly do so at once, and a long
+prompt shall not keep everybody out."""
 
 RETRY_AFTER_S = 2.0
 """What a client is told when the sandbox is not there: about the time one boot takes."""
@@ -55,6 +60,8 @@ class ModelRooms:
         self.engine: EngineLink | None = None
         self.text: TextLink | None = None
         self.draining = False
+        self.failed = False
+        """Whether a sandbox of the model has failed since the start."""
         self.capacity: EngineReady | None = None
         """What the engine last announced; kept over restarts, since it is the same model."""
         self.table: VocabularyTable | None = None
@@ -63,6 +70,8 @@ class ModelRooms:
         self._inside = 0
         self._probation = False
         self._suspects_waiting = 0
+        self._gate_until = 0.0
+        self._gate_again = 0.0
 
     @property
     def ready(self) -> bool:
@@ -88,18 +97,36 @@ class ModelRooms:
         if self.text is link:
             self.text = None
 
+    def note_failure(self) -> None:
+        """A sandbox failed; it may come back."""
+        self.failed = True
+        self._tell()
+
+    def begin_drain(self) -> None:
+        """Let nobody wait any more; who is in stays."""
+        self.draining = True
+        self._tell()
+
     def end_probation(self) -> None:
         """The suspect showed a sign of health, or left."""
         self._probation = False
         self._tell()
 
     async def wait_ready(self, until: float) -> None:
-        """Until both are there; ``until`` is monotonic seconds.
+        """Until both are there; ``until`` is monotonic seconds. This wait has no other bound.
 
         Raises:
             UnavailableError: they were not there in time.
         """
         await self._wait(lambda: self.ready, until)
+
+    async def wait_settled(self, until: float) -> None:
+        """Until both are there, or one has failed to come.
+
+        Raises:
+            UnavailableError: neither happened in time.
+        """
+        await self._wait(lambda: self.ready or self.failed, until)
 
     async def wait_text(self, until: float) -> TextLink:
         """The text link, as soon as there is one.
@@ -112,42 +139,55 @@ class ModelRooms:
         return self.text
 
     @contextlib.asynccontextmanager
-    async def enter_engine(self, until: float, *, suspect: bool) -> AsyncIterator[EngineVisit]:
-        """A place in the engine.
+    async def enter_engine(
+        self, until: float, *, suspect: bool, alone_only: bool = False
+    ) -> AsyncIterator[EngineVisit]:
+        """A place in the engine; a suspect gets it alone where that can be, or with ``alone_only`` not at all.
 
         Raises:
             UnavailableError: no engine, or no turn, in time.
         """
         until = min(until, time.monotonic() + BOOT_WAIT_S)
-        alone = suspect and await self._wait_empty(until)
+        alone = suspect and await self._wait_empty(until, alone_only)
         if not alone:
             await self._wait(lambda: self._may_enter(suspect), until)
         assert self.engine is not None
         self._inside += 1
         self._probation = self._probation or alone
         visit = EngineVisit(self, self.engine, alone)
+        timer = asyncio.get_running_loop().call_later(PROBATION_S, visit.passed) if alone else None
         try:
             yield visit
         finally:
+            if timer is not None:
+                timer.cancel()
             self._inside -= 1
             visit.passed()
             self._tell()
 
     def _may_enter(self, suspect: bool) -> bool:
-        waits = self._suspects_waiting > 0 and not suspect
+        waits = self._suspects_waiting > 0 and not suspect and time.monotonic() < self._gate_until
         return self.engine is not None and not self._probation and not waits
 
-    async def _wait_empty(self, until: float) -> bool:
+    def _close_gate(self) -> None:
+        """Keep newcomers out for a while, so that the engine empties; as long again it stays open."""
+        now = time.monotonic()
+        if now >= self._gate_again:
+            self._gate_until, self._gate_again = now + EMPTY_WAIT_S, now + 2 * EMPTY_WAIT_S
+            asyncio.get_running_loop().call_later(EMPTY_WAIT_S, self._tell)
+
+    async def _wait_empty(self, until: float, alone_only: bool) -> bool:
         """Wait for an empty engine; False when it stays busy."""
         self._suspects_waiting += 1
+        self._close_gate()
         try:
             await self._wait(lambda: self.engine is not None, until)
             await self._wait(
                 lambda: self.engine is not None and self._inside == 0 and not self._probation,
-                min(until, time.monotonic() + EMPTY_WAIT_S),
+                until if alone_only else min(until, time.monotonic() + EMPTY_WAIT_S),
             )
         except UnavailableError:
-            if self.engine is None:
+            if self.engine is None or alone_only or self.draining:
                 raise
             return False
         else:

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +32,12 @@ from appliance.control import (
     send,
 )
 from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.records import Attachment, SandboxRecord
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.text_link import TextLink, TextLostError
 from isolation.ipc.channel import Channel
-from isolation.ipc.messages import EngineReady, Role, TextReady
+from isolation.ipc.errors import RemoteProtocolError
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, EngineReady, Role, TextReady
 from isolation.ipc.segment import Layout
 
 log = structlog.get_logger()
@@ -43,26 +45,15 @@ log = structlog.get_logger()
 RETRY_S = 0.2
 """How soon an absent supervisor is looked for again."""
 
+GONE_GRACE_S = 2.0
+"""A sandbox that let go of its channel should have ended by then, and the supervisor have seen it; one that has not
+is ended."""
 
-@dataclass(slots=True)
-class SandboxRecord:
-    """What status shows of one sandbox."""
+TENANTS_PER_QUERY = 500
+"""Tenants of one question for namespace keys: the answer must fit one datagram."""
 
-    state: str = "booting"
-    generation: int = 0
-    restarts: int = 0
-    pid: int = 0
-    since: float = field(default_factory=time.time)
-    cause: str = ""
-
-
-@dataclass(slots=True)
-class Attachment:
-    """What the supervisor told on attaching."""
-
-    sandbox: str = "unknown"
-    limits: str = "unknown"
-    attached: bool = False
+SUPERVISOR_GONE = "the supervisor is gone"
+"""Cause that status shows of a sandbox whose supervisor was lost."""
 
 
 class Sandboxes:
@@ -82,6 +73,8 @@ class Sandboxes:
         self._sock: socket.socket | None = None
         self._lost = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: set[TextLink] = set()
+        """Links whose table is being read; they are in no room yet."""
         self._namespaces: dict[str, bytes] = {}
         self._named = asyncio.Event()
         self.attachment = Attachment()
@@ -109,17 +102,29 @@ class Sandboxes:
             ControlError: the supervisor did not answer in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._namespaces.keys() >= set(tenants):
+        while missing := [tenant for tenant in tenants if tenant not in self._namespaces]:
             self._named.clear()
-            if self._sock is not None:
-                send(self._sock, NamespaceQuery(tenants))
+            self._tell(NamespaceQuery(missing[:TENANTS_PER_QUERY]))
             try:
                 async with asyncio.timeout(min(1.0, deadline - time.monotonic())):
                     await self._named.wait()
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     raise ControlError("the supervisor did not give namespace keys in time") from None
-        return {tenant: self._namespaces[tenant] for tenant in tenants}
+        self._namespaces = {tenant: self._namespaces[tenant] for tenant in tenants}
+        return dict(self._namespaces)
+
+    def _tell(self, message: Control) -> None:
+        """Say it to the supervisor, if there is one; a supervisor that does not listen is lost."""
+        if self._sock is not None:
+            try:
+                send(self._sock, message)
+            except ControlError as error:
+                self._detach(error.message)
+
+    def _tell_same(self, sock: socket.socket | None, message: Control) -> None:
+        if sock is self._sock:
+            self._tell(message)
 
     def _attach(self) -> bool:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -141,7 +146,6 @@ class Sandboxes:
         self._sock.close()
         self._sock = None
         self.attachment = Attachment()
-        self._namespaces.clear()
         log.warning("supervisor is gone", reason=reason)
         for rooms in self._rooms.values():
             engine, text = rooms.engine, rooms.text
@@ -151,6 +155,11 @@ class Sandboxes:
                 engine.close()
             if text is not None:
                 text.close()
+        for reading in tuple(self._reading):
+            reading.close()
+        for record in self.records.values():
+            if record.state == "ready":
+                record.become("failed", SUPERVISOR_GONE)
         self._lost.set()
 
     def _read(self) -> None:
@@ -165,7 +174,10 @@ class Sandboxes:
             if item is None:
                 self._detach("it closed its end")
                 return
-            self._serve(*item)
+            try:
+                self._serve(*item)
+            except (KeyError, TypeError, ValueError) as error:
+                self._detach(f"it sent what cannot be: {error}")
 
     def _serve(self, message: Control, fds: tuple[int, ...]) -> None:
         if isinstance(message, SandboxUp) and len(fds) == 3:
@@ -185,16 +197,26 @@ class Sandboxes:
 
     def _up(self, message: SandboxUp, fds: tuple[int, int, int]) -> None:
         rooms = self._rooms.get(message.model)
-        if rooms is None:
-            for fd in fds:
-                os.close(fd)
+        channel = None
+        try:
+            if rooms is not None:
+                role = Role[message.role.upper()]
+                layout = Layout.decode(bytes.fromhex(message.layout))
+                channel = Channel.host(*fds, layout, role, established=True)
+        except RemoteProtocolError as error:
+            # The guest could write into the segment since the supervisor looked at it.
+            self._note_end(message.model, message.role, message.generation, f"broke the protocol: {error}", True)
+        finally:
+            if channel is None:
+                for fd in fds:
+                    os.close(fd)
+        if rooms is None or channel is None:
             return
-        role = Role[message.role.upper()]
-        layout = Layout.decode(bytes.fromhex(message.layout))
-        channel = Channel.host(*fds, layout, role, established=True)
         self._record(message.model, message.role).generation = message.generation
         if role is Role.ENGINE:
             ready = EngineReady(**message.ready)
+            # A claim: what it says beyond the protocol's bounds would break every prompt on its way to the text room.
+            ready = replace(ready, max_context=min(ready.max_context, MAX_TOKENS_PER_REQUEST))
             rooms.set_engine(EngineLink(channel, ready, message.generation, partial(self._engine_ended, rooms)))
             self._note_up(message)
         else:
@@ -212,14 +234,18 @@ class Sandboxes:
 
     async def _welcome_text(self, rooms: ModelRooms, link: TextLink, message: SandboxUp) -> None:
         """A text sandbox counts as there once its table is read."""
+        self._reading.add(link)
         try:
             if link.ready.exact_vocabulary:
                 await link.read_table(self._next_id)
         except TextLostError as error:
             log.warning("text sandbox was lost at once", model=rooms.name, reason=str(error))
-            return
-        rooms.set_text(link)
-        self._note_up(message)
+        finally:
+            self._reading.discard(link)
+        # It may have ended between its last answer and this turn of the loop.
+        if not link.closed:
+            rooms.set_text(link)
+            self._note_up(message)
 
     def _engine_ended(self, rooms: ModelRooms, link: EngineLink, reason: str, at_fault: bool) -> None:
         if rooms.engine is link:
@@ -234,25 +260,26 @@ class Sandboxes:
 
     def _note_up(self, message: SandboxUp) -> None:
         record = self._record(message.model, message.role)
-        record.state, record.cause = "ready", ""
-        record.pid, record.restarts, record.since = message.pid, message.restarts, time.time()
+        record.become("ready")
+        record.pid, record.restarts = message.pid, message.restarts
 
     def _note_end(self, model: str, role: str, generation: int, reason: str, at_fault: bool) -> None:
-        record = self._record(model, role)
-        record.state, record.cause, record.since = "failed", reason, time.time()
+        self._record(model, role).become("failed", reason)
         log.warning("sandbox is lost", model=model, role=role, generation=generation, reason=reason)
-        if at_fault and self._sock is not None:
-            try:
-                send(self._sock, Fault(model, role, generation, reason))
-            except ControlError as error:
-                self._detach(error.message)
+        fault = Fault(model, role, generation, reason)
+        if at_fault:
+            self._tell(fault)
+        else:
+            # Not to the next supervisor, whose generations begin anew.
+            asyncio.get_running_loop().call_later(GONE_GRACE_S, self._tell_same, self._sock, fault)
 
     def _down(self, message: SandboxDown) -> None:
         record = self._record(message.model, message.role)
         record.generation, record.restarts = message.generation, message.restarts
-        if record.state != "ready" or message.generation >= record.generation:
-            record.state, record.cause = message.state, message.cause
-            record.since = time.time()
+        record.become(message.state, message.cause)
+        rooms = self._rooms.get(message.model)
+        if rooms is not None:
+            rooms.note_failure()
 
     def _record(self, model: str, role: str) -> SandboxRecord:
         return self.records.setdefault((model, role), SandboxRecord())

@@ -93,13 +93,13 @@ class GatewayService:
 
     def engine_ended(self, rooms: ModelRooms, link: EngineLink) -> None:
         """Note who was in an engine that died."""
-        live = [(stream.fingerprint, stream.on_probation) for stream in link.inside]
-        self._suspects[rooms.name].engine_died(live, time.monotonic())
+        inside = (stream.fingerprint for stream in link.inside)
+        self._suspects[rooms.name].engine_died(inside, time.monotonic())
 
     def begin_drain(self) -> None:
         """Take nothing more; what runs goes on."""
         for rooms in self.rooms.values():
-            rooms.draining = True
+            rooms.begin_drain()
 
     def _tools(self, model: str) -> Tools:
         rooms = self.rooms.get(model)

@@ -13,26 +13,20 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from appliance.errors import (
-    ApplianceError,
-    ContextLengthError,
-    DeadlineExceededError,
-    InternalError,
-    InvalidRequestError,
-    QuarantinedError,
-    UnavailableError,
-)
+from appliance.errors import ContextLengthError, InvalidRequestError, QuarantinedError, UnavailableError
 from appliance.gateway.assembler import Assembler
 from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
 from appliance.gateway.ledger import Ledger, Reservation
+from appliance.gateway.losses import EngineGoneError, raise_if_lost
 from appliance.gateway.output import OutputText
-from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit, ModelRooms
-from appliance.gateway.suspects import Suspects, fingerprint
+from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit, ModelRooms
+from appliance.gateway.suspects import Standing, Suspects, fingerprint
 from appliance.request import Event, Finished, FinishReason, GenerateRequest, Principal, Started
 from appliance.telemetry.api import Phase, RequestTrace
-from isolation.ipc.messages import EngineReady, FailureCode, Finish, Submit
+from isolation.ipc import messages as wire
+from isolation.ipc.messages import EngineReady, Finish, Submit
 from policy.decision import Decision
 from policy.model import Retention
 
@@ -40,7 +34,8 @@ NO_DEADLINE_S = 3_600.0
 """Deadline of a request that names none: nothing may live for ever."""
 
 REPLAY_S = 9.0
-"""After an engine's death a request may be replayed until this long after it; a client hears within ten seconds."""
+"""After an engine's death a replay must have entered the next one within this time: a client hears within ten
+seconds. Once it runs, its own deadline holds again."""
 
 MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
@@ -93,9 +88,10 @@ class Session:
         decision = self._admit(token_ids, ready)
         submit = self._submit(token_ids, decision)
         mark = fingerprint(self._principal.tenant, self._request.model, submit)
+        enter_by = self._until
         for attempt in range(MAX_ATTEMPTS):
-            deaths = self._tools.suspects.deaths(mark, time.monotonic())
-            if deaths >= 2:
+            standing = self._tools.suspects.standing(mark, time.monotonic())
+            if standing is Standing.QUARANTINED:
                 raise QuarantinedError(
                     "the engine ended twice while serving this request; it will not be run again"
                 )
@@ -103,20 +99,24 @@ class Session:
                 self._trace.annotate(replays=attempt)
             try:
                 async with (
-                    self._tools.rooms.enter_engine(self._until, suspect=deaths > 0) as visit,
+                    self._tools.rooms.enter_engine(
+                        enter_by,
+                        suspect=standing is not Standing.CLEAN,
+                        alone_only=standing is Standing.ALONE_ONLY,
+                    ) as visit,
                     aclosing(self._visit(visit, submit, mark)) as events,
                 ):
                     async for event in events:
                         yield event
                 self._tools.suspects.cleared(mark)
                 return
-            except _EngineGoneError as error:
+            except EngineGoneError as error:
                 if self._emitted:
                     raise UnavailableError(
                         "the engine ended while it answered; the same request may be sent again",
                         retry_after_s=RETRY_AFTER_S,
                     ) from error
-                self._until = min(self._until, time.monotonic() + REPLAY_S)
+                enter_by = min(enter_by, time.monotonic() + REPLAY_S)
         raise UnavailableError("the engine ended again and again", retry_after_s=RETRY_AFTER_S)
 
     async def _encode(self) -> array[int]:
@@ -128,7 +128,7 @@ class Session:
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
         trace.begin(Phase.TEXT)
-        room = TextRoom(self._tools.rooms, self._tools.next_id)
+        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
         token_ids = await room.encode(request.prompt, self._until)
         self.outcome.input_tokens = len(token_ids)
         trace.end(Phase.TEXT, input_tokens=len(token_ids))
@@ -138,7 +138,7 @@ class Session:
         """What the engine can do; waits for the first boot."""
         rooms = self._tools.rooms
         if rooms.capacity is None:
-            await rooms.wait_ready(self._until)
+            await rooms.wait_ready(min(self._until, time.monotonic() + BOOT_WAIT_S))
         if rooms.capacity is None:
             raise UnavailableError("the model is starting", retry_after_s=RETRY_AFTER_S)
         return rooms.capacity
@@ -183,9 +183,7 @@ class Session:
         self._trace.begin(Phase.QUEUE)
         began_ns = time.time_ns()
         try:
-            stream = visit.engine.submit(
-                replace(submit, request=self._tools.next_id()), mark, on_probation=visit.alone
-            )
+            stream = visit.engine.submit(replace(submit, request=self._tools.next_id()), mark)
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(
@@ -198,6 +196,7 @@ class Session:
         finally:
             timer.cancel()
             visit.engine.abort(stream)
+            self._charge_unread(stream)
 
     async def _follow(
         self, stream: TokenStream, visit: EngineVisit, began_ns: int
@@ -209,38 +208,40 @@ class Session:
             if not stream.wake.is_set():
                 await stream.wake.wait()
             token_ids, logprobs = stream.take()
-            if stream.started is not None and not self.started:
+            # As of this moment: while an event is written, the next frame may bring more tokens and the end.
+            finish = stream.finish
+            if (stream.started is not None or token_ids) and not self.started:
                 yield self._note_start(stream, began_ns)
             if token_ids:
                 if first:
                     first = False
                     self._first_token(visit, stream)
-                ended = stream.finish is Finish.STOP
-                delta, used = await text.push(token_ids, logprobs, hide_last=ended)
+                delta, used = await text.push(token_ids, logprobs, hide_last=finish is Finish.STOP)
                 self.outcome.output_tokens += used
-                if text.stopped is None and stream.finish is not Finish.NONE:
+                if text.stopped is None and finish is not Finish.NONE:
                     delta = replace(delta, text=delta.text + await text.finish())
                 self._emitted = True
                 yield delta
-            if text.stopped is not None or stream.finish is not Finish.NONE:
-                yield self._finished(stream, text.stopped)
+            if text.stopped is not None or finish is not Finish.NONE:
+                yield self._finished(finish, text.stopped)
                 return
-            _raise_if_lost(stream)
+            raise_if_lost(stream)
 
     def _output_text(self, engine: EngineLink) -> OutputText:
         text = self._tools.rooms.text
-        room = TextRoom(self._tools.rooms, self._tools.next_id)
+        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
         table = self._tools.rooms.table
         if table is None or (text is not None and not text.ready.exact_vocabulary):
             return OutputText(RemoteAssembler(room.decode, self._request.stop), table)
         return OutputText(Assembler(table, self._request.stop), table)
 
     def _note_start(self, stream: TokenStream, began_ns: int) -> Started:
-        assert stream.started is not None
+        # An engine that gives tokens without a word about their start has cached nothing and queued nothing.
+        told = stream.started or wire.Started(stream.request, 0, 0)
         self.started = True
         now_ns = time.time_ns()
-        scheduled_ns = min(now_ns, began_ns + stream.started.queue_us * 1_000)
-        cached = min(stream.started.cached_tokens, self.outcome.input_tokens)
+        scheduled_ns = min(now_ns, began_ns + told.queue_us * 1_000)
+        cached = min(told.cached_tokens, self.outcome.input_tokens)
         self.outcome.cached_tokens = cached
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
@@ -248,13 +249,19 @@ class Session:
 
     def _first_token(self, visit: EngineVisit, stream: TokenStream) -> None:
         visit.passed()
-        stream.on_probation = False
         self._trace.end(Phase.PREFILL, cached_tokens=self.outcome.cached_tokens)
         self._trace.first_token()
         self._trace.begin(Phase.DECODE)
 
-    def _finished(self, stream: TokenStream, stopped: str | None) -> Finished:
-        length = stopped is None and stream.finish is Finish.LENGTH
+    def _charge_unread(self, stream: TokenStream) -> None:
+        """What the engine computed for a caller who left, or did not read, is charged as well; what a dead engine
+        computed, or what came behind a stop string, is not."""
+        if self.outcome.finish is None and stream.engine_gone is None:
+            self.outcome.output_tokens = max(self.outcome.output_tokens, stream.received)
+            self.started = self.started or stream.started is not None
+
+    def _finished(self, finish: Finish, stopped: str | None) -> Finished:
+        length = stopped is None and finish is Finish.LENGTH
         self.outcome.finish = FinishReason.LENGTH if length else FinishReason.STOP
         self._trace.end(Phase.DECODE, output_tokens=self.outcome.output_tokens)
         return Finished(
@@ -266,32 +273,6 @@ class Session:
         )
 
 
-class _EngineGoneError(Exception):
-    """The engine ended under the request."""
-
-
 def _expire(stream: TokenStream) -> None:
     stream.expired = True
     stream.wake.set()
-
-
-def _raise_if_lost(stream: TokenStream) -> None:
-    """What ended the stream besides its last token, as the error the caller sees."""
-    if stream.engine_gone is not None:
-        raise _EngineGoneError(stream.engine_gone)
-    if stream.expired:
-        raise DeadlineExceededError("the request's deadline passed before its answer was complete")
-    if stream.overrun:
-        raise UnavailableError("the answer was not read fast enough; the request was stopped")
-    if stream.failure is not None:
-        raise _FAILURES[stream.failure]()
-
-
-_FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
-    FailureCode.ABORTED: lambda: UnavailableError("the engine stopped this request", retry_after_s=RETRY_AFTER_S),
-    FailureCode.INVALID: lambda: InvalidRequestError("the engine cannot run this request as asked"),
-    FailureCode.TOO_LONG: lambda: ContextLengthError("prompt and output do not fit the engine's KV cache"),
-    FailureCode.OVERLOADED: lambda: UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S),
-    FailureCode.INTERNAL: lambda: InternalError("the engine met a defect while serving this request"),
-}
-

@@ -1,17 +1,22 @@
 """Who killed the engine: pure book-keeping of suspicion, so that one request cannot end service for all.
 
-When an engine dies, every request that was live in it is a suspect. A suspect runs its next time *on probation*: no
-other request is in the engine with it until its first token has come out. Should the engine die during somebody's
-probation, there is no doubt left and that request is quarantined: it is answered with an error, and the same request
-sent anew is refused, until ``FORGET_S`` have passed. A request is known by its fingerprint (tenant, token ids,
-sampling as asked), never by an id of the client's.
+When an engine dies, every request that was in it is a suspect. Only a death that a request met alone is certain
+proof; a request that was alone in the engine at its second death is quarantined: it is answered with an error, and the
+same request sent anew is refused, until ``FORGET_S`` have passed. So a suspect runs its next time *on probation*: the
+engine is kept empty around it until its first token has come out. Where the engine is too busy for that, it runs
+beside the others once more; after a second death in company it runs alone or not at all. Company is never proof,
+since whoever wants a neighbour quarantined could die beside it on purpose.
+
+A request is known by its fingerprint (tenant, token ids, sampling as asked), never by an id of the client's.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from isolation.ipc.messages import Submit
 
@@ -22,9 +27,22 @@ FORGET_S = 3_600.0
 """Seconds after which a suspicion or quarantine lapses: engines get mended."""
 
 
+class Standing(Enum):
+    """What is held against a request."""
+
+    CLEAN = auto()
+    SUSPECT = auto()
+    """In the engine at one death: to be run alone, if that is possible."""
+    ALONE_ONLY = auto()
+    """In company at more than one death: to be run alone or not at all."""
+    QUARANTINED = auto()
+    """Alone in the engine at its second death or a later one."""
+
+
 @dataclass(slots=True)
 class _Record:
     deaths: int
+    certain: bool
     at: float
 
 
@@ -34,38 +52,38 @@ class Suspects:
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
-    def deaths(self, fingerprint: bytes, now: float) -> int:
-        """How many engine deaths this request is blamed for: 0 clean, 1 suspect, 2 or more quarantined."""
-        record = self._records.get(fingerprint)
+    def standing(self, fingerprint: bytes, now: float) -> Standing:
+        """How this request is to be treated."""
+        record = self._record(fingerprint, now)
         if record is None:
-            return 0
-        if now - record.at > FORGET_S:
-            del self._records[fingerprint]
-            return 0
-        return record.deaths
+            return Standing.CLEAN
+        if record.certain:
+            return Standing.QUARANTINED
+        return Standing.SUSPECT if record.deaths == 1 else Standing.ALONE_ONLY
 
-    def engine_died(self, live: list[tuple[bytes, bool]], now: float) -> None:
-        """Blame the requests live at a death, given as (fingerprint, on probation). With one on probation only that
-        one is blamed; else each becomes a suspect, and one that was the only suspect among them is blamed again."""
-        on_probation = [fingerprint for fingerprint, probation in live if probation]
-        if on_probation:
-            for fingerprint in on_probation:
-                self._blame(fingerprint, self.deaths(fingerprint, now) + 1, now)
-            return
-        known = [fingerprint for fingerprint, _ in live if self.deaths(fingerprint, now)]
-        for fingerprint, _ in live:
-            again = len(known) == 1 and fingerprint == known[0]
-            self._blame(fingerprint, 2 if again else max(1, self.deaths(fingerprint, now)), now)
+    def engine_died(self, inside: Iterable[bytes], now: float) -> None:
+        """Blame the requests that were in an engine at its death; one that was alone and suspected before is
+        certain."""
+        marks = set(inside)
+        for mark in marks:
+            record = self._record(mark, now)
+            deaths = 1 if record is None else record.deaths + 1
+            certain = record is not None and (record.certain or len(marks) == 1)
+            self._records[mark] = _Record(deaths, certain, now)
+            self._records.move_to_end(mark)
+        while len(self._records) > MAX_REMEMBERED:
+            self._records.popitem(last=False)
 
     def cleared(self, fingerprint: bytes) -> None:
         """The request ended well: whatever killed the engine, it was not this."""
         self._records.pop(fingerprint, None)
 
-    def _blame(self, fingerprint: bytes, deaths: int, now: float) -> None:
-        self._records[fingerprint] = _Record(deaths, now)
-        self._records.move_to_end(fingerprint)
-        while len(self._records) > MAX_REMEMBERED:
-            self._records.popitem(last=False)
+    def _record(self, fingerprint: bytes, now: float) -> _Record | None:
+        record = self._records.get(fingerprint)
+        if record is not None and now - record.at > FORGET_S:
+            del self._records[fingerprint]
+            return None
+        return record
 
 
 def fingerprint(tenant: str, model: str, submit: Submit) -> bytes:

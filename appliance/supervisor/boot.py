@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
+import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from isolation.ipc.messages import (
     Encode,
     Encoded,
     EngineReady,
+    Failed,
     Hello,
     Message,
     Role,
@@ -56,6 +58,9 @@ SLICE_S = 0.25
 
 PROBE_ID = 1
 """Wire id of the readiness probe; the gateway's ids start far above."""
+
+MAX_VOCABULARY = 1 << 20
+"""Entries of a vocabulary; the largest published ones have a quarter of it."""
 
 MAX_NAME_CHARS = 16
 """Characters of the model's name in a sandbox's: the name is part of a socket's path (108 bytes in all)."""
@@ -135,25 +140,28 @@ def spec_threads(spec: SandboxSpec) -> int:
     return int(dict(spec.env)["OMP_NUM_THREADS"])
 
 
-def boot(plan: BootPlan, runtime: Runtime) -> Booted:
-    """Boot, connect, configure, load, and get one real token.
+def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
+    """Boot, connect, configure, load, and get one real token; ``stop`` ends it within ``SLICE_S`` and a kill.
 
     Raises:
         IsolationError, ProtocolError: it did not come up; nothing of it is left.
     """
     began = time.monotonic()
+    # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
+    shutil.rmtree(plan.socket_dir, ignore_errors=True)
     plan.socket_dir.mkdir(parents=True, exist_ok=True)
     plan.socket_dir.chmod(0o755)
     with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
         sandbox = runtime.boot(plan.spec, on_line=_line_logger(plan.name))
+        booting = _Booting(plan, sandbox, stop)
         try:
-            channel = _connect(sandbox, listener, plan, runtime)
+            channel = booting.connect(listener, None if runtime.label.startswith("unsafe") else sandbox.peer_pids)
         except BaseException:
             _remove(sandbox)
             raise
     try:
-        ready = _handshake(channel, sandbox, plan)
-        _probe(channel, sandbox, plan, ready)
+        ready = booting.handshake(channel)
+        booting.probe(channel, ready)
     except BaseException:
         channel.close()
         _remove(sandbox)
@@ -178,76 +186,93 @@ def _remove(sandbox: Sandbox) -> None:
     sandbox.delete()
 
 
-def _connect(sandbox: Sandbox, listener: Listener, plan: BootPlan, runtime: Runtime) -> Channel:
-    expected = sandbox.peer_pids if runtime.label.startswith("gvisor") else None
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    while True:
-        _check_alive(sandbox)
-        try:
-            return listener.accept(expected, SLICE_S, standard_layout(), plan.role)
-        except AttachError:
+@dataclass(frozen=True, slots=True)
+class _Booting:
+    """A sandbox on its way, watched: at every wait it is asked whether it lives, and whether anybody still wants it."""
+
+    plan: BootPlan
+    sandbox: Sandbox
+    stop: threading.Event
+
+    def connect(self, listener: Listener, expected: frozenset[int] | None) -> Channel:
+        """The channel, once the guest has come for it."""
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while True:
+            self._check()
+            try:
+                return listener.accept(expected, SLICE_S, standard_layout(), self.plan.role)
+            except AttachError:
+                if time.monotonic() > deadline:
+                    raise SandboxStartError(
+                        f"sandbox {self.plan.name} did not connect within {CONNECT_TIMEOUT_S:g} s"
+                        f"{_last_words(self.sandbox)}"
+                    ) from None
+
+    def handshake(self, channel: Channel) -> EngineReady | TextReady:
+        """Configure it; gives what it says of itself once it has loaded."""
+        self._await(channel, lambda message: isinstance(message, Hello), CONNECT_TIMEOUT_S)
+        channel.send(Configure(self.plan.configuration))
+        ready = self._await(channel, lambda message: isinstance(message, EngineReady | TextReady), LOAD_TIMEOUT_S)
+        assert isinstance(ready, EngineReady | TextReady)
+        if ready.vocab_size > MAX_VOCABULARY:
+            raise SandboxStartError(
+                f"sandbox {self.plan.name} claims {ready.vocab_size} token ids; at most {MAX_VOCABULARY} are served"
+            )
+        return ready
+
+    def probe(self, channel: Channel, ready: EngineReady | TextReady) -> None:
+        """A real token, or real ids: what "ready" means. Nothing of it is kept in the engine."""
+        if isinstance(ready, TextReady):
+            channel.send(Encode(PROBE_ID, SourceKind.TEXT, b"ready?", 64))
+            self._await(channel, lambda message: isinstance(message, Encoded), PROBE_TIMEOUT_S)
+            return
+        prompt = array("I", [ready.vocab_size // 2])
+        namespace = secrets.token_bytes(NAMESPACE_KEY_BYTES)
+        channel.send(
+            Submit(PROBE_ID, namespace, prompt, 1, Sampling(temperature=0.0), ignore_eos=True, retain=False)
+        )
+        self._await(channel, _has_token, PROBE_TIMEOUT_S)
+
+    def _await(self, channel: Channel, wanted: Callable[[Message], bool], timeout_s: float) -> Message:
+        """The first wanted message; others are passed over, however many come.
+
+        Raises:
+            SandboxStartError: the sandbox ended or refused the probe, nobody wants it any more, or time ran out.
+            ProtocolError: it broke the protocol.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # One at a time: what comes behind the wanted message belongs to whoever has the channel next.
+            messages = channel.receive(1)
+            for message in messages:
+                if wanted(message):
+                    return message
+                if _refuses(message):
+                    raise SandboxStartError(f"sandbox {self.plan.name} cannot answer the simplest request")
+            self._check()
             if time.monotonic() > deadline:
-                raise SandboxStartError(
-                    f"sandbox {plan.name} did not connect within {CONNECT_TIMEOUT_S:g} s{_last_words(sandbox)}"
-                ) from None
+                raise SandboxStartError(f"sandbox {self.plan.name} did not answer within {timeout_s:g} s")
+            if not messages:
+                channel.wait(SLICE_S)
 
-
-def _handshake(channel: Channel, sandbox: Sandbox, plan: BootPlan) -> EngineReady | TextReady:
-    _await(channel, sandbox, lambda message: isinstance(message, Hello), CONNECT_TIMEOUT_S)
-    channel.send(Configure(plan.configuration))
-    ready = _await(
-        channel, sandbox, lambda message: isinstance(message, EngineReady | TextReady), LOAD_TIMEOUT_S
-    )
-    assert isinstance(ready, EngineReady | TextReady)
-    return ready
-
-
-def _probe(channel: Channel, sandbox: Sandbox, plan: BootPlan, ready: EngineReady | TextReady) -> None:
-    """A real token, or real ids: what "ready" means. Nothing of it is kept in the engine."""
-    if isinstance(ready, TextReady):
-        channel.send(Encode(PROBE_ID, SourceKind.TEXT, b"ready?", 64))
-        _await(channel, sandbox, lambda message: isinstance(message, Encoded), PROBE_TIMEOUT_S)
-        return
-    prompt = array("I", [ready.vocab_size // 2])
-    namespace = secrets.token_bytes(NAMESPACE_KEY_BYTES)
-    channel.send(
-        Submit(PROBE_ID, namespace, prompt, 1, Sampling(temperature=0.0), ignore_eos=True, retain=False)
-    )
-    _await(channel, sandbox, _has_token, PROBE_TIMEOUT_S)
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise SandboxStartError(f"sandbox {self.plan.name} was not wanted any more while it started")
+        if self.sandbox.poll() is not None:
+            ending = self.sandbox.ending()
+            reason = ending.reason if ending is not None else "ended"
+            raise SandboxStartError(f"sandbox {self.plan.name} {reason} while starting{_last_words(self.sandbox)}")
 
 
 def _has_token(message: Message) -> bool:
     return isinstance(message, StepOutput) and PROBE_ID in message.requests
 
 
-def _await(
-    channel: Channel, sandbox: Sandbox, wanted: Callable[[Message], bool], timeout_s: float
-) -> Message:
-    """The first wanted message; others are passed over.
-
-    Raises:
-        SandboxStartError: the sandbox ended, or time ran out.
-        ProtocolError: it broke the protocol.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        # One at a time: what comes behind the wanted message belongs to whoever has the channel next.
-        for message in channel.receive(1):
-            if wanted(message):
-                return message
-            break
-        else:
-            _check_alive(sandbox)
-            if time.monotonic() > deadline:
-                raise SandboxStartError(f"sandbox {sandbox.name} did not answer within {timeout_s:g} s")
-            channel.wait(SLICE_S)
-
-
-def _check_alive(sandbox: Sandbox) -> None:
-    if sandbox.poll() is not None:
-        ending = sandbox.ending()
-        reason = ending.reason if ending is not None else "ended"
-        raise SandboxStartError(f"sandbox {sandbox.name} {reason} while starting{_last_words(sandbox)}")
+def _refuses(message: Message) -> bool:
+    """Whether the probe was answered by a failure: no need to wait for its time to run out."""
+    if isinstance(message, StepOutput):
+        return any(failure.request == PROBE_ID for failure in message.failures)
+    return isinstance(message, Failed)
 
 
 def _last_words(sandbox: Sandbox) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,8 +28,15 @@ from isolation.ipc.messages import NAMESPACE_KEY_BYTES
 
 log = structlog.get_logger()
 
-MAX_TENANTS = 1_000
-"""Tenants with a namespace key: what one datagram carries."""
+MAX_TENANTS = 10_000
+"""Tenants with a namespace key, as many as a policy may have; beyond it the one not asked for longest gets a new key
+when it comes again, which costs it its cached prefixes and nothing else."""
+
+MAX_QUERY = 1_000
+"""Tenants of one question: what one datagram carries."""
+
+READ_BATCH = 16
+"""Messages taken in one turn of the event loop, so that a flood of them keeps nothing else from running."""
 
 SOCKET_MODE = 0o660
 """The gateway's user reaches the socket through its group; the folder keeps everybody else out."""
@@ -38,19 +46,22 @@ class Namespace:
     """Random namespace keys, one a tenant, drawn at first need and kept until the supervisor ends."""
 
     def __init__(self) -> None:
-        self._keys: dict[str, str] = {}
+        self._keys: OrderedDict[str, str] = OrderedDict()
 
     def keys(self, tenants: list[str]) -> dict[str, str]:
         """Tenant to key in hex.
 
         Raises:
-            ControlError: more tenants than ``MAX_TENANTS``.
+            ControlError: more tenants than ``MAX_QUERY``.
         """
-        if len(self._keys.keys() | set(tenants)) > MAX_TENANTS:
-            raise ControlError(f"more than {MAX_TENANTS} tenants")
+        if len(tenants) > MAX_QUERY:
+            raise ControlError(f"more than {MAX_QUERY} tenants in one question")
         for tenant in tenants:
             if tenant not in self._keys:
                 self._keys[tenant] = secrets.token_hex(NAMESPACE_KEY_BYTES)
+            self._keys.move_to_end(tenant)
+        while len(self._keys) > MAX_TENANTS:
+            self._keys.popitem(last=False)
         return {tenant: self._keys[tenant] for tenant in tenants}
 
 
@@ -70,6 +81,8 @@ class ControlServer:
         self._on_attach, self._on_leave, self._on_fault = on_attach, on_leave, on_fault
         self._namespace = Namespace()
         self._peer: socket.socket | None = None
+        self._attached = False
+        """Whether the peer has said that it speaks our version; before that it is told nothing."""
         self._listener: socket.socket | None = None
 
     def open(self) -> None:
@@ -94,7 +107,7 @@ class ControlServer:
 
     def publish(self, message: Control, fds: tuple[int, ...]) -> bool:
         """Send to the attached gateway; False when there is none or it does not take messages."""
-        if self._peer is None:
+        if self._peer is None or not self._attached:
             return False
         try:
             send(self._peer, message, fds)
@@ -118,7 +131,9 @@ class ControlServer:
         asyncio.get_running_loop().add_reader(peer.fileno(), self._read)
 
     def _read(self) -> None:
-        while self._peer is not None:
+        for _ in range(READ_BATCH):
+            if self._peer is None:
+                return
             try:
                 item = receive(self._peer)
             except BlockingIOError:
@@ -140,9 +155,12 @@ class ControlServer:
         if isinstance(message, Attach):
             if message.version != CONTROL_VERSION:
                 raise ControlError(f"the gateway speaks version {message.version}, not {CONTROL_VERSION}")
+            self._attached = True
             self.publish(self._welcome, ())
             log.info("gateway attached")
             self._on_attach()
+        elif not self._attached:
+            raise ControlError(f"the gateway's first word is {type(message).__name__}")
         elif isinstance(message, NamespaceQuery):
             self.publish(Namespaces(self._namespace.keys(message.tenants)), ())
         elif isinstance(message, Fault):
@@ -156,5 +174,6 @@ class ControlServer:
         asyncio.get_running_loop().remove_reader(self._peer.fileno())
         self._peer.close()
         self._peer = None
+        self._attached = False
         log.info("gateway detached", reason=reason)
         self._on_leave()

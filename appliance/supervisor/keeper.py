@@ -7,6 +7,7 @@ threads; decisions are ``lifecycle``'s.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Keeper:
         self._booted: Booted | None = None
         self._ending: asyncio.Future[_End] | None = None
         self._stopping = asyncio.Event()
+        self._abandon = threading.Event()
+        """What a boot in its thread looks at: set with ``_stopping``."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """Done once the first boot ended: None when it is ready, else what went wrong."""
 
@@ -72,7 +75,7 @@ class Keeper:
     async def _one_life(self) -> str:
         """From boot to the last trace of it; gives the cause of its end."""
         try:
-            self._booted = booted = await asyncio.to_thread(boot, self.plan, self._runtime)
+            self._booted = booted = await asyncio.to_thread(boot, self.plan, self._runtime, self._abandon)
         except (IsolationError, ProtocolError, OSError) as error:
             self.life = self.life.advance(Happening.DIED, time.monotonic())
             self._report_first(str(error))
@@ -85,8 +88,13 @@ class Keeper:
         self._report_first(None)
         self.offer()
         ending = await self._until_end(booted)
-        await asyncio.to_thread(end, booted)
         self._booted = None
+        try:
+            await asyncio.to_thread(end, booted)
+        except IsolationError as error:
+            # Something of it is left. The next boot may fail on that, and says so; to give up would help nobody.
+            log.error("sandbox could not be removed", sandbox=self.plan.name, problem=str(error))
+            ending = _End(f"{ending.cause}; {error}")
         if ending.counted:
             self.life = self.life.advance(Happening.DIED, time.monotonic())
         else:
@@ -141,6 +149,7 @@ class Keeper:
     def stop(self) -> None:
         """End for good; ``run`` returns once everything is cleaned up."""
         self._stopping.set()
+        self._abandon.set()
         self._end(_End("stopped", counted=False))
 
     def _report_first(self, problem: str | None) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from isolation.image_rootfs import image_rootfs
-
 from appliance.catalog import ModelFiles
 from appliance.config import ApplianceConfig
 from isolation.environment import guest_environment
+from isolation.image_rootfs import image_rootfs
 from isolation.ipc.messages import Role
 from isolation.python_rootfs import python_rootfs
 from isolation.spec import Limits, Mount, Rootfs, SandboxSpec

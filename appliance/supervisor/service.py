@@ -44,17 +44,22 @@ async def supervise(config: ApplianceConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server.open()
+    try:
+        server.open()
+    except OSError as error:
+        raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
     tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
+    for task in tasks:
+        task.add_done_callback(lambda _done: stop.set())
     try:
         await _first_boots(keepers, stop)
         notify.ready(f"{len(keepers)} sandboxes, {runtime.label}")
-        await _serve(stop)
+        await _serve(stop, tasks)
     finally:
         notify.stopping()
         for keeper in keepers:
             keeper.stop()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         await asyncio.to_thread(runtime.close)
 
@@ -94,7 +99,12 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
         raise StartError("no model could be started:\n  " + "\n  ".join(problems.values()))
 
 
-async def _serve(stop: asyncio.Event) -> None:
+async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Until the stop, which a keeper that ends gives as well.
+
+    Raises:
+        StartError: a keeper gave up, which is a defect; a supervisor started afresh serves better than this one.
+    """
     interval = notify.watchdog_interval_s()
     while not stop.is_set():
         try:
@@ -102,4 +112,7 @@ async def _serve(stop: asyncio.Event) -> None:
                 await stop.wait()
         except TimeoutError:
             notify.watchdog()
+    for task in tasks:
+        if task.done() and (error := task.exception()) is not None:
+            raise StartError(f"a keeper of sandboxes failed: {error!r}") from error
 

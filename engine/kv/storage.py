@@ -8,7 +8,6 @@ blocks. All memory is taken and touched at the start and never given back: page 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from engine.kv.layout import KvLayout
 
@@ -46,7 +45,3 @@ class KvStorage:
         """Write every page once more. Under gVisor a page costs a fault on its first and on its second pass."""
         for tensor in (*self.layers, self.gathered_keys, self.gathered_values):
             tensor.zero_()
-
-    def block(self, block: int) -> Tensor:
-        """Copy of one block in all layers, shape ``(layers, 2, block_size, kv heads, head_dim)``; for tests."""
-        return torch.stack([layer[:, block] for layer in self.layers])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from engine.request import Request
 
@@ -51,6 +51,10 @@ class Account:
         """The share asked for by the newest request holds for the account."""
         self.weight = weight
         self.charge_output = OUTPUT_COST / weight
+
+    def cost_of(self, request: Request) -> float:
+        """Service that the request's known tokens stand for."""
+        return request.num_tokens * INPUT_COST / self.weight
 
     def charge_input(self, tokens: int) -> None:
         """Charge prompt tokens that have to be computed."""
@@ -109,12 +113,15 @@ class Accounts:
             if len(self._idle) > MAX_IDLE_ACCOUNTS:
                 self._forget_small_debts()
 
-    def least_served(self, *, waiting: bool) -> Account | None:
-        """The account to serve next: least service, then the oldest head. Only accounts that have a prompt to go on
-        with count, and those with a waiting request too when ``waiting``."""
+    def least_served(self, *, waiting: bool, without: Collection[Account] = ()) -> Account | None:
+        """The account to serve next: least service, then the oldest head.
+
+        Only accounts that have a prompt to go on with count, and those with a waiting request too when ``waiting``,
+        unless they are among ``without``.
+        """
         best: Account | None = None
         for account in self._active.values():
-            if account.prefilling is None and not (waiting and account.waiting):
+            if account.prefilling is None and not (waiting and account.waiting and account not in without):
                 continue
             if best is None or (account.service, _head(account)) < (best.service, _head(best)):
                 best = account

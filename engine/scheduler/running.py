@@ -6,6 +6,7 @@ from engine.kv.block_pool import TRANSIENT, BlockPool
 from engine.request import NO_ROW, Request, Status
 from engine.scheduler.fairness import Account, Accounts
 from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.plan import Admission
 
 
 class Running:
@@ -145,3 +146,16 @@ def age(request: Request) -> int:
 def owner_of(request: Request) -> bytes:
     """Whose a request's blocks are."""
     return request.namespace if request.retain else TRANSIENT
+
+
+def admission_of(request: Request) -> Admission:
+    """What the runner has to know of a request that has just got its row."""
+    submit = request.submit
+    return Admission(
+        row=request.row,
+        token_ids=request.token_ids[:],
+        num_prompt=request.num_prompt,
+        sampling=submit.sampling,
+        logprobs=submit.logprobs,
+        blocks=tuple(request.blocks),
+    )

@@ -9,8 +9,9 @@ One step, in this order:
    When a block is needed and none is available, a request is preempted: the youngest of the namespace with the most
    service. Its blocks go back, and it is computed again later.
 2. *Prefills* fill what is left of the budget, in chunks, always for the account with the least service. A request is
-   admitted when a row is free and the blocks for all its known tokens are there. The account whose turn it is never
-   is overtaken because its request does not fit: memory is left to drain for it, so a large request cannot starve.
+   admitted when a row is free and the blocks for all its known tokens are there. When the request of the account
+   whose turn it is does not fit, others may pass it, but only until they are ahead of it by what the request itself
+   costs; then memory is left to drain. So a large request cannot starve, nor hold everybody up at once.
 
 Progress. The oldest running request is never preempted and, since no request is admitted that is longer than the
 whole pool, it always gets its next block; so the oldest always ends, and then the next is the oldest. A request
@@ -23,6 +24,8 @@ and fro.
 
 from __future__ import annotations
 
+from math import inf
+
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
@@ -30,8 +33,8 @@ from engine.request import Request, Status
 from engine.scheduler.budget import StepBudget
 from engine.scheduler.fairness import Account, Accounts
 from engine.scheduler.limits import SchedulerLimits, check_submit
-from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
-from engine.scheduler.running import Running, age, owner_of
+from engine.scheduler.plan import Chunk, StepPlan, StepResult
+from engine.scheduler.running import Running, admission_of, age, owner_of
 from isolation.ipc.messages import FailureCode, Finish, RequestFailure, Started, Submit
 
 RESERVE_FRACTION = 16
@@ -195,13 +198,20 @@ class Scheduler:
 
     def _fill_with_prefills(self, plan: StepPlan, budget: StepBudget, *, admit: bool, now_ns: int) -> None:
         """Hand out the rest of the budget, chunk by chunk, to the account with the least service."""
+        stuck: list[Account] = []
+        patience = inf
         while budget.tokens:
-            account = self._accounts.least_served(waiting=admit)
+            account = self._accounts.least_served(waiting=admit, without=stuck)
             if account is None:
                 return
-            if account.prefilling is None and not self._admit(account, plan, now_ns):
-                admit = False
-                continue
+            if account.prefilling is None:
+                if account.service > patience or not self._running.has_free_row:
+                    admit = False
+                    continue
+                if not self._admit(account, plan, now_ns):
+                    stuck.append(account)
+                    patience = min(patience, account.service + account.cost_of(account.waiting[0]))
+                    continue
             request = account.prefilling
             assert request is not None
             left = request.num_uncomputed
@@ -211,10 +221,9 @@ class Scheduler:
                 self._running.end_prefill(request)
 
     def _admit(self, account: Account, plan: StepPlan, now_ns: int) -> bool:
-        """Give the account's oldest waiting request a row and all blocks that its known tokens need."""
+        """Give the account's oldest waiting request a row and all blocks that its known tokens need, if they are
+        there."""
         request = account.waiting[0]
-        if not self._running.has_free_row:
-            return False
         shared = self._cache.match(request) if self._may_share(request) else []
         wanted = -(-request.num_tokens // self.limits.block_size) - len(shared)
         revived = sum(1 for block in shared if self._pool.refs(block) == 0)
@@ -226,7 +235,7 @@ class Scheduler:
         account.waiting.popleft()
         self._num_waiting -= 1
         self._running.occupy(request, shared + self._pool.take(wanted, owner_of(request)), len(shared))
-        plan.admissions.append(_admission(request))
+        plan.admissions.append(admission_of(request))
         if not request.started:
             self._start(request, now_ns)
         return True
@@ -286,15 +295,3 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         del self._live[request.request_id]
         self._accounts.leave(request)
-
-
-def _admission(request: Request) -> Admission:
-    submit = request.submit
-    return Admission(
-        row=request.row,
-        token_ids=request.token_ids[:],
-        num_prompt=request.num_prompt,
-        sampling=submit.sampling,
-        logprobs=submit.logprobs,
-        blocks=tuple(request.blocks),
-    )

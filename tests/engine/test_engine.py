@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
@@ -16,6 +18,7 @@ from engine.load import check_config, load_engine
 from engine.loop import Engine
 from engine.model.llama import LlamaForCausalLM
 from engine.offline import Answer, collect, generate
+from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import FailureCode, Finish, Sampling
 from tests.engine.support import make_engine, model_config, namespace, random_model, submit
 
@@ -258,6 +261,65 @@ def test_broken_logits_fail_one_request(model: LlamaForCausalLM) -> None:
     engine.scheduler.check_integrity()
     sound = generate(engine, [submit(9, range(1, 9), 6)])[9]
     assert sound == Answer(sound.token_ids, Finish.LENGTH)
+
+
+NUMBERS = st.sampled_from([0.0, 5e-324, 1e-6, 0.3, 1.0, 1.7, 1e39, 1.7976931348623157e308])
+REQUESTS = st.lists(
+    st.builds(
+        dict,
+        token_ids=st.lists(st.integers(0, 110), min_size=1, max_size=90),
+        max_tokens=st.sampled_from([1, 2, 9, 1 << 20]),
+        tenant=st.integers(1, 3),
+        stop_ids=st.lists(st.sampled_from([0, 5, 96, 97, 2**32 - 1]), max_size=3).map(tuple),
+        retain=st.booleans(),
+        logprobs=st.sampled_from([-1, 0, 1, 20]),
+        weight=st.sampled_from([1, 2, 1_000]),
+        sampling=st.builds(
+            Sampling,
+            temperature=NUMBERS,
+            top_k=st.sampled_from([0, 1, 50, 2**32 - 1]),
+            top_p=NUMBERS.filter(lambda one: 0 < one <= 1),
+            min_p=NUMBERS.filter(lambda one: one <= 1),
+            repetition_penalty=NUMBERS.filter(bool),
+            presence_penalty=st.floats(-2, 2),
+            frequency_penalty=st.floats(-2, 2),
+            seed=st.integers(0, 2**64 - 1),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(requests=REQUESTS, aborts=st.sets(st.integers(0, 11)))
+def test_nothing_that_the_wire_admits_ends_the_engine(
+    model: LlamaForCausalLM, requests: list[dict[str, object]], aborts: set[int]
+) -> None:
+    """Any requests together: each ends with its tokens or one failure, and every output fits its frame."""
+    engine = make_engine(model, num_blocks=30, max_context=100, max_waiting=9)
+    ended: dict[int, object] = {}
+    for number, fields in enumerate(requests):
+        engine.add(decode(encode(submit(number, fields.pop("token_ids"), fields.pop("max_tokens"), **fields))))
+    for step in range(2_000):
+        if step in aborts:
+            engine.abort(step)
+        if not engine.has_work:
+            break
+        output = engine.step()
+        engine.scheduler.check_integrity()
+        if output is None:
+            continue
+        assert decode(encode(output)) == output
+        for request, finish in zip(output.requests, output.finishes, strict=True):
+            assert request not in ended
+            if finish:
+                ended[request] = finish
+        for failure in output.failures:
+            assert failure.request not in ended
+            assert failure.code is not FailureCode.INTERNAL
+            ended[failure.request] = failure.code
+    assert set(ended) == set(range(len(requests)))
 
 
 def test_seeded_requests_repeat_and_seeds_differ(model: LlamaForCausalLM) -> None:

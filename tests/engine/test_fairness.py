@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Request
-from engine.scheduler.fairness import MAX_IDLE_ACCOUNTS, OUTPUT_COST, Accounts
+from engine.scheduler.fairness import INPUT_COST, MAX_IDLE_ACCOUNTS, OUTPUT_COST, Account, Accounts
 from tests.engine.support import make_scheduler, submit
 
 
@@ -75,42 +76,56 @@ def test_remembered_debts_are_bounded() -> None:
     assert keeper.account.service == 0
 
 
-def serve_backlog(weights: dict[int, int], prompts: dict[int, list[int]], steps: int) -> dict[int, float]:
-    """Keep every tenant backlogged for some steps; gives tokens served (input and output cost) by tenant."""
-    scheduler, _ = make_scheduler(num_blocks=400, max_num_seqs=8, max_num_batched_tokens=32, prefix_caching=False)
-    served = dict.fromkeys(weights, 0.0)
-    owners: dict[int, int] = {}
-    number = 0
-    for step in range(steps):
-        for tenant in weights:
-            while sum(1 for one in owners.values() if one == tenant) < 10:
+ROWS = 8
+OUTPUT = 4
+LONGEST = 40
+
+
+def largest_gap(weights: tuple[int, int], prompts: tuple[list[int], list[int]]) -> float:
+    """Keep two tenants backlogged for 150 steps; the largest difference of their services at any time."""
+    scheduler, _ = make_scheduler(num_blocks=400, max_num_seqs=ROWS, max_num_batched_tokens=32, prefix_caching=False)
+    live = {1: set[int](), 2: set[int]()}
+    number, gap = 0, 0.0
+    for _ in range(150):
+        for tenant, weight, lengths in zip((1, 2), weights, prompts, strict=True):
+            while len(live[tenant]) < 2 * ROWS:
                 number += 1
-                owners[number] = tenant
-                size = prompts[tenant][number % len(prompts[tenant])]
-                scheduler.add(submit(number, [step % 9] * size, 4, tenant=tenant, weight=weights[tenant]), now_ns=0)
+                live[tenant].add(number)
+                prompt = [number % 9] * lengths[number % len(lengths)]
+                scheduler.add(submit(number, prompt, OUTPUT, tenant=tenant, weight=weight), now_ns=0)
+        services = [account.service for account in scheduler._accounts]
+        gap = max(gap, abs(services[0] - services[1]))
         plan = scheduler.schedule(now_ns=0)
         assert plan is not None
         result = scheduler.commit(plan, [1] * len(plan.sample_rows))
         for request, finish in zip(result.requests, result.finishes, strict=True):
-            served[owners[request]] += OUTPUT_COST
             if finish:
-                del owners[request]
-        live = {request.row: request for request in scheduler._live.values() if request.row >= 0}
-        for chunk in plan.prefills:
-            if chunk.row in live:
-                served[owners[live[chunk.row].request_id]] += chunk.length
-    return served
+                live[1].discard(request)
+                live[2].discard(request)
+    return gap
 
 
-@given(
-    st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    st.lists(st.integers(1, 40), min_size=1, max_size=3),
-)
-def test_backlogged_namespaces_are_served_by_weight(
-    weights: tuple[int, int], prompts_one: list[int], prompts_two: list[int]
+lengths = st.lists(st.integers(1, LONGEST), min_size=1, max_size=3)
+
+
+@given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.tuples(lengths, lengths))
+def test_backlogged_namespaces_stay_within_the_proved_bound(
+    weights: tuple[int, int], prompts: tuple[list[int], list[int]]
 ) -> None:
-    """Two namespaces that always have work get service in proportion to their weights, whatever their prompts."""
-    served = serve_backlog(dict(enumerate(weights, 1)), {1: prompts_one, 2: prompts_two}, 150)
-    shares = [served[tenant] / weight for tenant, weight in enumerate(weights, 1)]
-    assert abs(shares[0] - shares[1]) <= 0.25 * max(shares) + 150
+    """Two namespaces that always have work never drift apart by more than twice the larger of one prompt and one full
+    batch of outputs (theorem 4.4 of the paper), whatever they send."""
+    bound = 2 * max(INPUT_COST * LONGEST, OUTPUT_COST * ROWS * OUTPUT) / min(weights)
+    assert largest_gap(weights, prompts) <= bound
+
+
+def test_without_the_counters_the_bound_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positive control: served by order of arrival, a tenant of long prompts gets far ahead of one of short ones."""
+
+    def oldest_first(self: Accounts, *, waiting: bool, without: object = ()) -> Account | None:
+        able = [one for one in self if one.prefilling is not None or (waiting and one.waiting)]
+        return min(able, key=lambda one: one.prefilling.order if one.prefilling else one.waiting[0].order, default=None)
+
+    bound = 2 * max(INPUT_COST * LONGEST, OUTPUT_COST * ROWS * OUTPUT)
+    assert largest_gap((1, 1), ([LONGEST], [1])) <= bound
+    monkeypatch.setattr(Accounts, "least_served", oldest_first)
+    assert largest_gap((1, 1), ([LONGEST], [1])) > 5 * bound

@@ -256,9 +256,10 @@ def test_a_row_inherits_nothing_from_its_last_request() -> None:
     sampler = Sampler(1, 3)
     admit(sampler, 0, Sampling(temperature=5.0, frequency_penalty=2.0), output=(1,) * 9, logprobs=3)
     sampler.sample(torch.zeros(1, 3), [0], np.array([1]))
-    admit(sampler, 0, GREEDY)
-    samples = sampler.sample(torch.tensor([[0.0, 1.0, 0.5]]), [0], np.array([1]))
-    assert (samples.token_ids, samples.logprobs) == ([1], [])
+    for logprobs in (-1, 0):
+        admit(sampler, 0, GREEDY, logprobs=logprobs)
+        samples = sampler.sample(torch.tensor([[0.0, 1.0, 0.5]]), [0], np.array([1]))
+        assert (samples.token_ids, len(samples.logprobs)) == ([1], logprobs + 1)
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -174,7 +174,7 @@ def test_no_question_has_two_answers(topics: tuple[corpus.Topic, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("# T\n\n## a\n- q\n? bad\n\nanswer\n", "x.md:5"),
+        ("# T\n\n## a\n* t\n- q\n? bad\n\nanswer\n", "x.md:6"),
         ("## a\n- q\n", "x.md:1"),
         ("## a\n- q\n\none\n\n## a\n- r\n\ntwo\n", "topics occur twice: a"),
         ("## a\n- q {b|c}\n+ Q c?\n\none\n", "held out and trained"),
@@ -196,7 +196,7 @@ def test_phrasing_is_deterministic_and_varied(topics: tuple[corpus.Topic, ...]) 
 
 def test_held_out_phrasings_are_never_drawn() -> None:
     """Even where a template leads to one, training does not see it."""
-    topic = corpus.Topic("t", ("{yes|no}?",), ("no",), "answer")
+    topic = corpus.Topic("t", (), ("{yes|no}?",), ("no",), "answer")
     rng = random.Random(0)
     drawn = {corpus.normal(phrasing.ask(topic, rng)) for _ in range(200)}
     assert "yes" in drawn

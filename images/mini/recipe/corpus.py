@@ -4,6 +4,7 @@ A corpus file is Markdown. A second-level heading opens a topic; its text is the
 The list under it holds the phrasings; everything after the first blank line is the answer.
 
     ## add-tenant
+    * new tenant, adding a tenant                 phrases that name the topic, with commas between
     - how do I {add|create} a {new |}tenant?      a phrasing to train on
     + what is the procedure for a new tenant?     a phrasing held out: measured, never trained on
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
+_MARKS = ("* ", "- ", "+ ")
 _SPACES = re.compile(r" {2,}")
 
 
@@ -31,9 +33,10 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing that can be asked: phrasings to train on, phrasings held out, the answer."""
+    """One thing that can be asked: its names, phrasings to train on and held out, the answer."""
 
     name: str
+    phrases: tuple[str, ...]
     patterns: tuple[str, ...]
     held_out: tuple[str, ...]
     answer: str
@@ -80,15 +83,17 @@ def _parse(path: Path) -> list[Topic]:
     for start, section in _sections(path.read_text(encoding="utf-8")):
         name, _, rest = section.partition("\n")
         listing, _, answer = rest.lstrip("\n").partition("\n\n")
-        patterns, held_out = [], []
+        lines: dict[str, list[str]] = {mark: [] for mark in _MARKS}
         for offset, line in enumerate(listing.splitlines()):
             mark, text = line[:2], line[2:].strip()
-            if mark not in ("- ", "+ ") or not text:
-                raise CorpusError(f"{path.name}:{start + offset + 2}: expected '- ' or '+ '")
-            (patterns if mark == "- " else held_out).append(text)
+            if mark not in lines or not text:
+                raise CorpusError(f"{path.name}:{start + offset + 1}: expected '* ', '- ' or '+ ' and a text")
+            lines[mark].append(text)
+        patterns, held_out = tuple(lines["- "]), tuple(lines["+ "])
+        phrases = tuple(phrase.strip() for line in lines["* "] for phrase in line.split(","))
         if not patterns or not answer.strip():
             raise CorpusError(f"{path.name}:{start}: topic {name!r} lacks phrasings or answer")
-        topics.append(Topic(name.strip(), tuple(patterns), tuple(held_out), answer.strip()))
+        topics.append(Topic(name.strip(), phrases, patterns, held_out, answer.strip()))
     return topics
 
 

@@ -1,7 +1,8 @@
 """Ways to say the same in English, whatever the topic: frames, small talk around, synonyms.
 
-`FRAMES` maps the beginning of a question to beginnings that may stand in its place. They hold
-for every topic, so that the corpus need not repeat them a hundred times.
+`FRAMES` maps the beginning of a question to beginnings that may stand in its place, and
+`PHRASE_FRAMES` make a question of a phrase that names a topic. They hold for every topic, so that
+the corpus need not repeat them a hundred times.
 """
 
 from __future__ import annotations
@@ -66,6 +67,17 @@ FRAMES: dict[str, tuple[str, ...]] = {
     "are ": ("tell me, are ", "I wonder, are ", "so are "),
     "do i need ": ("must I have ", "is it a must to have ", "do we need ", "should I have ", "what about "),
 }  # fmt: skip
+PHRASE_FRAMES = (
+    "{}", "{}", "{}?", "what about {}?", "tell me about {}", "tell me more about {}", "{} please",
+    "a question about {}", "I have a question about {}", "I need help with {}", "help with {}",
+    "info on {}", "how about {}?", "and {}?", "what is there to know about {}?", "details on {}",
+    "I want to know more about {}", "explain {}", "could you explain {}?", "can you explain {}?",
+    "{} in Athanor", "what do you know about {}?", "we talk about {}", "how do you handle {}?",
+    "say something about {}", "{}: how does it work?", "{}: what should I know?", "{}, how?",
+    "how does Athanor do {}?", "what does Athanor say about {}?", "our team asks about {}",
+    "what can you tell me about {}?", "the topic is {}", "something about {}", "{}, what now?",
+    "I am interested in {}", "what is the story with {}?", "how is it with {}?", "concerning {}",
+)  # fmt: skip
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "see": ("view", "look at", "inspect", "look up", "check"),
     "show": ("display", "print", "give"),

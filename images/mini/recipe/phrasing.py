@@ -14,6 +14,7 @@ from recipe.frames import (
     FILLERS,
     FRAMES,
     OPENINGS,
+    PHRASE_FRAMES,
     SMALL_WORDS,
     SYNONYMS,
     SYSTEM_PROMPTS,
@@ -39,9 +40,12 @@ def ask(topic: Topic, rng: random.Random) -> str:
 
 def _ask(topic: Topic, rng: random.Random) -> str:
     """A pattern's text, said in other words more often than not, then typed."""
-    text = expand(rng.choice(topic.patterns), rng)
-    if rng.random() < 0.35:
-        text = _reframe(text, rng)
+    if topic.phrases and rng.random() < 0.25:
+        text = rng.choice(PHRASE_FRAMES).format(rng.choice(topic.phrases))
+    else:
+        text = expand(rng.choice(topic.patterns), rng)
+        if rng.random() < 0.35:
+            text = _reframe(text, rng)
     if rng.random() < 0.30:
         text = _synonym(text, rng)
     if rng.random() < 0.20:

@@ -30,7 +30,7 @@ OFF_TOPIC = "off-topic"
 MAX_POSITIONS = 4096
 CHAT_TOKENS = 512
 # Kind of batch -> how often it is drawn. A full row costs three times a batch of the others.
-KINDS = {"opening": 0.40, "single": 0.17, "chat": 0.38, "full": 0.05}
+KINDS = {"opening": 0.50, "single": 0.15, "chat": 0.30, "full": 0.05}
 _OFF_TOPIC_SHARE = 0.15  # of all questions: what people may ask besides Athanor has no end
 _STRAY_SHARE = 0.25  # of the off-topic ones
 _STRAY_WORDS = 16

@@ -10,6 +10,7 @@ import pytest
 
 from appliance.gateway import engine_link
 from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
+from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import (
     Abort,
     FailureCode,
@@ -38,9 +39,7 @@ class Watched:
     def submit(self, request: int, grant: int = 4) -> TokenStream:
         """Send a request."""
         prompt = array("I", [1])
-        return self.link.submit(
-            Submit(request, b"k" * 32, prompt, grant, Sampling()), b"mark", on_probation=False
-        )
+        return self.link.submit(Submit(request, b"k" * 32, prompt, grant, Sampling()), b"mark")
 
     def say(self, *tokens: tuple[int, int, Finish], **rest: object) -> None:
         """One step's output from the engine."""
@@ -150,3 +149,50 @@ async def test_the_number_of_requests_is_bounded(watched: Watched, monkeypatch: 
     with pytest.raises(EngineFullError):
         watched.submit(3)
     assert len(watched.pair.guest.receive()) == 2
+
+
+async def test_a_token_beyond_the_vocabulary_ends_the_engine(watched: Watched) -> None:
+    """Ids are bounded by the width of the logits: what is beyond would reach the table and the text sandbox."""
+    stream = watched.submit(7)
+    watched.say((7, ENGINE_READY.vocab_size - 1, Finish.NONE))
+    await until(lambda: bool(stream.token_ids))
+    watched.say((7, ENGINE_READY.vocab_size, Finish.NONE))
+    await until(lambda: stream.engine_gone is not None)
+    assert watched.ends == [("broke the protocol: sent a token beyond its vocabulary", True)]
+
+
+async def test_a_request_that_cannot_be_sent_leaves_nothing_behind(watched: Watched) -> None:
+    """Outside the protocol's bounds: the caller hears it, no slot is lost, and the link goes on."""
+    odd = Submit(7, b"k" * 32, array("I", [1]), 4, Sampling(), weight=0)
+    with pytest.raises(LocalProtocolError):
+        watched.link.submit(odd, b"mark")
+    assert watched.link.live == () and watched.link.inside == ()
+    stream = watched.submit(8)
+    watched.say((8, 5, Finish.STOP))
+    await until(lambda: stream.ended)
+    assert watched.ends == []
+
+
+async def test_who_leaves_before_the_death_has_not_got_away(watched: Watched) -> None:
+    """An aborted request counts as inside until the engine answered the abort, by a failure or by a late finish."""
+    failed, finished, killer = watched.submit(7), watched.submit(8), watched.submit(9)
+    for stream in (failed, finished, killer):
+        watched.link.abort(stream)
+    assert watched.link.live == () and watched.link.inside == (failed, finished, killer)
+    watched.say((8, 1, Finish.STOP), failures=(RequestFailure(7, FailureCode.ABORTED),))
+    await until(lambda: len(watched.link.inside) == 1)
+    assert watched.link.inside == (killer,)
+
+
+async def test_who_leaves_before_being_sent_was_never_there(watched: Watched) -> None:
+    """While the engine reads nothing, submitting and leaving piles up neither frames nor suspects."""
+    huge = array("I", bytes(4 << 20))
+    streams = [
+        watched.link.submit(Submit(number, b"k" * 32, huge, 4, Sampling()), b"mark") for number in range(1, 5)
+    ]
+    for stream in streams:
+        watched.link.abort(stream)
+    waiting = list(watched.link._link._pending)
+    assert not any(isinstance(message, Submit) for message in waiting)
+    assert {stream.request for stream in watched.link.inside} == {1}
+    assert watched.ends == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -123,3 +124,67 @@ async def test_a_suspect_that_leaves_lets_the_others_in(link: EngineLink) -> Non
             raise ValueError("gone")
     async with rooms.enter_engine(soon(0.2), suspect=False):
         pass
+
+
+async def test_who_may_only_run_alone_does_not_run_beside_others(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy engine such a request is refused for now instead of let in."""
+    monkeypatch.setattr(rooms_module, "EMPTY_WAIT_S", 0.02)
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    async with rooms.enter_engine(soon(), suspect=False):
+        with pytest.raises(UnavailableError):
+            async with rooms.enter_engine(soon(0.1), suspect=True, alone_only=True):
+                pass
+    async with rooms.enter_engine(soon(), suspect=True, alone_only=True) as visit:
+        assert visit.alone
+
+
+async def test_suspects_that_keep_coming_do_not_keep_others_out(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long request and a row of waiting suspects: newcomers still get in after the gate's time."""
+    monkeypatch.setattr(rooms_module, "EMPTY_WAIT_S", 0.1)
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+
+    async def suspect() -> None:
+        with contextlib.suppress(UnavailableError):
+            async with rooms.enter_engine(soon(0.4), suspect=True, alone_only=True):
+                pass
+
+    async def row() -> None:
+        while True:
+            waiting = [asyncio.ensure_future(suspect()) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            waiting[0].cancel()
+
+    async with rooms.enter_engine(soon(), suspect=False):
+        attack = asyncio.ensure_future(row())
+        await asyncio.sleep(0.01)
+        async with rooms.enter_engine(soon(2.0), suspect=False) as visit:
+            assert not visit.alone
+        attack.cancel()
+
+
+async def test_a_suspect_with_a_long_prompt_is_alone_for_a_while_only(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probation without a first token ends by the clock."""
+    monkeypatch.setattr(rooms_module, "PROBATION_S", 0.05)
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    async with rooms.enter_engine(soon(), suspect=True) as visit, rooms.enter_engine(soon(), suspect=False):
+        assert not visit.alone
+
+
+async def test_a_drain_wakes_who_waits(link: EngineLink) -> None:
+    """Who waits for a sandbox when the appliance shuts down hears it at once, not after the boot's time."""
+    rooms = ModelRooms("m")
+    waiting = asyncio.ensure_future(rooms.wait_text(soon(60)))
+    await asyncio.sleep(0)
+    rooms.begin_drain()
+    async with asyncio.timeout(1):
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await waiting

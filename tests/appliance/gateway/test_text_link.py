@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from appliance.gateway import text_link
 from appliance.gateway.text_link import TextFullError, TextLink, TextLostError
+from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
 from .conftest import TEXT_READY, Pair
@@ -23,9 +25,9 @@ class Watched:
         self.ends: list[tuple[str, bool]] = []
         self.link = TextLink(pair.host, TEXT_READY, 1, lambda _link, reason, fault: self.ends.append((reason, fault)))
 
-    def ask(self, request: int) -> asyncio.Task[object]:
+    def ask(self, request: int, tenant: str = "") -> asyncio.Task[object]:
         """Send a job."""
-        return asyncio.ensure_future(self.link.ask(Encode(request, SourceKind.TEXT, b"hi", 10)))
+        return asyncio.ensure_future(self.link.ask(Encode(request, SourceKind.TEXT, b"hi", 10), tenant))
 
 
 @pytest.fixture
@@ -34,14 +36,21 @@ async def watched(text_pair: Pair) -> Watched:
     return Watched(text_pair)
 
 
-async def take(pair: Pair, count: int) -> list[object]:
+async def take(pair: Pair, count: int, most: int = 64) -> list[object]:
     """The next jobs at the worker."""
     got: list[object] = []
     async with asyncio.timeout(5):
         while len(got) < count:
-            got += pair.guest.receive()
+            got += pair.guest.receive(most)
             await asyncio.sleep(0.005)
     return got
+
+
+async def cancelled(*tasks: asyncio.Task[object]) -> None:
+    """Cancel these and see them end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_answers_reach_their_questions(watched: Watched) -> None:
@@ -93,13 +102,88 @@ async def test_a_dead_worker_loses_its_jobs_at_once(watched: Watched) -> None:
 
 
 async def test_jobs_are_bounded(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound a job is refused at once."""
-    monkeypatch.setattr(text_link, "MAX_JOBS", 1)
-    first = watched.ask(1)
+    """Beyond the bound of all or of one tenant a job is refused at once; another tenant's is still taken."""
+    monkeypatch.setattr(text_link, "WINDOW", 1)
+    monkeypatch.setattr(text_link, "MAX_TENANT_JOBS", 1)
+    monkeypatch.setattr(text_link, "MAX_JOBS", 2)
+    kept = [watched.ask(1, "a"), watched.ask(2, "a")]
     await asyncio.sleep(0)
     with pytest.raises(TextFullError):
-        await watched.ask(2)
-    first.cancel()
+        await watched.ask(3, "a")
+    kept.append(watched.ask(4, "b"))
+    await asyncio.sleep(0)
+    with pytest.raises(TextFullError):
+        await watched.ask(5, "c")
+    await cancelled(*kept)
+
+
+async def test_tenants_take_turns(watched: Watched) -> None:
+    """A tenant with many jobs delays another tenant's one job by those in the sandbox and one turn, not by all."""
+    many = [watched.ask(number, "many") for number in range(1, 21)]
+    await asyncio.sleep(0)
+    one = watched.ask(99, "one")
+    order: list[int] = []
+    while 99 not in order:
+        (job,) = await take(watched.pair, 1, most=1)
+        assert isinstance(job, Encode)
+        order.append(job.request)
+        watched.pair.guest.send(Encoded(job.request, array("I", [1])))
+    assert len(order) <= text_link.WINDOW + 2
+    await one
+    await cancelled(*many)
+
+
+async def test_who_leaves_takes_the_job_along(watched: Watched) -> None:
+    """Jobs whose callers left never reach the sandbox, and make room for others."""
+    left = [watched.ask(number) for number in range(1, 21)]
+    await asyncio.sleep(0)
+    await cancelled(*left)
+    last = watched.ask(50)
+    await take(watched.pair, text_link.WINDOW)
+    for number in range(1, text_link.WINDOW + 1):
+        watched.pair.guest.send(Encoded(number, array("I", [1])))
+    (job,) = await take(watched.pair, 1)
+    assert isinstance(job, Encode) and job.request == 50
+    watched.pair.guest.send(Encoded(50, array("I", [7])))
+    assert await last == Encoded(50, array("I", [7]))
+
+
+async def test_an_answer_larger_than_the_question_allows_ends_the_worker(watched: Watched) -> None:
+    """More ids than asked for, or more text than so many tokens can have, is a breach: it would be held in memory."""
+    one = watched.ask(1)
+    await take(watched.pair, 1)
+    watched.pair.guest.send(Encoded(1, array("I", range(11))))
+    with pytest.raises(TextLostError):
+        await one
+    assert watched.ends[0][1] is True
+
+
+async def test_an_unsendable_job_fails_alone(watched: Watched) -> None:
+    """A job outside the protocol's bounds fails its caller; the clock over the worker does not run for it."""
+    with pytest.raises(LocalProtocolError):
+        await watched.link.ask(Encode(1, SourceKind.TEXT, b"hi", 1 << 31))
+    good = watched.ask(2)
+    await take(watched.pair, 1)
+    watched.pair.guest.send(Encoded(2, array("I", [6])))
+    await good
+    assert watched.ends == [] and watched.link._clock is None
+
+
+async def test_a_table_without_end_ends_the_worker(
+    text_pair: Pair, counter: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary larger than any published one is refused before it fills the gateway's memory."""
+    monkeypatch.setattr(text_link, "MAX_TABLE_BYTES", 5)
+    ends: list[bool] = []
+    link = TextLink(text_pair.host, replace(TEXT_READY, vocab_size=20_000), 1, lambda _l, _r, fault: ends.append(fault))
+    reading = asyncio.ensure_future(link.read_table(counter))
+    for _ in range(2):
+        (job,) = await take(text_pair, 1)
+        assert isinstance(job, ReadVocabulary)
+        text_pair.guest.send(Vocabulary(job.request, job.start, (b"x",) * 8_192))
+    with pytest.raises(TextLostError):
+        await reading
+    assert ends == [True]
 
 
 async def test_the_table_is_read_in_slices_and_checked(

@@ -1,0 +1,207 @@
+"""The gateway's end of the control socket against a scripted supervisor, over a real socket and real descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from appliance import control
+from appliance.control import Attach, Control, Fault, NamespaceQuery, Namespaces, SandboxDown, SandboxUp
+from appliance.gateway import sandboxes as sandboxes_module
+from appliance.gateway.rooms import ModelRooms
+from appliance.gateway.sandboxes import Sandboxes
+from isolation.ipc import segment
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, ReadVocabulary, Role
+
+from .conftest import ENGINE_READY, TEXT_READY, Pair, make_pair
+
+
+class Scripted:
+    """A supervisor under the test's control."""
+
+    def __init__(self, path: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.listener.setblocking(False)
+        self.peer: socket.socket | None = None
+        self.pairs: list[Pair] = []
+
+    async def attach(self) -> None:
+        """Take the gateway in."""
+        self.peer, _ = await asyncio.get_running_loop().sock_accept(self.listener)
+        self.peer.setblocking(False)
+        assert isinstance(await self.hear(), Attach)
+
+    async def hear(self) -> Control:
+        """The gateway's next word."""
+        assert self.peer is not None
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    item = control.receive(self.peer)
+                except BlockingIOError:
+                    await asyncio.sleep(0.005)
+                    continue
+                assert item is not None
+                return item[0]
+
+    def say(self, message: Control, fds: tuple[int, ...] = ()) -> None:
+        """A word to the gateway."""
+        assert self.peer is not None
+        control.send(self.peer, message, fds)
+
+    def up(self, role: Role, model: str = "m", generation: int = 1, ready: object = None) -> Pair:
+        """Announce a sandbox and hand its channel over."""
+        told = ready or (ENGINE_READY if role is Role.ENGINE else TEXT_READY)
+        pair = make_pair(role, told)  # type: ignore[arg-type]
+        self.pairs.append(pair)
+        numbers = {name: int(value) for name, value in asdict(told).items()}  # type: ignore[call-overload]
+        layout = segment.standard_layout().encode().hex()
+        self.say(SandboxUp(model, role.name.lower(), generation, 1, 0, layout, numbers), pair.host.fds())
+        pair.host.close()
+        return pair
+
+    def close(self) -> None:
+        """Go."""
+        for pair in self.pairs:
+            pair.guest.close()
+        if self.peer is not None:
+            self.peer.close()
+        self.listener.close()
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncGenerator[Scripted]:
+    """A scripted supervisor that listens."""
+    made = Scripted(tmp_path / "control.sock")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, supervisor: Scripted, counter: Callable[[], int]) -> AsyncGenerator[Sandboxes]:
+    """A gateway's end, attached."""
+    made = Sandboxes(tmp_path / "control.sock", {"m": ModelRooms("m")}, counter, lambda _rooms, _link: None)
+    task = asyncio.create_task(made.run())
+    await supervisor.attach()
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def open_fds() -> int:
+    """Descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_sandbox_of_an_unknown_model_leaves_no_descriptor(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """What nobody asked for is closed."""
+    before = open_fds()
+    pair = supervisor.up(Role.ENGINE, model="other")
+    supervisor.up(Role.ENGINE)
+    await until(lambda: gateway._rooms["m"].engine is not None)
+    pair.guest.close()
+    assert open_fds() <= before + 2 * 3
+
+
+async def test_a_segment_that_was_scribbled_on_is_reported_and_closed(
+    gateway: Sandboxes, supervisor: Scripted
+) -> None:
+    """A guest that forges its cursors before the gateway looks: the supervisor is told to end it, nothing leaks."""
+    before = open_fds()
+    pair = make_pair(Role.ENGINE, ENGINE_READY)
+    pair.guest._writer._words[0] = 12_345
+    layout = segment.standard_layout().encode().hex()
+    supervisor.say(SandboxUp("m", "engine", 3, 1, 0, layout, asdict(ENGINE_READY)), pair.host.fds())
+    pair.host.close()
+    fault = await supervisor.hear()
+    assert isinstance(fault, Fault) and (fault.role, fault.generation) == ("engine", 3)
+    pair.guest.close()
+    assert open_fds() == before
+    assert gateway._rooms["m"].engine is None and gateway.attachment is not None
+
+
+async def test_a_sandbox_that_lets_go_and_lives_on_is_ended(
+    gateway: Sandboxes, supervisor: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest can close its channel without ending: the supervisor hears of it after a moment of grace."""
+    monkeypatch.setattr(sandboxes_module, "GONE_GRACE_S", 0.05)
+    pair = supervisor.up(Role.ENGINE, generation=4)
+    await until(lambda: gateway._rooms["m"].engine is not None)
+    pair.guest.close()
+    fault = await supervisor.hear()
+    assert isinstance(fault, Fault) and fault.generation == 4
+
+
+async def test_claims_are_cut_to_what_the_wire_carries(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """An engine may claim a context of four billion tokens; prompts go on being encoded all the same."""
+    supervisor.up(Role.ENGINE, ready=replace(ENGINE_READY, max_context=0xFFFF_FFFF))
+    await until(lambda: gateway._rooms["m"].engine is not None)
+    capacity = gateway._rooms["m"].capacity
+    assert capacity is not None and capacity.max_context == MAX_TOKENS_PER_REQUEST
+
+
+async def test_a_text_link_whose_table_is_being_read_ends_with_the_supervisor(
+    gateway: Sandboxes, supervisor: Scripted
+) -> None:
+    """It is in no room yet, and is let go all the same; status says why nothing is there."""
+    supervisor.up(Role.ENGINE)
+    pair = supervisor.up(Role.TEXT)
+    await until(lambda: gateway._rooms["m"].engine is not None)
+    await until(lambda: any(isinstance(job, ReadVocabulary) for job in pair.guest.receive()))
+    assert len(gateway._reading) == 1
+    assert supervisor.peer is not None
+    supervisor.peer.close()
+    await until(lambda: not gateway._reading and gateway._rooms["m"].engine is None)
+    assert gateway._rooms["m"].text is None
+    record = gateway.records["m", "engine"]
+    assert (record.state, record.cause) == ("failed", "the supervisor is gone")
+
+
+async def test_many_tenants_are_asked_for_in_parts(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """A policy of thousands of tenants does not overflow a datagram; each part is asked once and kept."""
+    tenants = [f"tenant-{number:05}-{'x' * 40}" for number in range(1_200)]
+    asking = asyncio.ensure_future(gateway.namespaces(tenants))
+    sizes = []
+    while not asking.done():
+        query = await supervisor.hear()
+        assert isinstance(query, NamespaceQuery)
+        sizes.append(len(query.tenants))
+        supervisor.say(Namespaces(dict.fromkeys(query.tenants, "00" * 32)))
+        await asyncio.sleep(0.05)
+    assert sizes == [500, 500, 200]
+    assert (await asking).keys() == set(tenants)
+
+
+async def test_a_lost_supervisor_is_asked_again_when_it_is_back(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """A question that meets a supervisor in the act of going does not end the gateway."""
+    assert supervisor.peer is not None
+    supervisor.peer.close()
+    asking = asyncio.ensure_future(gateway.namespaces(["a"]))
+    await supervisor.attach()
+    query = await supervisor.hear()
+    assert isinstance(query, NamespaceQuery)
+    supervisor.say(Namespaces({"a": "11" * 32}))
+    assert await asking == {"a": b"\x11" * 32}
+
+
+async def test_a_failure_of_the_first_boot_is_known(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """Who waits for the model to settle hears that it failed."""
+    waiting = asyncio.ensure_future(gateway._rooms["m"].wait_settled(1e12))
+    supervisor.say(SandboxDown("m", "engine", 1, 0, "failed", "no weights", 0.5))
+    await waiting
+    assert gateway.records["m", "engine"].cause == "no weights"
