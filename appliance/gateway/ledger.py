@@ -23,7 +23,7 @@ from appliance.request import RateState
 from policy.decision import Decision, Reason
 from policy.evaluate import evaluate
 from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, full, refill, rescale, settle
-from policy.model import Limits, PolicySet, Tenant
+from policy.model import Limits, PolicySet
 from policy.request import AccessRequest, Usage
 
 
@@ -58,7 +58,12 @@ class Ledger:
         now = self._clock()
         for tenant, account in self._accounts.items():
             old, new = self._policy.tenants.get(tenant), policy.tenants.get(tenant)
-            if old is None or new is None:
+            if new is None:
+                continue
+            if old is None:
+                # Gone and back while a request ran: what is left is no more than the new limits give.
+                account.requests = Bucket(min(account.requests.level, new.limits.requests_per_minute), now)
+                account.tokens = Bucket(min(account.tokens.level, new.limits.tokens_per_minute), now)
                 continue
             account.requests = rescale(
                 account.requests, Rate(old.limits.requests_per_minute), Rate(new.limits.requests_per_minute), now
@@ -89,11 +94,12 @@ class Ledger:
         if not decision.allowed:
             raise denial(decision)
         limits = self._policy.tenants[tenant].limits
+        reservation = Reservation(self, tenant, model, decision, self._namespaces[tenant])
         rate = Rate(limits.requests_per_minute)
         current = refill(account.requests, rate, now)
         account.requests = Bucket(current.level - 1, now)
         account.concurrency += 1
-        return Reservation(self, self._policy.tenants[tenant], model, decision, self._namespaces[tenant])
+        return reservation
 
     def reserve(self, tenant: str, access: AccessRequest) -> Decision:
         """The second decision, with exact counts; on allowance the tokens are taken from the bucket.
@@ -125,7 +131,7 @@ class Ledger:
     def rates(self, tenant: str) -> RateState:
         """What is left of both rates."""
         now = self._clock()
-        limits = self._limits(tenant)
+        limits = self.limits(tenant)
         account = self._account(tenant, now)
         requests, tokens = Rate(limits.requests_per_minute), Rate(limits.tokens_per_minute)
         left_requests = refill(account.requests, requests, now).level
@@ -139,7 +145,12 @@ class Ledger:
             reset_tokens_s=(tokens.per_minute - left_tokens) / tokens.per_second,
         )
 
-    def _limits(self, tenant: str) -> Limits:
+    def limits(self, tenant: str) -> Limits:
+        """The tenant's limits now.
+
+        Raises:
+            UnauthenticatedError: it is no tenant any more.
+        """
         known = self._policy.tenants.get(tenant)
         if known is None:
             raise UnauthenticatedError("the credential belongs to no tenant of this service")
@@ -168,7 +179,7 @@ class Reservation:
     """One admitted request's hold on its tenant's account."""
 
     def __init__(
-        self, ledger: Ledger, tenant: Tenant, model: str, decision: Decision, namespace: bytes
+        self, ledger: Ledger, tenant: str, model: str, decision: Decision, namespace: bytes
     ) -> None:
         self._ledger = ledger
         self._tenant = tenant
@@ -187,13 +198,14 @@ class Reservation:
             ApplianceError: the policy denies.
         """
         if asked is None:
-            limits = self._tenant.limits
+            # As they are now: with those of the admission a reload in between would refuse what nobody asked for.
+            limits = self._ledger.limits(self._tenant)
             most = min(room, limits.max_output_tokens, limits.max_context_tokens - input_tokens)
             asked = most if most >= 1 else None
         access = AccessRequest(
-            tenant=self._tenant.id, model=self._model, input_tokens=input_tokens, max_output_tokens=asked
+            tenant=self._tenant, model=self._model, input_tokens=input_tokens, max_output_tokens=asked
         )
-        self.decision = self._ledger.reserve(self._tenant.id, access)
+        self.decision = self._ledger.reserve(self._tenant, access)
         assert self.decision.obligations is not None
         self.grant = min(room, self.decision.obligations.max_output_tokens)
         self._reserved = input_tokens + self.decision.obligations.max_output_tokens
@@ -203,7 +215,7 @@ class Reservation:
         """Charge what was used and free the slot; the second and later calls do nothing."""
         if not self._settled:
             self._settled = True
-            self._ledger.settle(self._tenant.id, self._reserved, input_tokens + output_tokens)
+            self._ledger.settle(self._tenant, self._reserved, input_tokens + output_tokens)
 
 
 def denial(decision: Decision) -> ApplianceError:

@@ -20,6 +20,8 @@ import torch
 from recipe import bpe, corpus, export, measure, training
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
+UNSEEN = CORPUS.with_name("unseen.md")
+_EVERY = 5  # of the texts trained on, one in so many is measured
 _LATE_TOKENS = 3500  # how much conversation comes before a question asked late
 
 
@@ -45,11 +47,13 @@ def evaluate(folder: Path, topics: tuple[corpus.Topic, ...]) -> dict[str, Any]:
     questions = measure.held_out(topics)
     first = measure.score(network, tokenizer, questions)
     late = measure.score_late(network, tokenizer, questions[::6], tokens=_LATE_TOKENS)
-    known = measure.score(network, tokenizer, measure.trained_on(topics)[::5])
+    known = measure.score(network, tokenizer, measure.trained_on(topics)[::_EVERY])
+    fresh = measure.score(network, tokenizer, measure.unseen(UNSEEN, topics))
     return {
         "evaluation_loss": round(first.loss, 6),
         "held_out": {"exact": first.exact, "of": first.total, "wrong": first.wrong},
         "held_out_late": {"exact": late.exact, "of": late.total, "loss": round(late.loss, 6)},
+        "unseen": {"exact": fresh.exact, "of": fresh.total, "wrong": fresh.wrong},
         "trained_phrasings": {"exact": known.exact, "of": known.total},
     }
 

@@ -45,6 +45,26 @@ def test_links_are_followed_as_hub_caches_need(folder: Path) -> None:
     assert dict(read_model("m", folder).engine)["model.safetensors"] == folder / "blob"
 
 
+def test_a_snapshot_of_the_hubs_cache_is_followed_to_its_blobs(folder: Path, tmp_path: Path) -> None:
+    """The cache's layout: snapshots/REVISION holds links into blobs beside snapshots."""
+    snapshot = tmp_path / "snapshots" / "abc"
+    blobs = tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).rename(blobs / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    assert dict(read_model("m", snapshot).engine)["config.json"] == blobs / "config.json"
+
+
+def test_a_link_out_of_the_models_folder_is_refused(folder: Path) -> None:
+    """A model from strangers cannot show a sandbox a file of the host's by a link."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/etc/passwd")
+    with pytest.raises(ConfigError, match="link out of the model's folder"):
+        read_model("m", folder)
+
+
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
     """The error says what is missing where."""

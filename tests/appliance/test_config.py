@@ -42,6 +42,7 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
         ("run_dir: run", "run_dir: run\ntypo: 1", ":8:"),
         ("name: m,", "name: '../m',", ":3:"),
         ('"127.0.0.1:0", grpc', '"nowhere", grpc', ":1:"),
+        ('"127.0.0.1:0", grpc', '"unix:http.sock", grpc', ":1:"),
         ("pepper: pepper\n", "", ":1:1"),
         ("  - {name: m, path: model, dtype: float32}", "  []", ":3:"),
         ("run_dir: run", "run_dir: [", ":"),

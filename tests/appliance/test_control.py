@@ -84,3 +84,21 @@ def test_the_end_of_the_peer_is_told_from_a_message() -> None:
     one.close()
     with two:
         assert receive(two) is None
+
+
+def test_depth_without_end_is_refused_with_the_one_error() -> None:
+    """JSON that nests deeper than any parser goes is no message."""
+    with pytest.raises(ControlError):
+        decode(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"type": "Nothing"}', b"[" * 50_000])
+def test_descriptors_beside_rubbish_are_closed(data: bytes) -> None:
+    """What comes beside a message that is none does not stay open."""
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, two:
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(one, [data], [one.fileno()] * 3)
+        with pytest.raises(ControlError):
+            receive(two)
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -152,6 +152,14 @@ def test_tokenizer_is_lossless(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
+def test_most_unseen_questions_find_their_answer(topics: tuple[corpus.Topic, ...], record: dict) -> None:
+    """Questions written after the corpus was finished score as recorded."""
+    network, tokenizer = export.read_model(MODEL)
+    score = measure.score(network, tokenizer, measure.unseen(MINI / "unseen.md", topics))
+    assert abs(score.exact - record["unseen"]["exact"]) <= 1
+    assert score.exact > 0.7 * score.total
+
+
 def test_corpus_is_rich(topics: tuple[corpus.Topic, ...]) -> None:
     """Enough topics, and for each enough ways to ask."""
     assert len(topics) >= 60

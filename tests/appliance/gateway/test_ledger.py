@@ -134,3 +134,24 @@ def test_a_tenant_taken_out_of_the_policy_is_refused_and_settles_quietly() -> No
     with pytest.raises(UnauthenticatedError):
         book.admit("alpha", "m", None)
     running.settle(1, 1)
+
+
+def test_a_reload_between_admission_and_reservation_refuses_nothing_unasked() -> None:
+    """Without a number asked for, the grant follows the limits in force, also when they shrank a moment ago."""
+    book = ledger(Clock())
+    reservation = book.admit("alpha", "m", None)
+    text = TEXT.format(rpm=60, tpm=600, concurrency=2).replace("max_output_tokens: 50", "max_output_tokens: 5")
+    book.replace(load_policy([Source("p.yaml", text)]), {"alpha": b"k" * 32})
+    reservation.reserve(10, None, 100)
+    assert reservation.grant == 5
+
+
+def test_a_tenant_taken_out_and_put_back_gets_no_more_than_its_new_limits() -> None:
+    """A level kept over the absence, since a request was running, is cut to the new limit."""
+    book = ledger(Clock(), tpm=100_000)
+    running = book.admit("alpha", "m", None)
+    book.replace(load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")]), {})
+    book.replace(policy(tpm=60), {"alpha": b"k" * 32})
+    assert book.rates("alpha").remaining_tokens == 60
+    running.settle(0, 0)
+    assert book.concurrency("alpha") == 0

@@ -44,9 +44,9 @@ def test_library_lines_look_the_same() -> None:
     """The standard library's loggers end in the same format; chatty ones are silent."""
     stream = io.StringIO()
     configure(stream, LogStyle.JSON)
-    logging.getLogger("uvicorn.error").warning("port %s in use", 8080)
+    logging.getLogger("some.library").warning("port %s in use", 8080)
     logging.getLogger("opentelemetry.exporter").error("again")
-    logging.getLogger("uvicorn.error").debug("chatter")
+    logging.getLogger("some.library").debug("chatter")
     (data,) = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert (data["event"], data["level"]) == ("port 8080 in use", "warning")
 

@@ -1,0 +1,89 @@
+"""The gateway process: reloads one at a time, and a start that one broken model does not hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from appliance import demo, notify
+from appliance.config import load_config
+from appliance.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
+from appliance.gateway.process import Gateway
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> Gateway:
+    """A gateway of the demo's files; nothing listens."""
+    claim(tmp_path)
+    prepare_keys(tmp_path)
+    prepare_policy(tmp_path)
+    options = DemoOptions(http_port=0, grpc_port=0, admin_port=0)
+    return Gateway(load_config(write_config(tmp_path, options, choose_models(()))))
+
+
+async def test_the_later_of_two_reloads_wins(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow reload of the file before does not overwrite what a later one put in force."""
+    policy = tmp_path / "policy.yaml"
+    first = asyncio.Event()
+
+    async def slowly(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        if not first.is_set():
+            first.set()
+            await asyncio.sleep(0.1)
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._sandboxes, "namespaces", slowly)
+    early = asyncio.create_task(gateway.reload())
+    await first.wait()
+    policy.write_text(policy.read_text() + demo.TENANT.format(name="gamma", key="gamma-1"))
+    late = await gateway.reload()
+    await early
+    assert late.ok and "gamma" in gateway._service.ledger.policy.tenants
+    assert gateway._service.ledger.policy.digest == late.digest
+
+
+async def test_a_reload_while_starting_does_not_say_ready(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """READY is the announcement's word alone: a service manager would take the appliance for started."""
+    said: list[str] = []
+    monkeypatch.setattr(notify, "notify", lambda *lines: said.extend(lines))
+
+    async def at_once(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._sandboxes, "namespaces", at_once)
+    assert (await gateway.reload()).ok and said == []
+    gateway._announced = True
+    assert (await gateway.reload()).ok and "READY=1" in said
+
+
+async def test_a_broken_model_does_not_hold_up_the_others(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one model up and one that failed, the appliance is ready; with none up it is not."""
+    from appliance.gateway.rooms import ModelRooms
+
+    said: list[str] = []
+    monkeypatch.setattr(notify, "notify", lambda *lines: said.extend(lines))
+    broken = gateway._rooms["broken"] = ModelRooms("broken")
+    broken.note_failure()
+
+    class Front:
+        async def refresh(self) -> None:
+            """Look at readiness."""
+
+    announcing = asyncio.create_task(gateway._announce(Front(), {}))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert said == []
+    good = gateway._rooms["athanor-mini"]
+    good.engine = good.text = object()  # type: ignore[assignment]
+    good._tell()
+    began = time.monotonic()
+    await announcing
+    assert time.monotonic() - began < 2 and "READY=1" in said

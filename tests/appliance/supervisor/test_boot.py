@@ -1,0 +1,185 @@
+"""A boot against guests that hang, flood or refuse, over a real socket and a real channel; the sandbox is a thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.supervisor import boot as boot_module
+from appliance.supervisor.boot import Booted, BootPlan, boot
+from isolation.errors import SandboxStartError
+from isolation.ipc.channel import Channel
+from isolation.ipc.messages import (
+    PROTOCOL_VERSION,
+    EngineReady,
+    FailureCode,
+    Hello,
+    RequestFailure,
+    Role,
+    StepOutput,
+)
+from isolation.ipc.segment import Layout
+
+READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64)
+
+
+class Guest:
+    """A sandbox whose program is a function of its channel."""
+
+    def __init__(self, path: Path, program: Callable[[Channel, threading.Event], None]) -> None:
+        self.name = "engine-m"
+        self.pid = os.getpid()
+        self.pidfd = -1
+        self.peer_pids = frozenset({os.getpid()})
+        self.gone = threading.Event()
+        self.deleted = False
+        self._thread = threading.Thread(target=self._run, args=(path, program))
+        self._thread.start()
+
+    def _run(self, path: Path, program: Callable[[Channel, threading.Event], None]) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(str(path))
+            data, fds, _, _ = socket.recv_fds(sock, 65_536, 3)
+        channel = Channel.guest(fds[0], fds[1], fds[2], Layout.decode(data), Role.ENGINE)
+        program(channel, self.gone)
+        self.gone.wait(10)
+        channel.close()
+
+    def poll(self) -> int | None:
+        """Whether it was killed."""
+        return -9 if self.gone.is_set() else None
+
+    def wait(self, _timeout_s: float) -> int | None:
+        """The same."""
+        return self.poll()
+
+    def ending(self) -> None:
+        """Not known."""
+
+    def kill(self) -> None:
+        """End the thread."""
+        self.gone.set()
+
+    def output_tail(self) -> tuple[str, ...]:
+        """Nothing was said."""
+        return ()
+
+    def delete(self) -> None:
+        """Join it."""
+        self.gone.set()
+        self._thread.join()
+        self.deleted = True
+
+
+class OneGuest:
+    """A runtime that boots such a guest."""
+
+    label = "gvisor/test"
+
+    def __init__(self, program: Callable[[Channel, threading.Event], None]) -> None:
+        self._program = program
+        self.guest: Guest | None = None
+
+    def boot(self, spec: Any, on_line: object = None) -> Guest:
+        """Start it."""
+        self.guest = Guest(spec, self._program)
+        return self.guest
+
+
+def attempt(
+    tmp_path: Path, program: Callable[[Channel, threading.Event], None], stop: threading.Event | None = None
+) -> tuple[Booted | SandboxStartError, OneGuest, float]:
+    """Boot this guest; gives the outcome, the runtime and the seconds it took."""
+    directory = tmp_path / "ipc"
+    plan = BootPlan("engine-m", "m", Role.ENGINE, directory / "host.sock", directory, b"{}")  # type: ignore[arg-type]
+    runtime = OneGuest(program)
+    began = time.monotonic()
+    try:
+        outcome: Booted | SandboxStartError = boot(plan, runtime, stop or threading.Event())  # type: ignore[arg-type]
+    except SandboxStartError as error:
+        outcome = error
+    return outcome, runtime, time.monotonic() - began
+
+
+def greet(channel: Channel, ready: EngineReady = READY) -> None:
+    """An honest guest's beginning."""
+    channel.send(Hello(PROTOCOL_VERSION, Role.ENGINE))
+    while not channel.receive(1):
+        channel.wait(1.0)
+    channel.send(ready)
+
+
+def answer(channel: Channel, _gone: threading.Event) -> None:
+    """An honest guest: a token for the probe."""
+    greet(channel)
+    while not channel.receive(1):
+        channel.wait(1.0)
+    channel.send(StepOutput(array("Q", [boot_module.PROBE_ID]), array("I", [1]), b"\1"))
+
+
+def test_a_guest_that_answers_is_ready_also_over_a_dead_supervisors_socket(tmp_path: Path) -> None:
+    """The positive control; and a socket left by a supervisor that was killed does not stand in the way."""
+    (tmp_path / "ipc").mkdir()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "ipc" / "host.sock"))
+    outcome, runtime, _ = attempt(tmp_path, answer)
+    assert isinstance(outcome, Booted) and outcome.ready["vocab_size"] == 512
+    assert outcome.channel is not None and runtime.guest is not None
+    outcome.channel.close()
+    runtime.guest.delete()
+
+
+def test_a_stop_ends_a_boot_at_once(tmp_path: Path) -> None:
+    """A guest that loads for ever does not hold up a supervisor that is told to stop; nothing is left of it."""
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    hello = Hello(PROTOCOL_VERSION, Role.ENGINE)
+    outcome, runtime, took = attempt(tmp_path, lambda channel, _gone: channel.send(hello), stop)
+    assert isinstance(outcome, SandboxStartError) and took < 3
+    assert runtime.guest is not None and runtime.guest.deleted
+
+
+def test_a_guest_that_floods_the_probe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames about anything but the probe, without end: the time for the probe runs all the same."""
+    monkeypatch.setattr(boot_module, "PROBE_TIMEOUT_S", 0.3)
+
+    def flood(channel: Channel, gone: threading.Event) -> None:
+        from isolation.ipc.errors import RingFull
+
+        greet(channel)
+        while not gone.is_set():
+            try:
+                channel.send(StepOutput(array("Q"), array("I"), b""))
+            except RingFull:
+                time.sleep(0.001)
+
+    outcome, _, took = attempt(tmp_path, flood)
+    assert isinstance(outcome, SandboxStartError) and "did not answer" in str(outcome)
+    assert took < 3
+
+
+def test_a_refused_probe_is_a_failed_start_at_once(tmp_path: Path) -> None:
+    """An engine that cannot run one token says so; nobody waits for the time to run out."""
+
+    def refuse(channel: Channel, _gone: threading.Event) -> None:
+        greet(channel)
+        failures = (RequestFailure(boot_module.PROBE_ID, FailureCode.INTERNAL),)
+        channel.send(StepOutput(array("Q"), array("I"), b"", failures=failures))
+
+    outcome, _, took = attempt(tmp_path, refuse)
+    assert isinstance(outcome, SandboxStartError) and "simplest request" in str(outcome)
+    assert took < 3
+
+
+def test_an_absurd_vocabulary_is_a_failed_start(tmp_path: Path) -> None:
+    """A claim of four billion ids would be the gateway's memory."""
+    outcome, _, _ = attempt(tmp_path, lambda channel, _gone: greet(channel, EngineReady(0xFFFF_FFFF, 8, 8, 8)))
+    assert isinstance(outcome, SandboxStartError) and "claims 4294967295" in str(outcome)

@@ -1,0 +1,142 @@
+"""The supervisor's end of the control socket against a gateway that was taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from appliance import control
+from appliance.control import CONTROL_VERSION, Attach, Control, Fault, NamespaceQuery, Namespaces, Welcome
+from appliance.supervisor import control_server
+from appliance.supervisor.control_server import ControlServer, Namespace
+
+
+class Watched:
+    """A server and what it called back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attached = self.left = 0
+        self.faults: list[Fault] = []
+        self.server = ControlServer(
+            path, Welcome(CONTROL_VERSION, "s", "l", ["m"]), self._on_attach, self._on_leave, self.faults.append
+        )
+        self.server.open()
+
+    def _on_attach(self) -> None:
+        self.attached += 1
+
+    def _on_leave(self) -> None:
+        self.left += 1
+
+    def connect(self) -> socket.socket:
+        """A gateway."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(str(self.path))
+        sock.setblocking(False)
+        return sock
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    """A server that listens."""
+    made = Watched(tmp_path / "control.sock")
+    yield made
+    made.server.close()
+
+
+async def hear(sock: socket.socket) -> Control | None:
+    """The supervisor's next word; None when it hung up."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                item = control.receive(sock)
+            except BlockingIOError:
+                await asyncio.sleep(0.005)
+                continue
+            return item[0] if item is not None else None
+
+
+async def test_nothing_is_told_before_the_version_is_agreed(watched: Watched) -> None:
+    """A peer that has not attached gets no descriptors, and its first word must be Attach in our version."""
+    with watched.connect() as sock:
+        await asyncio.sleep(0.05)
+        assert not watched.server.publish(Namespaces({}), ())
+        control.send(sock, NamespaceQuery(["a"]))
+        assert await hear(sock) is None
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION + 1))
+        assert await hear(sock) is None
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        assert isinstance(await hear(sock), Welcome)
+        assert watched.server.publish(Namespaces({}), ())
+    assert watched.attached == 1
+
+
+async def test_descriptors_beside_rubbish_are_closed(watched: Watched) -> None:
+    """A gateway that sends descriptors with messages that are none does not use up the supervisor's."""
+    before = len(os.listdir("/proc/self/fd"))
+    for data in (b"{", b"[" * 50_000, b'{"type": "Attach"}'):
+        with watched.connect() as sock:
+            socket.send_fds(sock, [data], [sock.fileno()] * 3)
+            assert await hear(sock) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_flood_of_messages_lets_the_loop_turn(watched: Watched) -> None:
+    """However many messages wait, only some are taken in one turn."""
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        for number in range(100):
+            control.send(sock, Fault("m", "engine", number, "x"))
+        seen = []
+        while len(watched.faults) < 100:
+            await asyncio.sleep(0)
+            seen.append(len(watched.faults))
+        steps = [after - before for before, after in itertools.pairwise(seen)]
+        assert max(steps) <= control_server.READ_BATCH
+
+
+async def test_a_gateway_that_reads_nothing_is_let_go(watched: Watched) -> None:
+    """A full socket ends the attachment; the supervisor never waits."""
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        big = Namespaces({f"t{number}": "00" * 32 for number in range(1_000)})
+        for _ in range(1_000):
+            if not watched.server.publish(big, ()):
+                break
+        assert watched.left == 1
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        assert isinstance(await hear(sock), Welcome)
+
+
+async def test_a_second_gateway_is_refused_and_attaching_twice_is_harmless(watched: Watched) -> None:
+    """One gateway at a time."""
+    with watched.connect() as sock, watched.connect() as other:
+        for _ in range(2):
+            control.send(sock, Attach(CONTROL_VERSION))
+            assert isinstance(await hear(sock), Welcome)
+        assert await hear(other) is None
+    assert watched.left in (0, 1)
+
+
+def test_keys_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant keeps its key while it is asked for; names without end do not grow the table without end."""
+    monkeypatch.setattr(control_server, "MAX_TENANTS", 4)
+    names = Namespace()
+    first = names.keys(["a", "b"])
+    for number in range(10):
+        names.keys([f"x{number}"])
+        assert names.keys(["a"])["a"] == first["a"]
+    assert names.keys(["b"])["b"] != first["b"]
+    assert len(names._keys) == 4

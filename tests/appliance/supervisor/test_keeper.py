@@ -1,0 +1,96 @@
+"""A keeper through boots that hang and ends that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from appliance.control import Control
+from appliance.supervisor import keeper as keeper_module
+from appliance.supervisor.boot import Booted, BootPlan
+from appliance.supervisor.keeper import Keeper
+from isolation.errors import SandboxStartError, SandboxTimeoutError
+from isolation.ipc.messages import Role
+
+
+class Sandbox:
+    """A sandbox of which only the descriptor for its end is real."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.pidfd, self._write = os.pipe()
+
+    def die(self) -> None:
+        """Its descriptor becomes readable."""
+        os.close(self._write)
+
+    def wait(self, _timeout_s: float) -> int:
+        """It has ended."""
+        return -9
+
+    def ending(self) -> None:
+        """Not known."""
+
+    def output_tail(self) -> tuple[str, ...]:
+        """Nothing was said."""
+        return ()
+
+
+def make(published: list[Control]) -> Keeper:
+    """A keeper that tells us what it publishes."""
+    plan: Any = BootPlan("engine-m", "m", Role.ENGINE, None, None, b"{}")  # type: ignore[arg-type]
+
+    def publish(message: Control, _fds: tuple[int, ...]) -> bool:
+        published.append(message)
+        return True
+
+    return Keeper(plan, None, publish)  # type: ignore[arg-type]
+
+
+async def test_a_stop_reaches_a_boot_in_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper ends as soon as the boot has looked at its stop, not when the boot would have ended."""
+    begun = threading.Event()
+
+    def hang(_plan: object, _runtime: object, stop: threading.Event) -> Booted:
+        begun.set()
+        assert stop.wait(10)
+        raise SandboxStartError("not wanted")
+
+    monkeypatch.setattr(keeper_module, "boot", hang)
+    keeper = make([])
+    running = asyncio.create_task(keeper.run())
+    await asyncio.to_thread(begun.wait)
+    keeper.stop()
+    async with asyncio.timeout(2):
+        await running
+    assert await keeper.first_boot == "not wanted"
+
+
+async def test_a_sandbox_that_cannot_be_removed_does_not_end_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next boot is tried all the same, and the cause is told."""
+    sandboxes: list[Sandbox] = []
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+        sandboxes.append(Sandbox())
+        return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    def stuck(_booted: Booted) -> None:
+        raise SandboxTimeoutError("it does not end")
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", stuck)
+    published: list[Control] = []
+    keeper = make(published)
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(5):
+        assert await keeper.first_boot is None
+        sandboxes[0].die()
+        while len(sandboxes) < 2:
+            await asyncio.sleep(0.005)
+        assert any("it does not end" in getattr(message, "cause", "") for message in published)
+        keeper.stop()
+        await running

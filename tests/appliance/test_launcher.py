@@ -1,0 +1,119 @@
+"""The launcher and its children as real processes: ends are seen at once, and nobody is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from appliance import launcher as launcher_module
+from appliance.errors import StartError
+from appliance.launcher import Launcher
+from appliance.lock import exclusive
+from isolation.process import Child, start
+
+
+def test_a_child_that_ends_before_it_is_ready_ends_the_start(tmp_path: Path) -> None:
+    """A configuration that is wrong: an error at once, with the child's status."""
+    (tmp_path / "athanor.yaml").write_text("nonsense: 1\n")
+    began = time.monotonic()
+    with pytest.raises(StartError, match="ended with status 4 before"):
+        asyncio.run(Launcher(tmp_path / "athanor.yaml", tmp_path, lambda _ready: None).run())
+    assert time.monotonic() - began < 20
+
+
+async def test_a_child_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the appliance was ready a failed start is one more death, not the end of the keeper."""
+    monkeypatch.setattr(launcher_module, "BASE_DELAY_S", 0.01)
+    monkeypatch.setattr(launcher_module, "MAX_DELAY_S", 0.01)
+    keeper = Launcher(tmp_path / "athanor.yaml", tmp_path, lambda _ready: None)
+    keeper._ready = asyncio.get_running_loop().create_future()
+    keeper._ready.set_result(None)  # type: ignore[arg-type]
+    starts: list[str] = []
+
+    def attempt(role: str) -> Child:
+        starts.append(role)
+        return start((str(tmp_path / "absent") if len(starts) < 3 else "/bin/true",))
+
+    monkeypatch.setattr(keeper, "_start", attempt)
+    task = asyncio.create_task(keeper._keep("gateway"))
+    async with asyncio.timeout(10):
+        while len(starts) < 5:
+            await asyncio.sleep(0.01)
+    keeper._stop.set()
+    await task
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+CHILD = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from appliance import child
+child.run_supervisor = lambda _config: time.sleep(60)
+sys.exit(child.main(["supervisor", "none", str(os.getppid() if sys.argv[2] == "own" else 1)]))
+"""
+
+
+@pytest.mark.parametrize("parent", ["own", "gone"])
+def test_a_child_does_not_outlive_its_launcher(root: Path, parent: str) -> None:
+    """kill -9 of the launcher ends the child, also when it came before the child could ask for that."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD, str(root), parent], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    pidfd = os.pidfd_open(pid)
+    try:
+        if parent == "own":
+            wait_for_handler(pid)
+            launcher.kill()
+        assert_ends(pidfd)
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+        os.close(pidfd)
+
+
+def wait_for_handler(pid: int) -> None:
+    """Until the process has a handler for SIGHUP, which it sets after its word to the kernel."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:") and int(line.split()[1], 16) >> (signal.SIGHUP - 1) & 1:
+                return
+        time.sleep(0.02)
+    raise AssertionError("the child did not come up")
+
+
+def assert_ends(pidfd: int) -> None:
+    """The process ends within seconds."""
+    import select
+
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    assert poller.poll(20_000)
+
+
+def test_a_lock_is_held_by_one_and_given_back(tmp_path: Path) -> None:
+    """The second holder is refused with the directory's name; afterwards it may."""
+    with exclusive(tmp_path / "lock", "here"), pytest.raises(StartError, match="using here"), exclusive(
+        tmp_path / "lock", "here"
+    ):
+        pass
+    with exclusive(tmp_path / "lock", "here"):
+        pass

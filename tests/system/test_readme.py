@@ -1,0 +1,38 @@
+"""The README's commands, run as they stand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import ATHANOR, Appliance
+
+pytestmark = pytest.mark.runsc
+
+
+def test_the_commands_work(own_appliance: Appliance, root: Path) -> None:
+    """Each `athanor` line of the README ends with status 0 against a running demo."""
+    lines = re.findall(r"^    \.venv/bin/athanor (.*?)(?:  +#.*)?$", (root / "README.md").read_text(), re.MULTILINE)
+    commands = [line for line in lines if not line.startswith("demo")]
+    assert len(commands) >= 5
+    for command in commands:
+        words = command.replace(".athanor/", f"{own_appliance.state}/").split()
+        if words[0] in ("status", "traces", "reload"):
+            words += ["--admin", own_appliance.ready["admin"]]
+        done = subprocess.run([ATHANOR, *words], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_the_python_snippet_prints_an_answer(appliance: Appliance, root: Path) -> None:
+    """The official client's lines, with this demo's address and key in place of the printed ones."""
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    code = code.replace("http://127.0.0.1:8080", appliance.ready["http"]).replace(
+        "ath_alpha-1_...", appliance.key("alpha")
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "policy.yaml" in done.stdout
