@@ -42,7 +42,7 @@ async def serve_admin(
     server = _Quiet(
         uvicorn.Config(
             admin_app(parts), log_config=None, access_log=False, lifespan="off", server_header=False,
-            limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=5,
+            date_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=5,
         )
     )
     task = asyncio.create_task(server.serve(sockets=[sock]))
@@ -51,6 +51,7 @@ async def serve_admin(
     finally:
         server.should_exit = True
         server.force_exit = True
+        server.ended.set()
         await task
         sock.close()
         _unbind(shown)
@@ -62,7 +63,16 @@ def _unbind(shown: str) -> None:
 
 
 class _Quiet(uvicorn.Server):
-    """A server that leaves the process's signals alone."""
+    """A server that leaves the process's signals alone and sleeps until it is ended, where uvicorn's own looks ten
+    times a second (for that no Date header can be kept current, and none is sent)."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Uvicorn's hook between startup and shutdown."""
+        await self.ended.wait()
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - uvicorn's own signature

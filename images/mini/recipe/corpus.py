@@ -72,6 +72,11 @@ def variants(pattern: str) -> list[str]:
     return list(dict.fromkeys(_tidy("".join(parts)) for parts in itertools.product(*choices)))
 
 
+def count_variants(pattern: str) -> int:
+    """How many texts `pattern` stands for."""
+    return len(variants(pattern))
+
+
 def normal(question: str) -> str:
     """A question without case and punctuation: two that agree here are the same question."""
     return " ".join(re.findall(r"[a-z0-9_/.:-]+", question.lower())).rstrip(".")

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from recipe import bpe
-from recipe.corpus import Topic
+from recipe.corpus import Topic, count_variants
 from recipe.phrasing import ask, stray_text, system_prompt
 
 OFF_TOPIC = "off-topic"
@@ -71,6 +71,8 @@ class Source:
 
     def __init__(self, topics: Sequence[Topic], tokenizer: Tokenizer, *, tokens: int, seed: int) -> None:
         self._on_topic = [topic for topic in topics if topic.name != OFF_TOPIC]
+        # A topic with more ways to ask for it needs to be seen more often.
+        self._shares = [sum(map(count_variants, topic.patterns)) ** 0.5 for topic in self._on_topic]
         self._off_topic = next(topic for topic in topics if topic.name == OFF_TOPIC)
         self._tokenizer = tokenizer
         self._tokens = tokens
@@ -96,7 +98,7 @@ class Source:
         """One random question with its answer."""
         rng, topic = self._rng, self._off_topic
         if rng.random() >= _OFF_TOPIC_SHARE:
-            topic = rng.choice(self._on_topic)
+            topic = rng.choices(self._on_topic, self._shares)[0]
             question = ask(topic, rng)
         elif rng.random() < _STRAY_SHARE:
             question = stray_text(topic, rng, _LONG_STRAY_WORDS if long_stray else _STRAY_WORDS)
