@@ -6,9 +6,9 @@ Relative paths are taken from the file's own folder, so that a configuration can
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from appliance.errors import ConfigError
 from policy.errors import PolicyError
@@ -68,14 +68,22 @@ class ModelConfig(_Section):
 
 
 class SandboxConfig(_Section):
-    """How sandboxes are made. Without ``image`` the running Python is mounted read-only. ``cores`` bounds each
-    sandbox where the machine's cgroups allow it; 0 means all of the machine's."""
+    """How sandboxes are made. Without ``image`` the running Python is mounted read-only; with one, ``image_digest``
+    pins it (`athanor image build` prints it) and another image is refused. ``cores`` bounds each sandbox where the
+    machine's cgroups allow it; 0 means all of the machine's."""
 
     runsc: str = ""
     image: Path | None = Field(default=None, strict=False)
+    image_digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     unsafe_no_sandbox: bool = False
     memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
     cores: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Self:
+        if (self.image is None) != (not self.image_digest):
+            raise ValueError("image and image_digest go together: `athanor image build` prints the digest")
+        return self
 
 
 class ApplianceConfig(_Section):

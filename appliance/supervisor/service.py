@@ -15,7 +15,7 @@ from appliance.errors import StartError
 from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.keeper import Keeper
-from appliance.supervisor.machine import choose_runtime
+from appliance.supervisor.machine import check_image, choose_runtime
 from appliance.supervisor.paths import CONTROL_SOCKET
 
 log = structlog.get_logger()
@@ -26,6 +26,7 @@ async def supervise(config: ApplianceConfig) -> None:
     Raises:
         StartError: no runtime, an unusable model, or no sandbox that would start at all.
     """
+    check_image(config)
     runtime = choose_runtime(config)
     models = [read_model(model.name, model.path) for model in config.models]
     config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
