@@ -27,8 +27,8 @@ proto: setup-dev ## regenerate the gRPC code
 lock: setup-dev ## renew the pinned versions
 	$(BIN)/python requirements/lock.py
 
-bench: setup ## figures of the hot paths
-	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py
+bench: setup-dev ## figures of the hot paths
+	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py && $(BIN)/python bench/appliance.py
 
 setup: $(VENV)/.run $(BIN)/runsc
 setup-dev: $(VENV)/.dev $(BIN)/runsc
