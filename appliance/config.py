@@ -5,6 +5,7 @@ Relative paths are taken from the file's own folder, so that a configuration can
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -34,7 +35,8 @@ class TlsConfig(_Section):
 
 
 class ListenConfig(_Section):
-    """Where the appliance listens: ``HOST:PORT``; port 0 lets the kernel choose. Admin may be ``unix:PATH``."""
+    """Where the appliance listens: ``HOST:PORT``; port 0 lets the kernel choose. Admin is for the operator alone: on
+    loopback, or ``unix:PATH``."""
 
     http: str = "127.0.0.1:8080"
     grpc: str = "127.0.0.1:8081"
@@ -50,8 +52,8 @@ class ListenConfig(_Section):
     @field_validator("admin")
     @classmethod
     def _admin_address(cls, value: str) -> str:
-        if not value.startswith("unix:"):
-            split_address(value)
+        if not value.startswith("unix:") and not _is_loopback(split_address(value)[0]):
+            raise ValueError("admin listens on loopback or on unix:PATH only: it shows every tenant's figures to anybody")
         return value
 
 
@@ -106,6 +108,13 @@ class ApplianceConfig(_Section):
         return value
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def split_address(address: str) -> tuple[str, int]:
     """``HOST:PORT`` or ``[V6]:PORT`` to its parts.
 
@@ -157,6 +166,8 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
         tls = listen.tls
         moved = {name: folder / value for name, value in tls if value is not None}
         listen = listen.model_copy(update={"tls": tls.model_copy(update=moved)})
+    if listen.admin.startswith("unix:"):
+        listen = listen.model_copy(update={"admin": f"unix:{folder / listen.admin.removeprefix('unix:')}"})
     sandbox = config.sandbox
     if sandbox.image is not None:
         sandbox = sandbox.model_copy(update={"image": folder / sandbox.image})

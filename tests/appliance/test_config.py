@@ -33,6 +33,7 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
     assert config.models[0].path == tmp_path / "model"
     assert config.policy == tmp_path / "policy.yaml"
     assert config.run_dir == tmp_path / "run"
+    assert config.listen.admin == f"unix:{tmp_path}/admin.sock"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,8 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
         ("run_dir: run", "run_dir: [", ":"),
         ("dtype: float32", "max_context: -5", ":3:"),
         ("dtype: float32", "kv_bytes: .nan", ":3:"),
+        ('"unix:admin.sock"', '"0.0.0.0:8082"', ":1:"),
+        ("run_dir: run", "run_dir: run\nsandbox: {image: x}", ":8:"),
     ],
 )
 def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> None:
