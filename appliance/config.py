@@ -53,7 +53,7 @@ class ListenConfig(_Section):
     @classmethod
     def _admin_address(cls, value: str) -> str:
         if not value.startswith("unix:") and not _is_loopback(split_address(value)[0]):
-            raise ValueError("admin listens on loopback or on unix:PATH only: it shows every tenant's figures to anybody")
+            raise ValueError("admin listens on loopback or on unix:PATH only: it shows everybody all tenants' figures")
         return value
 
 

@@ -60,7 +60,7 @@ def curl(http: str, key: str, model: str) -> str:
             f"curl -s {http}/v1/chat/completions \\",
             f"  -H 'authorization: Bearer {key}' \\",
             "  -H 'content-type: application/json' \\",
-            f"  -d '{json.dumps({'model': model, 'messages': _messages(QUESTIONS[0])})}'",
+            f"  -d '{json.dumps({'model': model, 'messages': _messages(QUESTIONS[0]), 'temperature': 0})}'",
         ]
     )
 
@@ -69,7 +69,7 @@ def python(http: str, key: str, model: str) -> str:
     """The same through the official Python client, which reads its settings from the environment;
     so do most other clients.
     """
-    call = f'create(model="{model}", messages={json.dumps(_messages(QUESTIONS[1]))})'
+    call = f'create(model="{model}", messages={json.dumps(_messages(QUESTIONS[1]))}, temperature=0)'
     return "\n".join(
         [
             f"export OPENAI_BASE_URL={http}/v1 \\",
