@@ -39,7 +39,7 @@ QUESTIONS = (
     "Please explain how tenants are added", "What is the point of gVisor?",
     "Is there a unix signal for reloading?", "What would a curl call look like?",
     "My client reports 503, what is wrong?", "How can I end the demo?",
-    "I run a collector, how do I point Athanor at it?", "Do you keep a copy of what I send?",
+    "I run a collector, how do I point Athanor at it?", "How can I check that the sandbox image is genuine?",
     "What is the price of gold?",
     "Is Docker a requirement?", "Could you explain the prefill phase?",
 )  # fmt: skip
