@@ -33,10 +33,11 @@ bench: setup-dev ## figures of the hot paths
 setup: $(VENV)/.run $(BIN)/runsc
 setup-dev: $(VENV)/.dev $(BIN)/runsc
 
-# A CUDA build of torch brings packages that only cuda.lock pins; where pip chooses it, the first line fails and the second serves.
+# torch's CPU build where the machine's own settings offer it and no GPU is there; else its CUDA build with what that brings.
+TORCH = $(if $(wildcard /dev/nvidiactl),cuda,cpu)
+PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes
 define install
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(1) \
-	  || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(1) -r requirements/cuda.lock
+	$(PIP_INSTALL) -r $(1) -r requirements/$(TORCH).lock || $(PIP_INSTALL) -r $(1) -r requirements/cuda.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 endef
 

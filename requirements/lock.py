@@ -1,8 +1,8 @@
 """Renew the pinned versions: `make lock`.
 
-Writes ``run.lock`` (what the appliance needs), ``dev.lock`` (that and its tests) and ``cuda.lock`` (what a CUDA build
-of torch brings besides), all with hashes and without any index address. torch is pinned without its local version, so
-that a machine may take the CPU or the CUDA build; the hashes of both are listed.
+Writes ``run.lock`` (what the appliance needs but torch), ``dev.lock`` (that and its tests), ``cpu.lock`` (torch's CPU
+build as found here) and ``cuda.lock`` (its CUDA build and what that brings), all with hashes and without any index
+address. The two builds are apart because pip, given hashes of both, prefers the one from an index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIONS = (
     "--quiet", "--generate-hashes", "--strip-extras", "--allow-unsafe",
     "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options",
 )
-HEADER = "# Written by `make lock`; installed with --require-hashes. The hashes of torch are its CPU and CUDA builds.\n"
+HEADER = "# Written by `make lock`; installed with --require-hashes beside cpu.lock or, failing that, cuda.lock.\n"
 
 
 def main() -> int:
@@ -36,9 +36,13 @@ def main() -> int:
         asked = [part for extra in extras for part in ("--extra", extra)]
         command = [sys.executable, "-m", "piptools", "compile", *OPTIONS, *asked]
         subprocess.run([*command, "-o", str(target), "pyproject.toml"], check=True, cwd=HERE.parent)
-        target.write_text(HEADER + with_both_builds(target.read_text(), hashes["torch"]))
-    lines = ["# What the CUDA build of torch brings, where pip chooses that build; used beside run.lock.\n"]
-    for name in sorted(pin for pin in pins if pin.startswith(("nvidia", "cuda", "triton"))):
+        rest, version, own = without_torch(target.read_text())
+        target.write_text(HEADER + rest)
+    lines = ["# The CPU build of torch, where the machine's own settings offer it.\n"]
+    lines += [f"torch=={version} \\\n", " \\\n".join(f"    --hash=sha256:{value}" for value in own) + "\n"]
+    (HERE / "cpu.lock").write_text("".join(lines))
+    lines = ["# The CUDA build of torch and what it brings, for machines that are not offered the CPU build.\n"]
+    for name in sorted(pin for pin in pins if pin.startswith(("nvidia", "cuda", "triton", "torch"))):
         listed = " \\\n".join(f"    --hash=sha256:{value}" for value in sorted(hashes[name]))
         lines.append(f"{name}=={pins[name]} \\\n{listed}\n")
     (HERE / "cuda.lock").write_text("".join(lines))
@@ -68,15 +72,15 @@ def torch_builds() -> tuple[dict[str, str], dict[str, set[str]]]:
     return pins, hashes
 
 
-def with_both_builds(text: str, cuda: set[str]) -> str:
-    """The lock with torch's local version taken off and the CUDA hashes beside the ones found here."""
+def without_torch(text: str) -> tuple[str, str, list[str]]:
+    """The lock without its entry of torch, torch's public version, and the hashes of the build found here."""
     body = re.sub(r"\A(#.*\n)+", "", text)
-    pattern = re.compile(r"^torch==([0-9.]+)\S* \\\n((?:    --hash=\S+(?: \\)?\n)+)", re.MULTILINE)
+    pattern = re.compile(
+        r"^torch==([0-9.]+)\S* \\\n((?:    --hash=\S+(?: \\)?\n)+)(?:    # via .*\n)?", re.MULTILINE
+    )
     found = pattern.search(body)
     assert found is not None
-    own = re.findall(r"sha256:(\w+)", found.group(2))
-    listed = " \\\n".join(f"    --hash=sha256:{value}" for value in [*own, *sorted(cuda - set(own))])
-    return pattern.sub(lambda _: f"torch=={found.group(1)} \\\n{listed}\n", body, count=1)
+    return pattern.sub("", body, count=1), found.group(1), re.findall(r"sha256:(\w+)", found.group(2))
 
 
 if __name__ == "__main__":

@@ -173,10 +173,10 @@ def test_stop_strings_seeds_and_logprobs(appliance: Appliance) -> None:
     client = appliance.openai()
 
     def sample(**options: object) -> str:
-        answer = client.completions.create(
-            model="athanor-mini", prompt="To add a tenant", max_tokens=24, **options  # type: ignore[call-overload]
+        answer = client.chat.completions.create(
+            model="athanor-mini", messages=QUESTION, max_tokens=24, **options  # type: ignore[call-overload]
         )
-        return str(answer.choices[0].text)
+        return str(answer.choices[0].message.content)
 
     full = sample(temperature=0)
     stop = full[6:10]
