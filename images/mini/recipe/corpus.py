@@ -16,7 +16,6 @@ nest. Held-out phrasings and answers are taken as they are.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import re
@@ -41,11 +40,6 @@ class Topic:
     patterns: tuple[str, ...]
     held_out: tuple[str, ...]
     answer: str
-
-    @property
-    def shares(self) -> list[float]:
-        """How often to draw each pattern: the more texts it stands for, the more often."""
-        return [count_variants(pattern) ** 0.5 for pattern in self.patterns]
 
 
 def load(folder: Path) -> tuple[Topic, ...]:
@@ -78,7 +72,6 @@ def variants(pattern: str) -> list[str]:
     return list(dict.fromkeys(_tidy("".join(parts)) for parts in itertools.product(*choices)))
 
 
-@functools.cache
 def count_variants(pattern: str) -> int:
     """How many texts `pattern` stands for."""
     return len(variants(pattern))

@@ -43,7 +43,7 @@ def _ask(topic: Topic, rng: random.Random) -> str:
     if topic.phrases and rng.random() < 0.25:
         text = rng.choice(PHRASE_FRAMES).format(rng.choice(topic.phrases))
     else:
-        text = expand(rng.choices(topic.patterns, topic.shares)[0], rng)
+        text = expand(rng.choice(topic.patterns), rng)
         if rng.random() < 0.35:
             text = _reframe(text, rng)
     if rng.random() < 0.30:

@@ -36,16 +36,10 @@ _STRAY_SHARE = 0.25  # of the off-topic ones
 _STRAY_WORDS = 16
 _LONG_STRAY_WORDS = 250  # now and then a whole page is pasted in
 _OPENING_TOKENS = (4, 14)  # after so many tokens all answers differ
-# Kind of row with one exchange -> its tokens on average, the question's included.
-_SHORT_ROWS = {"opening": 26, "single": 56}
-_BATCHES_IN_POOL = 16  # batches of short rows that are sorted by length together
+_SINGLES_IN_POOL = 16  # batches of single exchanges that are sorted by length together
 # Other tokens than those of answers weigh this much in the loss: how people ask is worth
 # learning a little, and it costs nothing.
 QUESTION_WEIGHT = 0.1
-
-
-Row = list[tuple[int, int, bool]]
-"""A conversation: (id, position, belongs to an answer) for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +77,17 @@ class Source:
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._rng = random.Random(seed)
-        self._pools: dict[str, list[list[Row]]] = {kind: [] for kind in _SHORT_ROWS}
+        self._pool: list[list[Exchange]] = []
 
     def batches(self) -> Iterator[Batch]:
         """Batches without end."""
         kinds, shares = list(KINDS), list(KINDS.values())
         while True:
             kind = self._rng.choices(kinds, shares)[0]
-            if kind in _SHORT_ROWS:
-                yield pad(self._short_rows(kind))
+            if kind == "opening":
+                yield pad([self._opening() for _ in range(max(1, self._tokens // 28))])
+            elif kind == "single":
+                yield pad([collate([exchange]) for exchange in self._singles()])
             elif kind == "chat":
                 count = max(1, self._tokens // CHAT_TOKENS)
                 yield pad([self._chat(CHAT_TOKENS) for _ in range(count)])
@@ -110,22 +106,20 @@ class Source:
             question = ask(topic, rng)
         return make_exchange(self._tokenizer, question, topic.answer)
 
-    def _short_rows(self, kind: str) -> list[Row]:
-        """One batch of rows of like length, so that little is padding."""
-        pool = self._pools[kind]
-        if not pool:
-            count = max(1, self._tokens // _SHORT_ROWS[kind])
-            rows = [self._short_row(kind) for _ in range(count * _BATCHES_IN_POOL)]
-            rows.sort(key=len)
-            pool += [rows[i : i + count] for i in range(0, len(rows), count)]
-            self._rng.shuffle(pool)
-        return pool.pop()
-
-    def _short_row(self, kind: str) -> Row:
-        """A question with its answer, or with the first few tokens of it."""
+    def _opening(self) -> list[tuple[int, int, bool]]:
+        """A question and the first few tokens of its answer."""
         exchange = self._first()
-        row = collate([exchange])
-        return row[: exchange.start + self._rng.randint(*_OPENING_TOKENS)] if kind == "opening" else row
+        return collate([exchange])[: exchange.start + self._rng.randint(*_OPENING_TOKENS)]
+
+    def _singles(self) -> list[Exchange]:
+        """One batch of single exchanges of like length, so that little is padding."""
+        if not self._pool:
+            count = max(1, self._tokens // 56)  # an exchange has 56 tokens on average
+            drawn = [self._first() for _ in range(count * _SINGLES_IN_POOL)]
+            drawn.sort(key=lambda exchange: len(exchange.ids))
+            self._pool = [drawn[i : i + count] for i in range(0, len(drawn), count)]
+            self._rng.shuffle(self._pool)
+        return self._pool.pop()
 
     def _first(self) -> Exchange:
         """An exchange that opens a conversation, now and then behind a system message."""
@@ -136,7 +130,7 @@ class Source:
         size = len(head)
         return Exchange(head + exchange.ids, size + exchange.start, size + exchange.end)
 
-    def _chat(self, tokens: int) -> Row:
+    def _chat(self, tokens: int) -> list[tuple[int, int, bool]]:
         """A conversation of `tokens` tokens."""
         exchanges = [self._first()]
         while sum(len(exchange.ids) for exchange in exchanges) <= tokens:
@@ -157,12 +151,12 @@ def make_exchange(tokenizer: Tokenizer, question: str, answer: str) -> Exchange:
     return Exchange(answered + bpe.newline(tokenizer), len(prompt), len(answered))
 
 
-def collate(exchanges: Sequence[Exchange], gaps: Sequence[int] | None = None) -> Row:
+def collate(exchanges: Sequence[Exchange], gaps: Sequence[int] | None = None) -> list[tuple[int, int, bool]]:
     """One conversation as (id, position, belongs to an answer) for each token.
 
     `gaps[i]` positions are left out before exchange i.
     """
-    row: Row = []
+    row: list[tuple[int, int, bool]] = []
     position = 0
     for i, exchange in enumerate(exchanges):
         position += gaps[i] if gaps else 0
@@ -172,7 +166,7 @@ def collate(exchanges: Sequence[Exchange], gaps: Sequence[int] | None = None) ->
     return row
 
 
-def pad(rows: Sequence[Row]) -> Batch:
+def pad(rows: Sequence[list[tuple[int, int, bool]]]) -> Batch:
     """Shift rows by one token into inputs and targets, and pad them to the longest."""
     length = max(len(row) for row in rows) - 1
     ids = torch.zeros(len(rows), length, dtype=torch.int64)

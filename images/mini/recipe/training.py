@@ -31,7 +31,7 @@ _REPORT_EVERY = 50  # steps
 class Schedule:
     """How long and how fast to train; the learning rates rise, stay, and fall to zero."""
 
-    steps: int = 1800
+    steps: int = 2000
     tokens: int = 2048
     adamw_rate: float = 3e-3
     muon_rate: float = 7.5e-3
