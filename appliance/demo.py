@@ -112,10 +112,11 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
             config = write_config(state, options, models)
         except OSError as error:
             raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
-        status = launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
-        # Both host processes have ended, and with them every sandbox: what is left are locks and empty folders.
-        shutil.rmtree(run_directory(state), ignore_errors=True)
-        return status
+        try:
+            return launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
+        finally:
+            # Both host processes have ended, and with them every sandbox: what is left are locks and empty folders.
+            shutil.rmtree(run_directory(state), ignore_errors=True)
 
 
 def choose_models(folders: tuple[Path, ...]) -> dict[str, Path]:

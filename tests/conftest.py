@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temporary directory of a short name for everything started here, gone afterwards: a demo whose state directory
+    has a long path puts its sockets there."""
+    tmp_path_factory.getbasetemp()
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="ath-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        yield
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,9 @@ from .conftest import Appliance, running
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
 HEAR_WITHIN_S = 10.0
+
+RETRIES = 4
+"""Of a client that takes `Retry-After` at its word: on a busy machine a boot may take longer than a request waits."""
 
 
 def leftovers(state: Path) -> list[str]:
@@ -33,10 +37,8 @@ def leftovers(state: Path) -> list[str]:
             found.append(f"process {entry.name}: {command[:120]}")
     mounts = Path("/proc/self/mountinfo").read_text()
     found += [f"mount {line}" for line in mounts.splitlines() if str(state) in line]
-    run = state / "run"
-    found += [f"file {path}" for path in run.rglob("*") if not path.is_dir() and path.suffix != ".lock"
-              and path.name not in ("lock",)]
-    return found
+    config = json.loads((state / "athanor.yaml").read_text().split("\n", 1)[1])
+    return found + [f"file {path}" for path in [Path(config["run_dir"])] if path.exists()]
 
 
 async def stream_one(appliance: Appliance, tenant: str, started: asyncio.Event) -> str:
@@ -77,7 +79,7 @@ async def test_a_killed_engine_is_heard_and_replaced(own_appliance: Appliance) -
     """Every one of 16 streams ends typed or complete within ten seconds; the next request succeeds."""
     results = await streams_under_death(own_appliance, "engine")
     assert set(results) <= {"complete", "503", "mid-stream server_is_overloaded"}
-    answer = own_appliance.openai(timeout=HEAR_WITHIN_S).completions.create(
+    answer = own_appliance.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
         model="athanor-mini", prompt="hello", max_tokens=2
     )
     assert answer.usage is not None and answer.usage.completion_tokens == 2
@@ -91,7 +93,7 @@ async def test_a_killed_text_worker_is_replaced_and_streams_go_on(own_appliance:
     """Streams that already have their ids do not notice; a new prompt waits for the next worker."""
     results = await streams_under_death(own_appliance, "text")
     assert set(results) == {"complete"}
-    answer = own_appliance.openai(timeout=HEAR_WITHIN_S).completions.create(
+    answer = own_appliance.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
         model="athanor-mini", prompt="hello", max_tokens=2
     )
     assert answer.usage is not None
@@ -103,33 +105,46 @@ async def test_a_killed_text_worker_is_replaced_and_streams_go_on(own_appliance:
 async def test_a_request_that_kills_twice_is_quarantined(own_appliance: Appliance) -> None:
     """Killed while it waits for its first token, the request is replayed alone; killed again, it is refused for good,
     and others are served."""
-    prompt = "poison " * 500
-    body = {"model": "athanor-mini", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    for number in range(TRIES):
+        outcome = await killed_twice(own_appliance, f"poison {number}: " + "very " * 1_500)
+        if outcome == "request_quarantined":
+            break
+        # The replay gave its first token before the second kill: then it is not replayed, and told so.
+        assert outcome in ("server_is_overloaded", "complete")
+    else:
+        raise AssertionError("no replay was met before its first token")
+    answer = await own_appliance.async_openai("beta", timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
+        model="athanor-mini", prompt="hello", max_tokens=2
+    )
+    assert answer.usage is not None
+
+
+TRIES = 5
+"""A replay is killed while its prompt is being computed, which takes a few steps; so it may be missed."""
+
+
+async def killed_twice(appliance: Appliance, prompt: str) -> str:
+    """Send a request and kill the engine under it and under its replay; gives how it ended."""
 
     async def poison() -> str:
-        client = own_appliance.async_openai("alpha")
+        client = appliance.async_openai("alpha")
         try:
-            await client.completions.create(**body)  # type: ignore[call-overload]
+            await client.completions.create(model="athanor-mini", prompt=prompt, max_tokens=4, temperature=0)
         except openai.APIStatusError as error:
             return str(error.code)
         return "complete"
 
     # A stopped engine takes the request in and gives nothing: it dies with the request live and without a token.
-    first = own_appliance.sandbox_pid("engine")
+    await asyncio.to_thread(appliance.wait_generation, "engine", 0)
+    first = appliance.sandbox_pid("engine")
     freeze(first)
     task = asyncio.ensure_future(poison())
-    await until_in_flight(own_appliance)
+    await until_in_flight(appliance)
     os.kill(first, signal.SIGKILL)
-    second = await next_engine(own_appliance, first)
-    freeze(second)
-    # The replay may have been answered before the freeze; then there is nothing to quarantine and the kill is harmless.
+    second = await next_engine(appliance, first)
+    await until_running(appliance, task)
     os.kill(second, signal.SIGKILL)
-    outcome = await asyncio.wait_for(task, 20)
-    assert outcome in ("request_quarantined", "complete")
-    answer = await own_appliance.async_openai("beta", timeout=HEAR_WITHIN_S).completions.create(
-        model="athanor-mini", prompt="hello", max_tokens=2
-    )
-    assert answer.usage is not None
+    return await asyncio.wait_for(task, 20)
 
 
 def freeze(pid: int) -> None:
@@ -143,6 +158,13 @@ async def until_in_flight(appliance: Appliance) -> None:
         while not (await asyncio.to_thread(appliance.status))["tenants"][0]["in_flight"]:
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
+
+
+async def until_running(appliance: Appliance, task: asyncio.Future[str]) -> None:
+    """Until the engine says that it runs a request, or the task has ended."""
+    async with asyncio.timeout(20):
+        while not task.done() and not (await asyncio.to_thread(appliance.status))["models"][0]["engine"]["running"]:
+            await asyncio.sleep(0.002)
 
 
 async def next_engine(appliance: Appliance, before: int) -> int:
