@@ -20,6 +20,7 @@ def short_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tmp_path_factory.getbasetemp()
     before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="ath-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o1777)  # as /tmp: tests without root go there as somebody else
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         yield
         tempfile.tempdir = None
