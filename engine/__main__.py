@@ -1,11 +1,12 @@
 """The program inside an engine sandbox: ``python -m engine /ipc/host.sock``.
 
-Order: import everything heavy, attach (which waits for the host), load and warm the model, say ready, serve. The
-process speaks on stderr only when it ends, one line, and never repeats content. Exit status:
+Order: import everything heavy, attach (which waits for the host), load and warm the model, lock down, say ready, serve.
+From lock-down on one system call beyond the list ends the process. It speaks on stderr only when it ends, one line, and
+never repeats content. Exit status:
 
 * 0: drained, or the host went away;
 * 2: wrong arguments;
-* 3: the configuration or the model cannot be used;
+* 3: the configuration or the model cannot be used, or the kernel takes no lock-down;
 * 4: the channel broke;
 * 1: a defect.
 """
@@ -18,11 +19,15 @@ from pathlib import Path
 
 import torch
 
+from engine.allowed_calls import Bells, engine_calls
 from engine.attach import attach
 from engine.config import EngineConfig
-from engine.errors import ConfigurationError, EngineError, ModelLoadError
+from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
 from engine.load import load_engine
+from engine.lockdown import generates_code, lock_down, read_maps
+from engine.loop import Engine
 from engine.serve import serve
+from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
 from isolation.ipc.messages import Role
 
@@ -39,12 +44,14 @@ def main(arguments: list[str]) -> int:
     torch.set_num_interop_threads(1)
     try:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
-        engine = load_engine(EngineConfig.from_json(config_bytes))
+        config = EngineConfig.from_json(config_bytes)
+        engine = load_engine(config)
+        _lock_down(engine, channel, config.threads)
         channel.send(engine.ready())
         serve(engine, channel)
     except PeerGoneError:
         return 0
-    except (ConfigurationError, ModelLoadError) as error:
+    except (ConfigurationError, LockdownError, ModelLoadError) as error:
         return _end(EXIT_LOAD, f"engine cannot start: {error}")
     except (ProtocolError, EngineError) as error:
         return _end(EXIT_CHANNEL, f"engine stops: {error}")
@@ -53,12 +60,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _lock_down(engine: Engine, channel: Channel, threads: int) -> None:
+    """Allow what a warm engine does. Kernels that are written while it runs need executable memory: 16-bit types always
+    have them, and any other whose warm-up has left code without a file."""
+    _memory, bell_in, bell_out = channel.fds()
+    writes_code = engine.runner.model.dtype != torch.float32 or generates_code(read_maps())
+    lock_down(engine_calls(Bells(bell_in, bell_out), threads=threads, generates_code=writes_code))
+
+
 def _place(error: Exception) -> str:
-    """File and line that raised, of our own code where there is some on the stack."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/engine/" in frame.filename or "/isolation/" in frame.filename]
-    frame = (own or frames)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    """File and line that raised, of our own code where there is some on the stack; no source is opened for it."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [place for place in places if "/engine/" in place[0] or "/isolation/" in place[0]]
+    filename, line = (own or places)[-1]
+    return f"{Path(filename).name}:{line}"
 
 
 def _end(status: int, line: str) -> int:

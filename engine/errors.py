@@ -3,6 +3,7 @@
 ``EngineError``
   * ``ConfigurationError``: the host's configuration cannot be used; the process ends.
   * ``ModelLoadError``: the model's files cannot be used; the process ends.
+  * ``LockdownError``: the process cannot be locked down; it ends before it serves anybody.
   * ``RequestRejectedError``: one request cannot be served; it fails, all others go on.
 
 Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
@@ -23,6 +24,10 @@ class ConfigurationError(EngineError):
 
 class ModelLoadError(EngineError):
     """The model's files are malformed, incomplete or of an unsupported kind; the message names the file or tensor."""
+
+
+class LockdownError(EngineError):
+    """The kernel does not take the list of allowed system calls."""
 
 
 class RequestRejectedError(EngineError):

@@ -105,10 +105,18 @@ def describe_status(status: int) -> str:
     if status == 0:
         return "ended with status 0"
     if status < 0:
-        return f"was ended by {_signal_name(-status)}"
+        return f"was ended by {_signal_name(-status)}{_meaning(-status)}"
     if status > _SHELL_SIGNAL_BASE:
-        return f"ended with status {status} ({_signal_name(status - _SHELL_SIGNAL_BASE)} inside)"
+        number = status - _SHELL_SIGNAL_BASE
+        return f"ended with status {status} ({_signal_name(number)} inside){_meaning(number)}"
     return f"ended with status {status}"
+
+
+def _meaning(number: int) -> str:
+    """What a signal says of a program that locks itself down."""
+    if number == signal.SIGSYS:
+        return ": it made a system call beyond its lock-down, by a defect or because it was taken over"
+    return ""
 
 
 _SHELL_SIGNAL_BASE = 128
