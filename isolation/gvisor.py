@@ -18,6 +18,7 @@ from pathlib import Path
 from isolation.bundle import Bundle, Profile
 from isolation.cgroup import Cgroup, CgroupSupport
 from isolation.cgroup_tree import CgroupTree
+from isolation.cpuid import show_native_cpuid
 from isolation.errors import (
     ProcessError,
     SandboxStartError,
@@ -72,6 +73,8 @@ class GvisorRuntime:
         self._command = RunscCommand(runsc.path, self._directory.state, profile)
         self._tree = CgroupTree.detect(self._directory.label)
         self._reaper = Reaper()
+        self.native_cpuid = show_native_cpuid()
+        """Whether sandboxes see all that the processor can do, or what gVisor knows of it."""
 
     @property
     def cgroups(self) -> CgroupSupport:

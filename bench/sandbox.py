@@ -1,0 +1,244 @@
+"""Figures of the sandbox: the same engine inside gVisor and outside, an idle appliance, and what the filter costs.
+
+``engine`` boots the engine's program twice from one configuration, behind runsc and as a plain process, pins both to one
+core and drives them over their rings in turn (inside, outside, outside, inside); the one that waits is stopped. Processor
+time is that of everything the sandbox is: sentry, stubs, gofer. ``idle`` compares an idle appliance with two sandboxes in
+which a program sleeps for good: what those burn is runsc's own. ``filter`` times a system call before and after lock-down.
+
+Run: ``python bench/sandbox.py [engine|idle|filter] [--model DIR|big] [--streams 16] [--rounds 3] [--core 1]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from appliance.supervisor.boot import Booted, BootPlan, boot, end
+from bench.syscalls import named_seconds, seconds, tree
+from engine.config import EngineConfig
+from isolation.environment import guest_environment
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.messages import Drain, FailureCode, Role, Sampling, StepOutput, Submit
+from isolation.python_rootfs import python_rootfs
+from isolation.runsc import find_runsc
+from isolation.runtime import Runtime
+from isolation.spec import Limits, Mount, SandboxSpec
+from isolation.unsafe import UnsafeRuntime
+from tests.engine.support import model_config, save_model
+
+ROOT = Path(__file__).resolve().parents[1]
+MINI = ROOT / "images" / "mini" / "athanor-mini"
+MEMORY_BYTES = 4 << 30
+SLEEP = "import signal; signal.pause()"
+FILTER = """
+import os, time
+from engine.allowed_calls import Bells, engine_calls
+from engine.lockdown import lock_down
+def cost():
+    best = 1e9
+    for _ in range(20):
+        begun = time.perf_counter_ns()
+        for _ in range(5000):
+            os.getpid()
+        best = min(best, time.perf_counter_ns() - begun)
+    return best / 5000
+free = cost()
+lock_down(engine_calls(Bells(0, 1), threads=1, generates_code=True))
+print("getpid %.0f ns free, %.0f ns locked down" % (free, cost()), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def gvisor() -> Iterator[GvisorRuntime]:
+    """A runtime in a run directory of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="ath-"))
+    runtime = GvisorRuntime(find_runsc(), folder)
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+        shutil.rmtree(folder)
+
+
+def python_spec(name: str, code: str) -> SandboxSpec:
+    """A sandbox that runs some Python."""
+    rootfs = python_rootfs("text")
+    return SandboxSpec(
+        name=name, argv=(rootfs.python, "-s", "-S", "-P", "-c", code), env=guest_environment(threads=1),
+        rootfs=rootfs, mounts=(), limits=Limits(512 << 20),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def sleeping(count: int) -> Iterator[list[int]]:
+    """So many sandboxes in which a program sleeps for good; gives their processes, stubs aside."""
+    with gvisor() as runtime, contextlib.ExitStack() as stack:
+        pids: list[int] = []
+        for number in range(count):
+            sandbox = runtime.boot(python_spec(f"sleep-{number}", SLEEP))
+            stack.callback(sandbox.delete)
+            pids += sorted(sandbox.peer_pids | {sandbox.pid})
+        time.sleep(1.0)
+        yield pids
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A booted engine."""
+
+    booted: Booted
+    pids: list[int]
+    vocab_size: int
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes."""
+        for pid in tree(self.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def run(self, streams: int, tokens: int) -> tuple[float, float]:
+        """Serve so many greedy streams: tokens a second, processor seconds."""
+        channel = self.booted.channel
+        assert channel is not None
+        before, begun = seconds(tree(self.pids)), time.perf_counter()
+        for number in range(streams):
+            prompt = array("I", [(number * 7 + place) % self.vocab_size for place in range(32)])
+            channel.send(Submit(1_000 + number, bytes(32), prompt, tokens, Sampling(temperature=0.0), ignore_eos=True,
+                                retain=False))  # fmt: skip
+        live, produced = streams, 0
+        while live:
+            for message in channel.receive(64):
+                assert isinstance(message, StepOutput)
+                produced += len(message.requests)
+                live -= sum(1 for finish in message.finishes if finish)
+                assert not [failure for failure in message.failures if failure.code != FailureCode.ABORTED]
+            if live:
+                channel.wait(1.0)
+        wall = time.perf_counter() - begun
+        return produced / wall, seconds(tree(self.pids)) - before
+
+
+def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace) -> Guest:
+    """Boot an engine on one core."""
+    rootfs = python_rootfs("engine")
+    folder = Path(tempfile.mkdtemp(prefix="ath-ipc-"))
+    spec = SandboxSpec(
+        name="engine-bench", argv=rootfs.argv("engine", "/ipc/host.sock"), env=guest_environment(threads=1),
+        rootfs=rootfs, mounts=(Mount(folder, "/ipc"), Mount(model, "/model")), limits=Limits(MEMORY_BYTES),
+    )  # fmt: skip
+    configuration = EngineConfig(
+        model_dir=runtime.guest_path(spec, "/model"), model_digest="00", dtype=options.dtype, kv_bytes=64 << 20,
+        max_context=1_024, prefix_caching=False,
+    ).to_json()  # fmt: skip
+    plan = BootPlan("engine-bench", "bench", Role.ENGINE, spec, folder, configuration)
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        booted = boot(plan, runtime, threading.Event())
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    return Guest(booted, sorted(booted.sandbox.peer_pids | {booted.sandbox.pid}), booted.ready["vocab_size"])
+
+
+def engine(options: argparse.Namespace) -> dict[str, object]:
+    """Inside against outside, in alternating order."""
+    with contextlib.ExitStack() as stack:
+        model = Path(options.model)
+        if options.model == "big":
+            model = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            model.chmod(0o755)
+            save_model(model, model_config(
+                hidden_size=768, intermediate_size=2_048, num_layers=12, num_heads=12, num_kv_heads=4, head_dim=64,
+                vocab_size=32_000, max_positions=1_024))  # fmt: skip
+        unsafe_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        unsafe = UnsafeRuntime(unsafe_dir)
+        stack.callback(unsafe.close)
+        guests = {}
+        for name, runtime in (("inside", stack.enter_context(gvisor())), ("outside", unsafe)):
+            guests[name] = guest = start(runtime, model, options.core, options)
+            stack.callback(end, guest.booted)
+            stack.callback(guest.booted.channel.send, Drain())
+            stack.callback(guest.signal, signal.SIGCONT)
+            guest.run(options.streams, 16)
+            guest.signal(signal.SIGSTOP)
+        os.sched_setaffinity(0, {options.core} if options.same_core else os.sched_getaffinity(0) - {options.core})
+        found: dict[str, list[tuple[float, float]]] = {"inside": [], "outside": []}
+        for _ in range(options.rounds):
+            for name in ("inside", "outside", "outside", "inside"):
+                guests[name].signal(signal.SIGCONT)
+                time.sleep(0.2)
+                found[name].append(guests[name].run(options.streams, options.tokens))
+                guests[name].signal(signal.SIGSTOP)
+    pairs = list(zip(found["inside"], found["outside"], strict=True))
+    return {
+        "model": str(options.model), "dtype": options.dtype, "streams": options.streams,
+        "tokens_per_s": {name: [round(speed) for speed, _ in runs] for name, runs in found.items()},
+        "cpu_s": {name: [round(cpu, 2) for _, cpu in runs] for name, runs in found.items()},
+        "tokens_per_s_ratio": round(statistics.median(inside[0] / outside[0] for inside, outside in pairs), 3),
+        "cpu_s_ratio": round(statistics.median(inside[1] / outside[1] for inside, outside in pairs), 3),
+    }  # fmt: skip
+
+
+def idle(options: argparse.Namespace) -> dict[str, object]:
+    """An idle appliance against two sleeping sandboxes, over the same seconds."""
+    from tests.system.conftest import running
+
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "state") as appliance, sleeping(2) as sleepers:
+        time.sleep(3.0)
+        ours, theirs = tree([appliance.process.pid]), tree(sleepers)
+        before = named_seconds(ours), named_seconds(theirs)
+        time.sleep(options.seconds)
+        after = named_seconds(ours), named_seconds(theirs)
+    shares = [
+        {name: round((now[name] - then[name]) / options.seconds * 100, 2) for name in now}
+        for then, now in zip(before, after, strict=True)
+    ]
+    own, runsc = sum(shares[0].values()), sum(shares[1].values())
+    return {"appliance_percent": shares[0], "sleeping_percent": shares[1], "beyond_runsc_percent": round(own - runsc, 2)}
+
+
+def cost_of_filter(_: argparse.Namespace) -> dict[str, object]:
+    """A call's time before and after lock-down, outside and inside."""
+    outside = os.popen(f"cd {ROOT} && {sys.executable} -c '{FILTER}'").read().strip()  # noqa: S605 - a bench
+    with gvisor() as runtime:
+        sandbox = runtime.boot(python_spec("filter", FILTER))
+        sandbox.wait(60.0)
+        inside = sandbox.output_tail()[-1]
+        sandbox.delete()
+    return {"outside": outside, "inside": inside}
+
+
+def main() -> int:
+    """Measure and print as JSON."""
+    parser = argparse.ArgumentParser(description="Figures of the sandbox.")
+    parser.add_argument("what", nargs="?", choices=("engine", "idle", "filter"), default="engine")
+    parser.add_argument("--model", default=str(MINI), help="a model's directory, or 'big' for random weights")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--core", type=int, default=1, help="the engine's core")
+    parser.add_argument("--same-core", action="store_true", help="pin the driver to the engine's core too")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long an idle appliance is watched")
+    options = parser.parse_args()
+    print(json.dumps({"engine": engine, "idle": idle, "filter": cost_of_filter}[options.what](options), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
