@@ -32,6 +32,7 @@ from isolation.runsc import Runsc, RunscCommand
 from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
+from isolation.timerslack import SENTRY_SLACK_NS, timer_slack
 from isolation.userns import current_profile
 
 _VERB_TIMEOUT_S = 30.0
@@ -121,7 +122,8 @@ class GvisorRuntime:
             before = self._reaper.orphans()
             mark = f"--bundle={bundle.path}"
             try:
-                run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
+                with timer_slack(SENTRY_SLACK_NS):
+                    run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
                 log.close_write()
                 pid = int(bundle.pid_file.read_text())
                 new = self._reaper.orphans() - before
