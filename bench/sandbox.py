@@ -136,9 +136,10 @@ class Guest:
 def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace) -> Guest:
     """Boot an engine on one core."""
     rootfs = python_rootfs("engine")
+    isa = (("ONEDNN_MAX_CPU_ISA", options.isa),) if options.isa else ()
     folder = Path(tempfile.mkdtemp(prefix="ath-ipc-"))
     spec = SandboxSpec(
-        name="engine-bench", argv=rootfs.argv("engine", "/ipc/host.sock"), env=guest_environment(threads=1),
+        name="engine-bench", argv=rootfs.argv("engine", "/ipc/host.sock"), env=guest_environment(threads=1, extra=isa),
         rootfs=rootfs, mounts=(Mount(folder, "/ipc"), Mount(model, "/model")), limits=Limits(MEMORY_BYTES),
     )  # fmt: skip
     configuration = EngineConfig(
@@ -186,7 +187,7 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
                 guests[name].signal(signal.SIGSTOP)
     pairs = list(zip(found["inside"], found["outside"], strict=True))
     return {
-        "model": str(options.model), "dtype": options.dtype, "streams": options.streams,
+        "model": str(options.model), "dtype": options.dtype, "isa": options.isa, "streams": options.streams,
         "tokens_per_s": {name: [round(speed) for speed, _ in runs] for name, runs in found.items()},
         "cpu_s": {name: [round(cpu, 2) for _, cpu in runs] for name, runs in found.items()},
         "tokens_per_s_ratio": round(statistics.median(inside[0] / outside[0] for inside, outside in pairs), 3),
@@ -229,6 +230,7 @@ def main() -> int:
     parser.add_argument("what", nargs="?", choices=("engine", "idle", "filter"), default="engine")
     parser.add_argument("--model", default=str(MINI), help="a model's directory, or 'big' for random weights")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--isa", help="oneDNN's ONEDNN_MAX_CPU_ISA for both; AVX512_CORE_BF16 leaves AMX out")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,7 +1,9 @@
 """Runs the largest steps once, so that the first request meets no page fault, no lazy import and no first packing.
 
-Every shape class is run twice: under gVisor a page costs a fault on its first and on its second touch. The fake
-requests use the null block; at the end all KV memory is written once more, which makes the null block zero again.
+The largest shapes are run twice: under gVisor a page costs a fault on its first and on its second touch. Smaller steps
+are run once, so that whatever a library does by the number of rows (choose a kernel, write one, start its threads) has
+been seen before lock-down. The fake requests use the null block; at the end all KV memory is written once more, which
+makes the null block zero again.
 """
 
 from __future__ import annotations
@@ -26,11 +28,21 @@ def warm_up(runner: Runner) -> None:
     length = min(limits.max_num_batched_tokens, limits.max_context - 1)
     num_rows = limits.max_num_seqs
     width = -(-limits.max_context // limits.block_size)
+    for rows in _doubling(num_rows):
+        runner.execute(_admissions(rows, width))
+        runner.execute(StepPlan(decode_rows=list(range(rows))))
+    for tokens in _doubling(length):
+        runner.execute(_prefill(tokens, width))
     for _ in range(ROUNDS):
         runner.execute(_prefill(length, width))
         runner.execute(_admissions(num_rows, width))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
         runner.storage.touch()
+
+
+def _doubling(limit: int) -> list[int]:
+    """1, 2, 4 and so on, below the limit."""
+    return [1 << power for power in range(limit.bit_length()) if 1 << power < limit]
 
 
 def _prefill(length: int, width: int) -> StepPlan:
