@@ -1,9 +1,9 @@
 """Figures of the host's system calls: of any process tree, and of the whole appliance for each output token.
 
-Counted by the kernel's own tracepoint ``raw_syscalls:sys_enter`` through perf_event_open(2), on every thread of the tree
-and every thread that it starts meanwhile; needs root. A guest's call that gVisor catches is not entered and not counted;
-what the sentry and its stubs do for it is. Beside the appliance two sandboxes sleep for the same time: what idle runsc
-makes by itself is told apart. Gaps are the time between two chunks of one stream, as the client sees them.
+Counted by the kernel's own tracepoint ``raw_syscalls:sys_enter`` through perf_event_open(2), on every thread of the
+tree and every thread that it starts meanwhile; needs root. A guest's call that gVisor catches is not entered and not
+counted; what the sentry and its stubs do for it is. Beside the appliance two sandboxes sleep for the same time: what
+idle runsc makes by itself is told apart. Gaps are the time between two chunks of one stream, as the client sees them.
 
 Run: ``python bench/syscalls.py [--streams 32] [--tokens 200]``, or ``python bench/syscalls.py --pid PID --seconds 10``.
 """

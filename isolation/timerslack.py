@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SENTRY_SLACK_NS = 4_000_000
-"""4 ms: idle wake-ups fall to a third or less, and the overhead of a busy engine from 50 to 4 % of its processor time. Not
-more: at 50 ms Go's scheduler, which watches itself by such a timer, lets work wait, and throughput falls. A guest's sleep
-may end that much later; ours are waits for a bell, with a second look after 100 ms."""
+"""4 ms: idle wake-ups fall to a third or less, and the overhead of a busy engine from 50 to 5 % of its processor time.
+Not more: at 50 ms throughput fell, perhaps since Go's scheduler watches itself by such a timer. A guest's sleep may end
+that much later; ours are waits for a bell, with a second look after 100 ms."""
 
 _PR_SET_TIMERSLACK = 29
 _PR_GET_TIMERSLACK = 30

@@ -154,9 +154,9 @@ def status_of(action, locked, **options):
             action()
         except OSError:
             pass
-        except BaseException:
-            os._exit(99)
-        os._exit(0)
+        finally:
+            # Another error prints nothing here; its status tells.
+            os._exit(99 if isinstance(sys.exc_info()[1], Exception) else 0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

@@ -1,4 +1,4 @@
-"""Lock-down: the list, the program that the kernel gets, and real processes under it (inside gVisor: tests/isolation)."""
+"""Lock-down: the list, the program that the kernel gets, real processes under it (inside gVisor: tests/isolation)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a sandbox cheap: it sees the real processor, and the sentry's timers do not wake the machine for nothing."""
+"""What makes a sandbox cheap: it sees the real processor, and the sentry's timers do not wake it for nothing."""
 
 from __future__ import annotations
 

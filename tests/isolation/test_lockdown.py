@@ -11,7 +11,7 @@ PROBE = Path(__file__).resolve().parents[1] / "engine" / "lockdown_probe.py"
 
 
 def test_one_more_call_ends_a_process_in_a_sandbox(runtime, make_spec) -> None:
-    """Every call beyond the list is the last one in gVisor too, comes back before lock-down, and the listed ones work."""
+    """Every call beyond the list is the last one in gVisor too and comes back before lock-down; listed ones work."""
     sandbox = runtime.boot(make_spec("lockdown", PROBE.read_text()))
     try:
         assert sandbox.wait(60.0) == 0, sandbox.output_tail()

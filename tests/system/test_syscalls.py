@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(self, folder: Path, threads: int) -> None:
         root = Path(__file__).resolve().parents[2]
-        save_model(folder, model_config(hidden_size=128, intermediate_size=256, num_heads=4, head_dim=32, vocab_size=512))
+        save_model(folder, model_config(hidden_size=128, intermediate_size=256, head_dim=32, vocab_size=512))
         path = folder / "host.sock"
         environment = {**os.environ, **dict(guest_environment(threads=threads))}
         with Listener(str(path)) as listener:
