@@ -94,6 +94,8 @@ def sleeping(count: int) -> Iterator[list[int]]:
         for number in range(count):
             sandbox = runtime.boot(python_spec(f"sleep-{number}", SLEEP))
             stack.callback(sandbox.delete)
+            time.sleep(0.5)
+            sandbox.settle()
             pids += sorted(sandbox.peer_pids | {sandbox.pid})
         time.sleep(1.0)
         yield pids
@@ -168,6 +170,8 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
             save_model(model, model_config(
                 hidden_size=768, intermediate_size=2_048, num_layers=12, num_heads=12, num_kv_heads=4, head_dim=64,
                 vocab_size=32_000, max_positions=1_024))  # fmt: skip
+            for file in model.iterdir():
+                file.chmod(0o644)
         unsafe_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         unsafe = UnsafeRuntime(unsafe_dir)
         stack.callback(unsafe.close)

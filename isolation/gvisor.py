@@ -32,7 +32,7 @@ from isolation.runsc import Runsc, RunscCommand
 from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
-from isolation.timerslack import SENTRY_SLACK_NS, timer_slack
+from isolation.timerslack import let_timers_ring_late
 from isolation.userns import current_profile
 
 _VERB_TIMEOUT_S = 30.0
@@ -122,8 +122,7 @@ class GvisorRuntime:
             before = self._reaper.orphans()
             mark = f"--bundle={bundle.path}"
             try:
-                with timer_slack(SENTRY_SLACK_NS):
-                    run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
+                run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
                 log.close_write()
                 pid = int(bundle.pid_file.read_text())
                 new = self._reaper.orphans() - before
@@ -241,6 +240,12 @@ class GvisorSandbox:
             if self._ending is None and (status := self._parts.claim.poll()) is not None:
                 self._ending = Ending(status, self._parts.cgroup.oom_kills() > 0)
             return self._ending
+
+    def settle(self) -> None:
+        """Let the sentry's timers ring late."""
+        with self._lock:
+            if self.pidfd >= 0 and self.poll() is None:
+                let_timers_ring_late(self.pid)
 
     def kill(self) -> None:
         """SIGKILL to the sentry; its stubs and gofer end with it."""

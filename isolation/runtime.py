@@ -74,6 +74,10 @@ class Sandbox(Protocol):
         """How it ended, or None while it runs; stays known after ``delete``."""
         ...
 
+    def settle(self) -> None:
+        """Its start is over: from now on it shall cost little. May be called at any time, and more than once."""
+        ...
+
     def kill(self) -> None:
         """End it now (SIGKILL to the sandbox process). Idempotent; returns before the end."""
         ...

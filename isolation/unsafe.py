@@ -121,6 +121,9 @@ class UnsafeSandbox:
         status = self.poll()
         return None if status is None else Ending(status, out_of_memory=False)
 
+    def settle(self) -> None:
+        """Nothing of ours runs beside the program."""
+
     def kill(self) -> None:
         """SIGKILL to its process group."""
         with self._lock:

@@ -162,6 +162,7 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
     try:
         ready = booting.handshake(channel)
         booting.probe(channel, ready)
+        sandbox.settle()
     except BaseException:
         channel.close()
         _remove(sandbox)

@@ -68,6 +68,9 @@ class Guest:
         """End the thread."""
         self.gone.set()
 
+    def settle(self) -> None:
+        """Nothing runs beside it."""
+
     def output_tail(self) -> tuple[str, ...]:
         """Nothing was said."""
         return ()

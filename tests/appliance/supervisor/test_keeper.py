@@ -35,6 +35,9 @@ class Sandbox:
     def ending(self) -> None:
         """Not known."""
 
+    def settle(self) -> None:
+        """Nothing runs beside it."""
+
     def output_tail(self) -> tuple[str, ...]:
         """Nothing was said."""
         return ()
