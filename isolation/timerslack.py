@@ -4,8 +4,8 @@ The sentry of 2024 measures its context switches in periods of 400 microseconds,
 mended in 2026). On one core each of these wake-ups interrupts the engine: a third to a half more processor time for a
 step (measured), and 2 to 4 % of a core at rest. The kernel may let timers of a thread ring later, to ring several at
 once (timerslack_ns in proc(5)); threads started later have it from the one that starts them. Wake-ups by a descriptor
-or a futex are not timers and stay as quick as they are. A start is full of timers and is left alone: it would take twice
-as long (measured).
+or a futex are not timers and stay as quick as they are. A start is full of timers and is left alone: it would take
+twice as long (measured).
 """
 
 from __future__ import annotations
