@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -76,18 +77,23 @@ class Engine:
 
     def step(self) -> StepOutput | None:
         """Run one step. Gives what it produced, or None when there was nothing to do or nothing to say."""
-        plan = self.scheduler.schedule(now_ns=self._clock_ns())
+        now_ns = self._clock_ns()
+        for request_id in self.scheduler.expire(now_ns=now_ns):
+            self.refuse(request_id, FailureCode.DEADLINE)
+        plan = self.scheduler.schedule(now_ns=now_ns)
         if plan is None:
             return self._output(StepResult(), ()) if self._failures else None
         samples = self.runner.execute(plan)
         result = self.scheduler.commit(plan, samples.token_ids)
         if not plan.num_tokens and not self._failures:
             return None
-        return self._output(result, _place_logprobs(samples, result))
+        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else ())
 
     def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:
-        failures = (*self._failures, *result.failures)
-        self._failures.clear()
+        failures: tuple[RequestFailure, ...] = ()
+        if self._failures or result.failures:
+            failures = (*self._failures, *result.failures)
+            self._failures.clear()
         return StepOutput(
             requests=result.requests,
             token_ids=result.token_ids,
@@ -98,12 +104,13 @@ class Engine:
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             free_blocks=self.scheduler.num_available_blocks,
+            defects=self.scheduler.num_defects,
         )
 
 
 def _place_logprobs(samples: Samples, result: StepResult) -> tuple[TokenLogprobs, ...]:
-    """Logprobs by their place in the output: failed rows gave no token, so places after them move up."""
-    if not samples.logprobs:
-        return ()
-    places = {place: index for index, place in enumerate(result.indices)}
-    return tuple(replace(entry, index=places[entry.index]) for entry in samples.logprobs)
+    """Logprobs by their place in the output: broken rows gave no token, so places after them move up."""
+    broken = result.broken
+    if not broken:
+        return tuple(samples.logprobs)
+    return tuple(replace(entry, index=entry.index - bisect_left(broken, entry.index)) for entry in samples.logprobs)

@@ -1,7 +1,8 @@
 """One request inside the engine: its tokens, its KV blocks and how far it has come.
 
-Life: WAITING -> RUNNING -> FINISHED, and RUNNING -> WAITING when it is preempted. A preempted request keeps its
-tokens and gives its blocks back; later it computes them again, or finds them in the prefix cache.
+Life: WAITING -> PREFILLING -> DECODING -> FINISHED, and back to WAITING from the two in the middle when it is
+preempted. A preempted request keeps its tokens and gives its blocks back; later it computes them again, or finds them
+in the prefix cache.
 
 Lengths, as half-open ranges of positions::
 
@@ -10,7 +11,9 @@ Lengths, as half-open ranges of positions::
           num_computed ... num_tokens                    to compute before the next token can be sampled
     0 ................................... limit          where the output ends at the latest
 
-A request *decodes* when exactly one token is left to compute, else it *prefills*.
+A request *decodes* when exactly one token is left to compute, else it *prefills*. While it decodes nothing of it is
+touched but its tokens: how much is computed follows from their number, and the steps at which it needs a block or
+reaches its limit are known when it begins (``engine.scheduler.decoding``).
 """
 
 from __future__ import annotations
@@ -21,25 +24,26 @@ from typing import TYPE_CHECKING
 from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
-    from engine.scheduler.fairness import Account
+    from engine.scheduler.account import Account
 
 NO_ROW = -1
 """Row of a request that does not run."""
+
+NEVER_NS = 1 << 63
+"""Deadline of a request that has none."""
 
 
 class Status(IntEnum):
     """Where a request is in its life."""
 
     WAITING = 0
-    RUNNING = 1
-    FINISHED = 2
+    PREFILLING = 1
+    DECODING = 2
+    FINISHED = 3
 
 
 class Request:
-    """State of one request; mutable, owned by the scheduler.
-
-    Plain slots and ints: the scheduler touches every running request in every step.
-    """
+    """State of one request; mutable, owned by the scheduler."""
 
     __slots__ = (
         "account",
@@ -47,12 +51,20 @@ class Request:
         "block_ids",
         "blocks",
         "capacity",
+        "deadline_ns",
+        "end_step",
+        "forecast",
         "limit",
         "namespace",
-        "num_computed",
+        "num_prefilled",
         "num_prompt",
         "num_registered",
+        "num_shared",
         "order",
+        "phase",
+        "planned_at",
+        "pledge",
+        "preempted_at",
         "request_id",
         "retain",
         "row",
@@ -76,20 +88,37 @@ class Request:
         self.order = order
         """Rank of arrival, never reused: lower is older."""
         self.arrival_ns = arrival_ns
+        self.deadline_ns = arrival_ns + submit.deadline_us * 1_000 if submit.deadline_us else NEVER_NS
+        """When the request fails unless it has ended, on the clock of ``arrival_ns``."""
         self.status = Status.WAITING
         self.started = False
         self.row = NO_ROW
         """Place in the runner's state while running."""
-        self.num_computed = 0
+        self.num_prefilled = 0
+        """Tokens whose KV is present, until the request decodes."""
         self.blocks: list[int] = []
         self.capacity = 0
         """Tokens that ``blocks`` hold."""
         self.block_ids: list[bytes] = []
         """Content ids of the first full blocks, as far as they were needed."""
         self.account: Account
-        """The namespace's account in fair service; set when the request is queued."""
+        """The account that the request is charged to; set when it is queued."""
         self.num_registered = 0
         """Leading blocks that are findable or were offered to the pool."""
+        self.num_shared = 0
+        """Leading blocks that were found in the cache when the request got its row."""
+        self.phase = 0
+        """Remainder, modulo the block size, of the steps at which it needs a block while it decodes."""
+        self.end_step = 0
+        """Step whose token is the last that the limit allows, while it decodes."""
+        self.forecast: tuple[int, int] = (0, 0)
+        """What ``engine.scheduler.forecast`` expects of it while it runs."""
+        self.pledge = 0.0
+        """Most that its output can still be charged, as it was when it got its row."""
+        self.planned_at = -1
+        """Step in which a part of its prompt was last planned."""
+        self.preempted_at = -1
+        """Step at which it was last preempted."""
 
     @property
     def num_tokens(self) -> int:
@@ -97,6 +126,16 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_computed(self) -> int:
+        """Tokens whose KV is present."""
+        return len(self.token_ids) - 1 if self.status is Status.DECODING else self.num_prefilled
+
+    @property
     def num_uncomputed(self) -> int:
         """Tokens whose KV is missing; 1 while decoding."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the output so far."""
+        return len(self.token_ids) - self.num_prompt

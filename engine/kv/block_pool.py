@@ -63,14 +63,25 @@ class BlockPool:
     def take(self, count: int, owner: bytes) -> list[int]:
         """Give ``count`` blocks to a request of ``owner``; the caller has checked ``num_available``."""
         assert count <= len(self._free) + len(self._cached), "take() beyond what is available"
-        taken = []
-        for _ in range(count):
-            block = self._free.pop() if self._free else self._evict()
-            self._dirty[block] = None
-            self._owners[block] = owner
-            self._refs[block] = 1
-            taken.append(block)
-        return taken
+        return [self.take_one(owner) for _ in range(count)]
+
+    def take_one(self, owner: bytes) -> int:
+        """The same for one block."""
+        block = self._free.pop() if self._free else self._evict()
+        self._dirty[block] = None
+        self._owners[block] = owner
+        self._refs[block] = 1
+        return block
+
+    def num_idle(self, blocks: list[int]) -> int:
+        """How many of these blocks nobody holds."""
+        refs = self._refs
+        return sum(1 for block in blocks if not refs[block])
+
+    def num_private(self, blocks: list[int]) -> int:
+        """How many blocks of this table nobody else holds: so many become available with its release."""
+        refs = self._refs
+        return sum(1 for block in blocks if refs[block] == 1)
 
     def find(self, block_id: bytes) -> int | None:
         """The block registered under this id, held or cached."""

@@ -57,6 +57,15 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def match_length(self, request: Request) -> int:
+        """How many blocks ``match`` would find now."""
+        find, ids = self._pool.find, request.block_ids
+        last = (len(request.token_ids) - 1) // self._block_size
+        for index in range(last):
+            if find(ids[index] if index < len(ids) else self._id(request, index)) is None:
+                return index
+        return last
+
     def register(self, request: Request) -> None:
         """Make the request's full, computed blocks findable; those done before are not looked at again."""
         full = request.num_computed // self._block_size

@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import RequestRejectedError
-from isolation.ipc.messages import NAMESPACE_KEY_BYTES, FailureCode, Sampling, Submit
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
+
+NUM_PRIORITIES = len(Priority)
+"""Lines that are served one before the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,8 @@ def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
         raise RequestRejectedError(FailureCode.INVALID, "the namespace key has another width")
     if submit.weight < 1:
         raise RequestRejectedError(FailureCode.INVALID, "the weight is below 1")
+    if not 0 <= submit.priority < NUM_PRIORITIES:
+        raise RequestRejectedError(FailureCode.INVALID, "there is no such priority")
     if len(submit.token_ids) >= limits.max_context:
         raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt leaves no room for an output token")
     if not _is_sane(submit.sampling):

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from isolation.ipc.messages import RequestFailure, Sampling, Started
 
+FAILED = -1
+"""In place of a sampled id: the row's logits were not finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -50,7 +53,7 @@ class StepPlan:
     grown_indices: list[int] = field(default_factory=list)
     grown_blocks: list[int] = field(default_factory=list)
     decode_rows: list[int] = field(default_factory=list)
-    """Rows that compute their last token; each gives a sample."""
+    """Rows that compute their last token; each gives a sample. The scheduler keeps this list too: read only."""
     prefills: list[Chunk] = field(default_factory=list)
 
     @property
@@ -60,7 +63,9 @@ class StepPlan:
 
     @property
     def sample_rows(self) -> list[int]:
-        """Rows that get a new token, in the order of the runner's answer."""
+        """Rows that get a new token, in the order of the runner's answer; not to be changed."""
+        if not self.prefills:
+            return self.decode_rows
         return self.decode_rows + [chunk.row for chunk in self.prefills if chunk.last]
 
 
@@ -71,7 +76,7 @@ class StepResult:
     requests: array[int] = field(default_factory=lambda: array("Q"))
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     finishes: bytearray = field(default_factory=bytearray)
-    indices: list[int] = field(default_factory=list)
-    """For each token its place in the plan's ``sample_rows``."""
+    broken: list[int] = field(default_factory=list)
+    """Places in the plan's ``sample_rows`` that gave no token; tokens of later places move up."""
     starts: list[Started] = field(default_factory=list)
     failures: list[RequestFailure] = field(default_factory=list)

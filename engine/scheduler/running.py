@@ -1,10 +1,11 @@
-"""The requests that hold a row, with their blocks; who must give way when there are too few of either."""
+"""The requests that hold a row, with their blocks: who gets both, who gives them back."""
 
 from __future__ import annotations
 
 from engine.kv.block_pool import TRANSIENT, BlockPool
 from engine.request import NO_ROW, Request, Status
-from engine.scheduler.fairness import Account, Accounts
+from engine.scheduler.decoding import Decoding
+from engine.scheduler.forecast import Forecast
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import Admission
 
@@ -18,8 +19,8 @@ class Running:
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self.rows: list[Request | None] = [None] * limits.max_num_seqs
         """By row; None where it is free."""
-        self.decoding: list[Request] = []
-        """Requests with exactly one token to compute, in the order they began to decode."""
+        self.decoding = Decoding(limits.block_size)
+        self.forecast = Forecast(limits.block_size)
         self.num_prefilling = 0
         """Requests whose known tokens are not all planned yet."""
 
@@ -30,6 +31,11 @@ class Running:
     def has_free_row(self) -> bool:
         """Whether a request can be admitted."""
         return bool(self._free_rows)
+
+    @property
+    def held(self) -> list[Request]:
+        """All requests with a row."""
+        return [request for request in self.rows if request is not None]
 
     def at(self, row: int) -> Request:
         """The request of a planned row."""
@@ -42,84 +48,76 @@ class Running:
         size = self._limits.block_size
         request.blocks = blocks
         request.capacity = len(blocks) * size
-        request.num_computed = num_shared * size
+        request.num_prefilled = num_shared * size
         request.num_registered = num_shared
+        request.num_shared = num_shared
         request.row = self._free_rows.pop()
-        request.status = Status.RUNNING
+        request.status = Status.PREFILLING
         self.rows[request.row] = request
-        request.account.num_running += 1
-        request.account.prefilling = request
+        account = request.account
+        account.line.begin_running(account)
+        account.num_blocks += len(blocks)
+        account.pledged += request.pledge
+        account.prefilling = request
         self.num_prefilling += 1
+        self.forecast.add(request, self.decoding.step)
 
     def end_prefill(self, request: Request) -> None:
         """The rest of the request's known tokens is in the plan: its account may prefill another."""
         request.account.prefilling = None
         self.num_prefilling -= 1
 
+    def begin_decoding(self, request: Request) -> None:
+        """All known tokens of the request but the newest are computed."""
+        self.decoding.add(request)
+        request.account.begin_decoding(request)
+        self.forecast.renew(request, self.decoding.step)
+
     def grow(self, request: Request) -> int:
-        """Append one block to the request's table; one is available."""
-        (block,) = self._pool.take(1, owner_of(request))
+        """Append one block to the table of a decoding request; one is available."""
+        block = self._pool.take_one(owner_of(request))
         request.blocks.append(block)
         request.capacity += self._limits.block_size
+        request.account.add_decoding_block()
+        if request.forecast[0] <= self.decoding.step:
+            self.forecast.renew(request, self.decoding.step)
         return block
 
     def vacate(self, request: Request, status: Status, *, poisoned: bool = False) -> None:
         """Take row and blocks away. Blocks of a poisoned request cannot be found again."""
+        account = request.account
+        if request.status is Status.DECODING:
+            self.decoding.remove(request)
+            account.end_decoding(request)
+            # The newest token is not computed: what is computed are all before it.
+            request.num_prefilled = request.num_tokens - 1
+        self.forecast.remove(request)
         if poisoned:
             self._pool.discard(request.blocks)
         else:
             self._pool.release(request.blocks)
+        if account.prefilling is request:
+            self.end_prefill(request)
+        account.num_blocks -= len(request.blocks)
+        account.pledged -= request.pledge
+        account.line.end_running(account)
         request.blocks = []
         request.capacity = 0
-        request.num_computed = 0
+        request.num_prefilled = 0
         request.num_registered = 0
+        request.num_shared = 0
         self.rows[request.row] = None
         self._free_rows.append(request.row)
         request.row = NO_ROW
         request.status = status
-        request.account.num_running -= 1
-        if request.account.prefilling is request:
-            self.end_prefill(request)
-
-    def sweep(self) -> None:
-        """Drop requests that run no longer from the list of decoding ones."""
-        self.decoding = [request for request in self.decoding if request.status is Status.RUNNING]
-
-    def choose_for_blocks(self) -> Request:
-        """Whom to preempt when a block is missing: the youngest request of the account with the most service, and
-        never the oldest running request of all."""
-        held = self._held()
-        oldest = min(held, key=age)
-        assert len(held) > 1, "the oldest request fits the pool alone"
-        return max(
-            (request for request in held if request is not oldest),
-            key=lambda request: (request.account.service, request.order),
-        )
-
-    def choose_for_seat(self, accounts: Accounts) -> Request | None:
-        """Whom to preempt so that an account below its share of rows gets one: the youngest request of an account
-        that is above its own share and was served more. None when nobody has to."""
-        total = accounts.total_weight
-        poor = accounts.least_served(waiting=True)
-        if poor is None or not poor.waiting or poor.num_running >= self._share(poor, total):
-            return None
-        rich = [
-            account
-            for account in accounts
-            if account.num_running > self._share(account, total) and account.service > poor.service
-        ]
-        if not rich:
-            return None
-        most = max(rich, key=lambda account: account.service)
-        return max((request for request in self._held() if request.account is most), key=age)
 
     def check_integrity(self) -> None:
-        """Assert that rows, tables and pool agree; linear in the pool."""
+        """Assert that rows, tables, pool, forecast and counters agree; linear in the pool."""
         self._pool.check_integrity()
         holders = [0] * (self._pool.num_blocks + 1)
-        held = self._held()
+        held = self.held
         for request in held:
-            assert request.status is Status.RUNNING, "a row of a request that does not run"
+            assert request.status in (Status.PREFILLING, Status.DECODING), "a row of a request that does not run"
             assert len(request.blocks) * self._limits.block_size == request.capacity
             assert request.num_computed <= request.capacity, "tokens computed without a block"
             for block in request.blocks:
@@ -128,14 +126,14 @@ class Running:
                 assert owner in (owner_of(request), TRANSIENT), "a block in another namespace's table"
         for block in range(1, self._pool.num_blocks + 1):
             assert self._pool.refs(block) == holders[block], "reference counts and tables disagree"
-        assert len(held) == len(self) == len(self.decoding) + self.num_prefilling
-
-    def _held(self) -> list[Request]:
-        return [request for request in self.rows if request is not None]
-
-    def _share(self, account: Account, total_weight: int) -> int:
-        """Rows that an account may count on; at least one."""
-        return max(1, self._limits.max_num_seqs * account.weight // total_weight)
+        assert len(held) == len(self) == len(self.decoding) + self.num_prefilling == len(self.forecast)
+        for account in {request.account for request in held}:
+            own = [request for request in held if request.account is account]
+            decoding = [request for request in own if request.status is Status.DECODING]
+            assert account.num_running == len(own)
+            assert account.num_blocks == sum(len(request.blocks) for request in own)
+            assert account.num_decoding == len(decoding)
+            assert account.num_decoding_blocks == sum(len(request.blocks) for request in decoding)
 
 
 def age(request: Request) -> int:

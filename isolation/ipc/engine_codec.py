@@ -6,10 +6,10 @@ long as no log-probabilities were asked for.
 
 Payloads (``n`` items each where marked):
 
-* Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8,
-  sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, prompt n x u32, stop ids n x u32.
+* Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8,
+  deadline_us u64, sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, prompt n x u32, stop ids n x u32.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
-  waiting, free_blocks (u32 each); columns requests n x u64, token_ids n x u32, finishes n x u8;
+  waiting, free_blocks, defects (u32 each); columns requests n x u64, token_ids n x u32, finishes n x u8;
   starts n x (u64, u32, u64); failures n x (u64, u8); logprobs as columns index n x u32,
   logprob n x f64, alternatives of each n x u8, then all ids n x u32 and all values n x f64.
 """
@@ -35,6 +35,7 @@ from isolation.ipc.frame import (
     take_array,
 )
 from isolation.ipc.messages import (
+    MAX_DEADLINE_US,
     MAX_STOP_IDS,
     MAX_TOKENS_PER_FRAME,
     MAX_TOKENS_PER_REQUEST,
@@ -43,6 +44,7 @@ from isolation.ipc.messages import (
     Abort,
     Drain,
     FailureCode,
+    Priority,
     RequestFailure,
     Sampling,
     Started,
@@ -55,8 +57,8 @@ MAX_WEIGHT = 1_000
 _SMALLEST = 5e-324  # the least positive float: "above 0" as a closed range
 _LARGEST = 1.7976931348623157e308
 
-_SUBMIT = struct.Struct(f"<IIHBBbddddddIQ{NAMESPACE_KEY_BYTES}s")
-_STEP = struct.Struct("<8I")
+_SUBMIT = struct.Struct(f"<IIHBBbBQddddddIQ{NAMESPACE_KEY_BYTES}s")
+_STEP = struct.Struct("<9I")
 _START = struct.Struct("<QIQ")
 _FAILURE = struct.Struct("<QB")
 _TOKEN_BYTES = 8 + 4 + 1
@@ -73,6 +75,8 @@ def _check_submit(message: Submit) -> None:
     require_length("stop_ids", len(message.stop_ids), MAX_STOP_IDS)
     require_range("logprobs", message.logprobs, -1, MAX_TOP_LOGPROBS)
     require_range("weight", message.weight, 1, MAX_WEIGHT)
+    require_range("priority", message.priority, Priority.HIGH, Priority.LOW)
+    require_range("deadline_us", message.deadline_us, 0, MAX_DEADLINE_US)
     sampling = message.sampling
     require_range("temperature", sampling.temperature, 0.0, _LARGEST)
     require_range("top_k", sampling.top_k, 0, MAX_U32)
@@ -93,6 +97,8 @@ def _pack_submit(message: Submit) -> bytes:
         len(message.stop_ids),
         message.ignore_eos | message.retain << 1,
         message.logprobs,
+        message.priority,
+        message.deadline_us,
         sampling.temperature,
         sampling.top_p,
         sampling.min_p,
@@ -108,7 +114,7 @@ def _pack_submit(message: Submit) -> bytes:
 
 def _unpack_submit(request: int, frame: bytes) -> Submit:
     (
-        max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs,
+        max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, deadline_us,
         temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)  # fmt: skip
     require(flags < 4, f"unknown flags {flags:#x}")
@@ -127,6 +133,8 @@ def _unpack_submit(request: int, frame: bytes) -> Submit:
         retain=bool(flags & 2),
         logprobs=logprobs,
         weight=weight,
+        priority=priority,
+        deadline_us=deadline_us,
     )
 
 
@@ -176,6 +184,7 @@ def _pack_step_output(message: StepOutput) -> bytes:
             message.running,
             message.waiting,
             message.free_blocks,
+            message.defects,
         ),
         message.requests.tobytes(),
         message.token_ids.tobytes(),
@@ -199,7 +208,7 @@ def _pack_step_output(message: StepOutput) -> bytes:
 def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
     (
         count, num_starts, num_failures, num_logprobs, num_alternatives,
-        running, waiting, free_blocks,
+        running, waiting, free_blocks, defects,
     ) = _STEP.unpack_from(frame, HEADER_BYTES)  # fmt: skip
     tokens = HEADER_BYTES + _STEP.size
     starts = tokens + _TOKEN_BYTES * count
@@ -225,6 +234,7 @@ def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
         running,
         waiting,
         free_blocks,
+        defects,
     )
 
 

@@ -21,7 +21,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
@@ -43,6 +43,8 @@ MAX_VOCABULARY_ENTRIES = 8_192
 """Entries in one ``Vocabulary`` frame; a larger table takes several frames."""
 MAX_ENTRY_BYTES = 1_024
 """Bytes of one token's text; the longest in published vocabularies is 512 (runs of spaces)."""
+MAX_DEADLINE_US = 7 * 24 * 3_600 * 1_000_000
+"""Microseconds in a week: beyond any request's life, and far from where nanoseconds would leave 64 bits."""
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
 
@@ -75,6 +77,16 @@ class FailureCode(IntEnum):
     """A bounded queue inside the sandbox is full; asking again later may help."""
     INTERNAL = 5
     """A defect met while serving this request; other requests go on."""
+    DEADLINE = 6
+    """Its deadline passed, while it waited or while it ran."""
+
+
+class Priority(IntEnum):
+    """Who goes first: while a request of a lower number can be served, none of a higher number is begun."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 class SourceKind(IntEnum):
@@ -170,6 +182,11 @@ class Submit:
     """-1 none; 0 the chosen token's; n also the n likeliest's, at most ``MAX_TOP_LOGPROBS``."""
     weight: int = 1
     """Share of the namespace in fair service, 1..1000."""
+    priority: int = Priority.NORMAL
+    """A ``Priority``."""
+    deadline_us: int = 0
+    """Microseconds from receipt in the engine after which the request fails as ``DEADLINE``, unsigned 64-bit below
+    ``MAX_DEADLINE_US``; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +248,8 @@ class StepOutput:
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
+    defects: int = 0
+    """Promises of its own that the engine found broken since its start: none, unless there is a defect."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from engine.request import Request
 from engine.scheduler.plan import StepPlan
-from engine.scheduler.scheduler import FAILED, Scheduler
+from engine.scheduler.plan import FAILED
+from engine.scheduler.scheduler import Scheduler
 
 Slot = tuple[bytes, tuple[int, ...]]
 

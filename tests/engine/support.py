@@ -121,4 +121,4 @@ def make_scheduler(
     pool = BlockPool(num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=block_size)
     limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, **values)
-    return Scheduler(limits, pool, cache), pool
+    return Scheduler(limits, pool, cache, raise_defects=True), pool

@@ -26,7 +26,7 @@ def store(cache: PrefixCache, pool: BlockPool, token_ids: list[int], *, tenant: 
     """Compute a request, register its blocks, end it; gives its blocks."""
     request = make_request(token_ids, tenant=tenant)
     request.blocks = pool.take(-(-len(token_ids) // SIZE), namespace(tenant))
-    request.num_computed = len(token_ids)
+    request.num_prefilled = len(token_ids)
     cache.register(request)
     pool.release(request.blocks)
     return request.blocks
@@ -86,7 +86,7 @@ def test_only_computed_full_blocks_are_registered() -> None:
     request = make_request(list(range(12)))
     request.blocks = pool.take(3, namespace(1))
     for computed, registered in ((3, 0), (4, 1), (7, 1), (11, 2), (12, 3)):
-        request.num_computed = computed
+        request.num_prefilled = computed
         cache.register(request)
         assert request.num_registered == registered
         assert len(cache.match(make_request([*range(12), 1]))) == registered

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.sampler import Sampler, nucleus_floor
 from engine.scheduler.plan import Admission
-from engine.scheduler.scheduler import FAILED
+from engine.scheduler.plan import FAILED
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import Sampling, StepOutput
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine.errors import RequestRejectedError
 from engine.request import Request
 from engine.scheduler.plan import StepResult
-from engine.scheduler.scheduler import FAILED
+from engine.scheduler.plan import FAILED
 from isolation.ipc.messages import FailureCode
 from tests.engine.simulation import SimulatedRunner
 from tests.engine.support import make_scheduler, submit
@@ -103,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def oldest_running(self) -> Request | None:
         """The running request that arrived first."""
-        running = [request for request in self.scheduler._live.values() if request.row >= 0]
+        running = [request for request in self.scheduler._live.by_id.values() if request.row >= 0]
         return min(running, key=lambda request: request.order, default=None)
 
     def check(self, result: StepResult) -> None:
@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Blocks, tables, rows and queues agree at all times, and all live requests are known."""
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
-            assert set(self.scheduler._live) == set(self.grants)
+            assert set(self.scheduler._live.by_id) == set(self.grants)
 
     def teardown(self) -> None:
         """Everything that was admitted ends within a bound: nobody starves, nothing livelocks."""

@@ -41,6 +41,8 @@ submit = st.builds(
     retain=st.booleans(),
     logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
     weight=st.integers(1, 1000),
+    priority=st.sampled_from(m.Priority).map(int),
+    deadline_us=st.integers(0, m.MAX_DEADLINE_US),
 )
 
 
@@ -72,6 +74,7 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
         running=draw(u32),
         waiting=draw(u32),
         free_blocks=draw(u32),
+        defects=draw(u32),
     )
 
 
@@ -122,6 +125,8 @@ SAMPLES: tuple[m.Message, ...] = (
         ignore_eos=True,
         logprobs=5,
         weight=10,
+        priority=m.Priority.LOW,
+        deadline_us=30_000_000,
     ),
     m.Abort(7),
     m.Drain(),

@@ -1,0 +1,147 @@
+"""One namespace at one priority: its queue, and the service it was given.
+
+What is charged. A prompt token that has to be computed costs ``INPUT_COST``, at admission. An output token costs
+``OUTPUT_COST`` and, for every block of KV that its request holds at that step, the *hold price*::
+
+    hold price = OUTPUT_COST * rows of the engine / blocks of the pool
+
+Whoever holds a block for a step keeps it from everybody else for that step. Priced so, all blocks together cost in a
+step what a full batch of output tokens does: a request with an average share of memory pays for its memory as much as
+for its token, and one that decodes behind a long context pays by the length of that context. Charging by steps of
+decoding, and not by seconds, makes the charge part of a token's price: nobody is charged while he waits for others
+(a half-computed prompt holds blocks too, and would sink ever deeper), and what one request can still cost is known
+when it is admitted, which the bound in ``fairness`` needs. All charges are divided by the account's weight.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from engine.request import Request
+
+if TYPE_CHECKING:
+    from engine.scheduler.fairness import Line
+
+INPUT_COST = 1.0
+"""Service charged for a prompt token that was not in the cache."""
+
+OUTPUT_COST = 2.0
+"""Service charged for an output token: a decode slot costs about two prefill tokens (weights of the paper)."""
+
+LEARNING_RATE = 1 / 16
+"""Weight of the newest output in the account's typical length: about the last sixteen outputs count."""
+
+
+class Account:
+    """The queue, the counters and the service of one namespace at one priority."""
+
+    __slots__ = (
+        "hold_price", "key", "line", "num_blocks", "num_decoding", "num_decoding_blocks", "num_live", "num_running",
+        "passed", "pledged", "prefilling", "service", "step_charge", "ticket", "typical_output", "waiting", "weight",
+    )  # fmt: skip
+
+    def __init__(self, line: Line, key: bytes, *, service: float, typical_output: float, hold_price: float) -> None:
+        self.line = line
+        self.key = key
+        self.service = service
+        self.hold_price = hold_price
+        self.weight = 1
+        self.waiting: list[Request] = []
+        """Oldest first; a preempted request comes back to its place by age."""
+        self.passed = 0
+        """How often others of the account were admitted before the oldest that waits."""
+        self.prefilling: Request | None = None
+        """The running request whose prompt is not computed yet; requests of an account prefill one by one."""
+        self.num_live = 0
+        """Requests waiting or running."""
+        self.num_running = 0
+        self.num_blocks = 0
+        """Blocks in the tables of its running requests."""
+        self.num_decoding = 0
+        self.num_decoding_blocks = 0
+        self.step_charge = 0.0
+        """Service added by one step of the requests that decode."""
+        self.pledged = 0.0
+        """Most that the output of its running requests can be charged, weight not counted."""
+        self.typical_output = typical_output
+        """Tokens of its usual output, learned; 0 while nothing is known."""
+        self.ticket = 0
+        """Number of its entry in the line's queue of accounts that only wait; 0 when it has none."""
+
+    def set_weight(self, weight: int) -> None:
+        """The share asked for by the newest request holds for the account."""
+        if weight != self.weight:
+            self.line.total_weight += weight - self.weight
+            self.weight = weight
+            self._reprice()
+            self.line.widen(self, 0.0)
+
+    def cost_of(self, request: Request) -> float:
+        """Service that the request's known tokens stand for."""
+        return request.num_tokens * INPUT_COST / self.weight
+
+    def charge_input(self, tokens: int) -> None:
+        """Charge prompt tokens that have to be computed."""
+        self.service += tokens * INPUT_COST / self.weight
+
+    def charge_first_token(self, request: Request) -> None:
+        """Charge the token that the last part of a prompt gives; later ones are in ``step_charge``."""
+        self.service += (OUTPUT_COST + self.hold_price * len(request.blocks)) / self.weight
+
+    def pledge_of(self, request: Request, block_size: int) -> float:
+        """Most that the rest of a request's output can be charged, weight not counted: its tokens, each with the
+        blocks of the mean length it has on the way to its limit, rounded up."""
+        tokens = request.limit - request.num_tokens
+        blocks = (request.num_tokens + request.limit) / (2 * block_size) + 1
+        return tokens * (OUTPUT_COST + self.hold_price * blocks)
+
+    def begin_decoding(self, request: Request) -> None:
+        """The request's blocks and tokens are charged in every step from now on."""
+        self.num_decoding += 1
+        self.num_decoding_blocks += len(request.blocks)
+        self._reprice()
+
+    def end_decoding(self, request: Request) -> None:
+        """The request, which still has its blocks, decodes no longer."""
+        self.num_decoding -= 1
+        self.num_decoding_blocks -= len(request.blocks)
+        self._reprice()
+
+    def add_decoding_block(self) -> None:
+        """A decoding request got one more block."""
+        self.num_blocks += 1
+        self.num_decoding_blocks += 1
+        self._reprice()
+
+    def learn(self, num_output: int) -> None:
+        """An output came to its end."""
+        known = self.typical_output
+        self.typical_output = known + LEARNING_RATE * (num_output - known) if known else float(num_output)
+
+    def push(self, request: Request) -> None:
+        """Queue a request at its place by age."""
+        waiting = self.waiting
+        if not waiting or waiting[-1].order < request.order:
+            waiting.append(request)
+        else:
+            place = bisect_left(waiting, request.order, key=_order)
+            waiting.insert(place, request)
+            if place == 0:
+                self.passed = 0
+
+    def remove(self, request: Request) -> None:
+        """Take a request out of the queue."""
+        place = bisect_left(self.waiting, request.order, key=_order)
+        assert self.waiting[place] is request, "a request is not where it waits"
+        del self.waiting[place]
+        if place == 0:
+            self.passed = 0
+
+    def _reprice(self) -> None:
+        tokens = OUTPUT_COST * self.num_decoding
+        self.step_charge = (tokens + self.hold_price * self.num_decoding_blocks) / self.weight
+
+
+def _order(request: Request) -> int:
+    return request.order

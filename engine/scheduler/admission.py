@@ -1,0 +1,185 @@
+"""Who is admitted, and how a step's tokens are handed out to prompts.
+
+The rest of the token budget goes, chunk by chunk, to the account with the least service of the most urgent priority.
+A request is admitted when a row is free, the blocks for all its known tokens are there, and the forecast says that
+all running requests, with it, can grow to their ends (``forecast``). Where one of these fails:
+
+* An account below its share of rows and blocks takes what it lacks from those above theirs (``sharing``), and needs
+  no forecast then: should memory run out, it is they who give way. So nobody waits for a neighbour's requests to end.
+* Otherwise others may pass it, a few in one step, and only until they are ahead of it by what the request itself
+  costs; then memory is left to drain. So a large request cannot starve, nor hold everybody up at once. Lower
+  priorities do not pass.
+* When nothing runs, the forecast is not asked: one request alone always fits.
+
+Inside an account the request with the longest cached prefix goes first, of the oldest ``WINDOW`` ones; the oldest is
+passed at most ``MAX_PASSED`` times. Block ids are keyed by namespace, so no other tenant's cache has a say in this.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
+from engine.request import Request
+from engine.scheduler.account import Account
+from engine.scheduler.budget import StepBudget
+from engine.scheduler.fairness import Line, Turns
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.live import LiveRequests
+from engine.scheduler.plan import Chunk, StepPlan
+from engine.scheduler.running import admission_of
+from engine.scheduler.sharing import Sharing
+from isolation.ipc.messages import Started
+
+WINDOW = 8
+"""Oldest waiting requests of an account among which the longest cached prefix is looked for."""
+
+MAX_PASSED = 8
+"""Requests of the account that may be admitted before its oldest."""
+
+MAX_STUCK = 4
+"""Accounts whose request did not fit in this step before no more are tried: bounds the work of a step."""
+
+SLACK = 32
+"""One part in so many of the pool that the forecast leaves free, for what it does not see (rounding of blocks)."""
+
+
+class Admissions:
+    """Fills steps with prompts, and tells which requests were scheduled for the first time."""
+
+    def __init__(
+        self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, live: LiveRequests, sharing: Sharing
+    ) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._cache = cache
+        self._live = live
+        self._running = live.running
+        self._sharing = sharing
+        self._starts: list[Started] = []
+
+    def take_starts(self) -> list[Started]:
+        """Start events since the last call."""
+        starts, self._starts = self._starts, []
+        return starts
+
+    def fill(self, plan: StepPlan, *, crowded: bool, now_ns: int) -> None:
+        """Hand out what the decoding requests leave of the budget. ``crowded``: memory has just run out, so only
+        accounts below their share may have any."""
+        budget = StepBudget(self._limits.max_num_batched_tokens)
+        budget.spend(len(self._running.decoding))
+        admit = bool(self._live.num_waiting)
+        for line in self._live.accounts.lines:
+            if not budget.tokens:
+                return
+            if line.active:
+                admit = self._fill_line(line, plan, budget, admit=admit, crowded=crowded, now_ns=now_ns) and admit
+
+    def _fill_line(
+        self, line: Line, plan: StepPlan, budget: StepBudget, *, admit: bool, crowded: bool, now_ns: int
+    ) -> bool:
+        """Serve one priority. Says whether everybody who had a turn was admitted."""
+        if not self._running.has_free_row and not self._sharing.has_rich(line):
+            admit = False
+        if not admit and not self._running.num_prefilling:
+            return False
+        turns = Turns(line, admit=admit)
+        patience, stuck = inf, 0
+        while budget.tokens and (account := turns.next(admit=admit)) is not None:
+            if account.prefilling is None:
+                if not admit or account.service > patience:
+                    admit = False
+                    continue
+                request = self._choose(account)
+                if not self._admit(request, crowded=crowded):
+                    cost = account.cost_of(request)
+                    line.allowance = max(line.allowance, cost)
+                    patience = min(patience, account.service + cost)
+                    stuck += 1
+                    admit = stuck < MAX_STUCK
+                    continue
+                self._note(request, plan, now_ns)
+            self._advance(account, plan, budget)
+            if account.prefilling is None and account.waiting:
+                turns.again(account)
+        turns.close()
+        return not stuck
+
+    def _advance(self, account: Account, plan: StepPlan, budget: StepBudget) -> None:
+        """Put the next part of the account's prompt into the step."""
+        request = account.prefilling
+        assert request is not None
+        left = request.num_tokens - request.num_prefilled
+        length = budget.chunk(left)
+        request.planned_at = self._running.decoding.step
+        plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
+        if length == left:
+            self._running.end_prefill(request)
+
+    def _choose(self, account: Account) -> Request:
+        """The account's request to admit next."""
+        waiting = account.waiting
+        if len(waiting) == 1 or account.passed >= MAX_PASSED or not self._limits.prefix_caching:
+            return waiting[0]
+        best, most = waiting[0], self._match_length(waiting[0])
+        for request in waiting[1:WINDOW]:
+            length = self._match_length(request)
+            if length > most:
+                best, most = request, length
+        return best
+
+    def _match_length(self, request: Request) -> int:
+        return self._cache.match_length(request) if request.retain else 0
+
+    def _admit(self, request: Request, *, crowded: bool) -> bool:
+        """Give a request a row and all blocks that its known tokens need, if they can be had."""
+        step = self._running.decoding.step
+        if request.preempted_at == step:
+            return False
+        account = request.account
+        shared = self._cache.match(request) if self._limits.prefix_caching and request.retain else []
+        num_new = -(-request.num_tokens // self._limits.block_size) - len(shared)
+        idle = self._pool.num_idle(shared)
+        wanted = num_new + idle
+        if wanted > self._pool.num_available or not self._running.has_free_row:
+            givers = self._sharing.givers(account, wanted)
+            if givers is None:
+                return False
+            for giver in givers:
+                self._live.preempt(giver)
+        elif (crowded or not self._fits(request, len(shared), idle)) and not self._sharing.can_claim(account, wanted):
+            return False
+        if account.waiting[0] is not request:
+            account.passed += 1
+        self._live.admit(request, shared, num_new)
+        return True
+
+    def _fits(self, request: Request, num_shared: int, num_idle: int) -> bool:
+        """Whether all running requests and this one are expected to find memory to their ends.
+
+        ``num_idle`` of its ``num_shared`` cached blocks are held by nobody yet.
+        """
+        running = self._running
+        if not len(running):
+            return True
+        size, step = self._limits.block_size, running.decoding.step
+        num_blocks = self._pool.num_blocks
+        held = num_blocks - self._pool.num_available
+        common = max(0, held - running.forecast.private(step) // size)
+        room = (num_blocks - num_blocks // SLACK - common - num_idle) * size
+        return running.forecast.fits(request, num_shared, step=step, room=room)
+
+    def _note(self, request: Request, plan: StepPlan, now_ns: int) -> None:
+        """Tell runner and host of an admission, and charge its input once."""
+        account = request.account
+        plan.admissions.append(admission_of(request))
+        charge = 0.0
+        if not request.started:
+            request.started = True
+            tokens = request.num_tokens - request.num_prefilled
+            account.charge_input(tokens)
+            charge = float(tokens)
+            queue_us = max(0, now_ns - request.arrival_ns) // 1_000
+            self._starts.append(Started(request.request_id, request.num_prefilled, queue_us))
+        account.line.widen(account, charge)

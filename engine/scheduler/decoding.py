@@ -1,0 +1,96 @@
+"""The requests that decode, so kept that a step touches only those to which something happens.
+
+A decoding request gets exactly one token a step, so all that will happen to it is known when it begins: it needs its
+next block at the steps of one remainder modulo the block size (its *phase*), and it reaches its limit at one step
+(its *end*). The rows, ids and append functions of all requests are lists that change only when the set does; stop ids
+are counted, so that one look at a step's tokens tells whether any of them could end anything.
+
+``step`` counts the steps; it is advanced by ``advance`` after each step's tokens were taken.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection
+
+from engine.request import Request, Status
+from engine.scheduler.plan import FAILED
+
+
+class Decoding:
+    """Requests with exactly one token to compute, in the order they began to decode."""
+
+    def __init__(self, block_size: int) -> None:
+        self.step = 0
+        self._block_size = block_size
+        self._members: dict[Request, None] = {}
+        self._phases: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._ends: dict[int, dict[Request, None]] = {}
+        self._watched: dict[int, int] = {FAILED: 1}
+        self._stale = False
+        self.requests: list[Request] = []
+        """Parallel to the next three; as they were at the last ``refresh``."""
+        self.rows: list[int] = []
+        """Never changed in place: a plan may keep it."""
+        self.ids = array("Q")
+        self.appends: list[Callable[[int], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, request: Request) -> None:
+        """A request decodes from the next step on; all its tokens but the last are computed."""
+        request.status = Status.DECODING
+        self._members[request] = None
+        request.phase = (self.step + 1 + request.capacity - request.num_computed) % self._block_size
+        self._phases[request.phase][request] = None
+        request.end_step = self.step + request.limit - request.num_tokens
+        self._ends.setdefault(request.end_step, {})[request] = None
+        watched = self._watched
+        for token_id in request.stop_ids:
+            watched[token_id] = watched.get(token_id, 0) + 1
+        self._stale = True
+
+    def remove(self, request: Request) -> None:
+        """A request decodes no longer; its status is the caller's to change."""
+        del self._members[request]
+        del self._phases[request.phase][request]
+        ends = self._ends[request.end_step]
+        del ends[request]
+        if not ends:
+            del self._ends[request.end_step]
+        watched = self._watched
+        for token_id in request.stop_ids:
+            watched[token_id] -= 1
+            if not watched[token_id]:
+                del watched[token_id]
+        self._stale = True
+
+    def refresh(self) -> None:
+        """Bring the four lists up to date."""
+        if self._stale:
+            self._stale = False
+            self.requests = list(self._members)
+            self.rows = [request.row for request in self.requests]
+            self.ids = array("Q", [request.request_id for request in self.requests])
+            self.appends = [request.token_ids.append for request in self.requests]
+
+    def needing_blocks(self) -> Collection[Request]:
+        """Requests that need a block in this step: what is computed of them fills theirs."""
+        return self._phases[self.step % self._block_size]
+
+    def filling_blocks(self) -> Collection[Request]:
+        """Requests whose last block is full when this step's token is computed."""
+        return self._phases[(self.step + 1) % self._block_size]
+
+    def ending(self) -> Collection[Request]:
+        """Requests whose limit this step's token reaches."""
+        return self._ends.get(self.step, ())
+
+    def may_stop(self, token_ids: list[int]) -> bool:
+        """Whether some of these ids stop a request, or stand for a failure."""
+        return not self._watched.keys().isdisjoint(token_ids)
+
+    def advance(self) -> None:
+        """A step is over."""
+        self.step += 1
