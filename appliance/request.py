@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from isolation.ipc.messages import Sampling
+from isolation.ipc.messages import Priority, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class GenerateRequest:
     """-1 none, 0 the chosen token's, n alternatives besides."""
     deadline: float | None = None
     stream: bool = False
+    priority: Priority | None = None
+    """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
 
 
 class FinishReason(Enum):

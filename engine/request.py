@@ -56,6 +56,7 @@ class Request:
         "forecast",
         "limit",
         "namespace",
+        "num_charged",
         "num_prefilled",
         "num_prompt",
         "num_registered",
@@ -96,6 +97,8 @@ class Request:
         """Place in the runner's state while running."""
         self.num_prefilled = 0
         """Tokens whose KV is present, until the request decodes."""
+        self.num_charged = 0
+        """Tokens of the prompt that were charged, or found in the cache: nobody pays twice after a preemption."""
         self.blocks: list[int] = []
         self.capacity = 0
         """Tokens that ``blocks`` hold."""
@@ -114,7 +117,7 @@ class Request:
         self.forecast: tuple[int, int] = (0, 0)
         """What ``engine.scheduler.forecast`` expects of it while it runs."""
         self.pledge = 0.0
-        """Most that its output can still be charged, as it was when it got its row."""
+        """Most that it can still be charged, as it was when it got its row."""
         self.planned_at = -1
         """Step in which a part of its prompt was last planned."""
         self.preempted_at = -1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import IsolationClass, Retention
+from policy.model import IsolationClass, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -40,6 +40,8 @@ class Obligations:
     isolation_class: IsolationClass
     weight: int
     """Share in fair service, 1..1000."""
+    priority: Priority
+    """The most urgent that the request may be served at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def _obligations(tenant: Tenant, access: AccessRequest) -> Obligations:
         retention=tenant.retention,
         isolation_class=tenant.isolation_class,
         weight=tenant.weight,
+        priority=tenant.priority,
     )
 
 

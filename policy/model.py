@@ -24,6 +24,14 @@ class Retention(StrEnum):
     """Nothing of the request is kept."""
 
 
+class Priority(StrEnum):
+    """Who is served first; the order is strict, so ``LOW`` gets what the others leave."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one tenant may use; every number is at least 1."""
@@ -53,6 +61,8 @@ class Tenant:
     retention: Retention
     weight: int
     """Share in fair service beside other tenants, 1..1000."""
+    priority: Priority
+    """The most urgent that its requests may be; a request may ask for less."""
     limits: Limits
 
 

@@ -132,6 +132,11 @@ class TenantSchema(_Strict):
         description="standard: finished KV blocks may serve later requests of this tenant. none: nothing is kept.",
     )
     weight: int = Field(default=1, ge=1, le=1_000, description="Share in fair service when tenants compete.")
+    priority: Literal["high", "normal", "low"] = Field(
+        default="normal",
+        description="Who is served first, strictly: low gets what the others leave. A request may ask for less than "
+        "its tenant's, never for more. Between tenants of one priority the weight decides.",
+    )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
 
 

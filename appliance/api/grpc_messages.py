@@ -20,6 +20,7 @@ from appliance.request import (
     Started,
     TokenLogprob,
 )
+from isolation.ipc.messages import Priority
 
 _SAMPLING = (
     "temperature",
@@ -35,6 +36,11 @@ _NAMES = {"max_tokens": "max_output_tokens", "stop_ids": "stop_token_ids"} | {
     name: f"sampling.{name}" for name in _SAMPLING
 }
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+_PRIORITIES = {
+    pb.PRIORITY_HIGH: Priority.HIGH,
+    pb.PRIORITY_NORMAL: Priority.NORMAL,
+    pb.PRIORITY_LOW: Priority.LOW,
+}
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -60,6 +66,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stream=True,
+        priority=_priority(message),
     )
     return limits.build(draft, stamp, _NAMES)
 
@@ -100,6 +107,15 @@ def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt]:
     if kind == "token_ids":
         return Operation.TEXT_COMPLETION, limits.token_prompt(message.token_ids.ids, "token_ids.ids")
     raise InvalidRequestError("one of conversation, text and token_ids is required", param="input")
+
+
+def _priority(message: pb.GenerateRequest) -> Priority | None:
+    if message.priority == pb.PRIORITY_UNSPECIFIED:
+        return None
+    asked = _PRIORITIES.get(message.priority)
+    if asked is None:
+        raise InvalidRequestError("priority must be PRIORITY_HIGH, PRIORITY_NORMAL or PRIORITY_LOW", param="priority")
+    return asked
 
 
 def _turn(message: pb.ChatMessage, at: str) -> Turn:

@@ -96,6 +96,7 @@ class Draft:
     ignore_eos: bool = False
     logprobs: int | None = None
     stream: bool = False
+    priority: wire.Priority | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         logprobs=-1 if draft.logprobs is None else draft.logprobs,
         deadline=stamp.deadline,
         stream=draft.stream,
+        priority=draft.priority,
     )
 
 

@@ -17,11 +17,12 @@ from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
 from appliance.api.strict_json import JsonError, parse_json
 from appliance.errors import InvalidRequestError
 from appliance.request import GenerateRequest, Operation, Prompt
+from isolation.ipc.messages import Priority
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTS = ("top_k", "seed")
 _COMMON = frozenset(
-    {"model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options"}
+    {"model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options", "service_tier"}
 ).union(_FLOATS, _INTS)
 _SERVED = {
     Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
@@ -61,6 +62,9 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "documents": (),
 }
 """Fields whose loss would change the answer, and the values (besides null, false and empty) that ask for nothing."""
+
+_TIERS = {"auto": None, "default": None, "scale": None, "priority": Priority.HIGH, "flex": Priority.LOW}
+"""OpenAI's service tier -> the priority asked for; None is the tenant's own."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """OpenAI's role -> the role that chat templates know."""
@@ -107,6 +111,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         ignore_eos=_typed(document, "ignore_eos", bool) or False,
         logprobs=_logprobs(operation, document),
         stream=_typed(document, "stream", bool) or False,
+        priority=_priority(document),
     )
     include_usage = _stream_options(document, draft.stream, ignored)
     names = {"stop_ids": "stop_token_ids"}
@@ -118,6 +123,14 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         if value is not None and name not in _SERVED[operation] and name not in _REFUSED:
             ignored[name] = None
     return Parsed(limits.build(draft, stamp, names), include_usage, tuple(ignored))
+
+
+def _priority(document: Mapping[str, Any]) -> Priority | None:
+    """What ``service_tier`` asks for."""
+    tier = _typed(document, "service_tier", str)
+    if tier is not None and tier not in _TIERS:
+        raise InvalidRequestError(f"service_tier must be one of: {', '.join(_TIERS)}", param="service_tier")
+    return _TIERS[tier] if tier is not None else None
 
 
 def _refuse(document: Mapping[str, Any]) -> None:

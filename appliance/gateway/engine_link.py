@@ -92,6 +92,8 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
+    defects: int = 0
+    """Promises that the engine itself found broken."""
 
 
 class EngineLink:
@@ -183,7 +185,7 @@ class EngineLink:
             if stream is not None:
                 stream.failure = failure.code
                 stream.wake.set()
-        self.stats = EngineStats(message.running, message.waiting, message.free_blocks)
+        self.stats = EngineStats(message.running, message.waiting, message.free_blocks, message.defects)
 
     def _take_tokens(self, message: StepOutput) -> bool:
         """Hand out the step's tokens; False when the engine broke the protocol."""

@@ -31,11 +31,15 @@ def raise_if_lost(stream: TokenStream) -> None:
     if stream.engine_gone is not None:
         raise EngineGoneError(stream.engine_gone)
     if stream.expired:
-        raise DeadlineExceededError("the request's deadline passed before its answer was complete")
+        raise _late()
     if stream.overrun:
         raise UnavailableError("the answer was not read fast enough; the request was stopped")
     if stream.failure is not None:
         raise _FAILURES[stream.failure]()
+
+
+def _late() -> DeadlineExceededError:
+    return DeadlineExceededError("the request's deadline passed before its answer was complete")
 
 
 _FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
@@ -43,5 +47,6 @@ _FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
     FailureCode.INVALID: lambda: InvalidRequestError("the engine cannot run this request as asked"),
     FailureCode.TOO_LONG: lambda: ContextLengthError("prompt and output do not fit the engine's KV cache"),
     FailureCode.OVERLOADED: lambda: UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S),
+    FailureCode.DEADLINE: _late,
     FailureCode.INTERNAL: lambda: InternalError("the engine met a defect while serving this request"),
 }

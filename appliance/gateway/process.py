@@ -191,6 +191,7 @@ class Gateway:
                     self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
                     self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
                     self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
+                    self._telemetry.gauge(names.ENGINE_DEFECTS, engine.stats.defects, model=name)
                     self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
                 for role, link in (("engine", engine), ("text", rooms.text)):
                     self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)

@@ -28,7 +28,7 @@ from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady, Finish, Submit
 from policy.decision import Decision
-from policy.model import Retention
+from policy.model import Priority, Retention
 
 NO_DEADLINE_S = 3_600.0
 """Deadline of a request that names none: nothing may live for ever."""
@@ -39,6 +39,14 @@ seconds. Once it runs, its own deadline holds again."""
 
 MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
+
+
+_PRIORITIES = {
+    Priority.HIGH: wire.Priority.HIGH,
+    Priority.NORMAL: wire.Priority.NORMAL,
+    Priority.LOW: wire.Priority.LOW,
+}
+"""The policy's words as the wire has them: the most urgent has the lowest number."""
 
 
 @dataclass(slots=True)
@@ -176,6 +184,7 @@ class Session:
             retain=obligations.retention is not Retention.NONE,
             logprobs=request.logprobs,
             weight=obligations.weight,
+            priority=max(_PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
         )
 
     async def _visit(self, visit: EngineVisit, submit: Submit, mark: bytes) -> AsyncGenerator[Event]:
@@ -183,7 +192,9 @@ class Session:
         self._trace.begin(Phase.QUEUE)
         began_ns = time.time_ns()
         try:
-            stream = visit.engine.submit(replace(submit, request=self._tools.next_id()), mark)
+            stream = visit.engine.submit(
+                replace(submit, request=self._tools.next_id(), deadline_us=self._left_us()), mark
+            )
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(
@@ -226,6 +237,11 @@ class Session:
                 yield self._finished(finish, text.stopped)
                 return
             raise_if_lost(stream)
+
+    def _left_us(self) -> int:
+        """Microseconds until the deadline, as the engine takes them."""
+        left = int((self._until - time.monotonic()) * 1e6)
+        return min(max(1, left), wire.MAX_DEADLINE_US)
 
     def _output_text(self, engine: EngineLink) -> OutputText:
         text = self._tools.rooms.text

@@ -94,6 +94,7 @@ DROPPED_SPANS = "athanor.telemetry.dropped_spans"
 RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
 KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
+ENGINE_DEFECTS = "athanor.engine.defects"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 SANDBOX_READY = "athanor.sandbox.ready"
 
@@ -179,6 +180,9 @@ COUNTERS = {
 GAUGES = {
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
     WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
+    ENGINE_DEFECTS: Instrument(
+        "{defect}", "Promises (fairness between tenants) that the engine itself found broken.", frozenset({"model"})
+    ),
     KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),

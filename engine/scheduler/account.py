@@ -1,6 +1,6 @@
 """One namespace at one priority: its queue, and the service it was given.
 
-What is charged. A prompt token that has to be computed costs ``INPUT_COST``, at admission. An output token costs
+What is charged. A prompt token that has to be computed costs ``INPUT_COST``, in the step that computes it. An output token costs
 ``OUTPUT_COST`` and, for every block of KV that its request holds at that step, the *hold price*::
 
     hold price = OUTPUT_COST * rows of the engine / blocks of the pool
@@ -63,7 +63,7 @@ class Account:
         self.step_charge = 0.0
         """Service added by one step of the requests that decode."""
         self.pledged = 0.0
-        """Most that the output of its running requests can be charged, weight not counted."""
+        """Most that its running requests can still be charged, weight not counted."""
         self.typical_output = typical_output
         """Tokens of its usual output, learned; 0 while nothing is known."""
         self.ticket = 0
@@ -75,26 +75,35 @@ class Account:
             self.line.total_weight += weight - self.weight
             self.weight = weight
             self._reprice()
-            self.line.widen(self, 0.0)
+            self.line.widen(self)
 
     def cost_of(self, request: Request) -> float:
         """Service that the request's known tokens stand for."""
         return request.num_tokens * INPUT_COST / self.weight
 
     def charge_input(self, tokens: int) -> None:
-        """Charge prompt tokens that have to be computed."""
+        """Charge prompt tokens that are computed."""
         self.service += tokens * INPUT_COST / self.weight
+
+    def charge_chunk(self, request: Request, end: int) -> None:
+        """Charge the request's prompt from what is computed up to ``end``, unless it was charged before."""
+        start = max(request.num_prefilled, request.num_charged)
+        stop = min(end, request.num_prompt)
+        if stop > start:
+            self.charge_input(stop - start)
+            request.num_charged = stop
 
     def charge_first_token(self, request: Request) -> None:
         """Charge the token that the last part of a prompt gives; later ones are in ``step_charge``."""
         self.service += (OUTPUT_COST + self.hold_price * len(request.blocks)) / self.weight
 
-    def pledge_of(self, request: Request, block_size: int) -> float:
-        """Most that the rest of a request's output can be charged, weight not counted: its tokens, each with the
-        blocks of the mean length it has on the way to its limit, rounded up."""
+    def pledge_of(self, request: Request, num_cached: int, block_size: int) -> float:
+        """Most that a request can still be charged, weight not counted: the prompt behind its ``num_cached`` tokens,
+        and the output up to its limit, each token with the blocks of the mean length on the way there, rounded up."""
+        prompt = max(0, request.num_prompt - max(num_cached, request.num_charged))
         tokens = request.limit - request.num_tokens
         blocks = (request.num_tokens + request.limit) / (2 * block_size) + 1
-        return tokens * (OUTPUT_COST + self.hold_price * blocks)
+        return prompt * INPUT_COST + tokens * (OUTPUT_COST + self.hold_price * blocks)
 
     def begin_decoding(self, request: Request) -> None:
         """The request's blocks and tokens are charged in every step from now on."""

@@ -113,6 +113,7 @@ class Admissions:
         left = request.num_tokens - request.num_prefilled
         length = budget.chunk(left)
         request.planned_at = self._running.decoding.step
+        account.charge_chunk(request, request.num_prefilled + length)
         plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
         if length == left:
             self._running.end_prefill(request)
@@ -171,15 +172,10 @@ class Admissions:
         return running.forecast.fits(request, num_shared, step=step, room=room)
 
     def _note(self, request: Request, plan: StepPlan, now_ns: int) -> None:
-        """Tell runner and host of an admission, and charge its input once."""
-        account = request.account
+        """Tell runner and host of an admission."""
         plan.admissions.append(admission_of(request))
-        charge = 0.0
+        request.account.line.widen(request.account)
         if not request.started:
             request.started = True
-            tokens = request.num_tokens - request.num_prefilled
-            account.charge_input(tokens)
-            charge = float(tokens)
             queue_us = max(0, now_ns - request.arrival_ns) // 1_000
             self._starts.append(Started(request.request_id, request.num_prefilled, queue_us))
-        account.line.widen(account, charge)

@@ -14,18 +14,19 @@ that time, by weight, differ by at most ``2 U``. In the paper, U = max(w_p L_inp
 L_input tokens and M tokens of KV memory. Here a token's price grows with its context, prompts are computed in chunks,
 an account may be passed, and requests may be preempted, so U is what the running requests can really still cost::
 
-    U = max over admissions of (input charge + pledges of the account's running requests) / weight
+    U = max over admissions of (pledges of the account's running requests, the new one included) / weight
         + max over passed accounts of the cost of the request that did not fit / weight
 
 Proof. Let s be the services. (1) The least service m of the backlog never falls while there is one: who joins it is
 lifted to m, and services only grow. When the backlog was empty, who joins starts at the level at least, and no account
 left the backlog above the level. (2) An account f is admitted only when s_f <= m + p, where p is the cost of a passed
 request (only accounts up to that are let by), since a chunk of a prompt goes to the account with the least service too
-and the step is over when its tokens are spent. (3) After its last admission at t0, f is charged only for that input
-and for the outputs of requests running then, which were pledged: each has a limit, pays for each token once, and a
-preempted one needs another admission. So at any t, s_f(t) <= m(t0) + p + (input + pledges) / weight <= m(t) + U, for
-every backlogged f: all services of the backlog lie within U. (4) W_f - W_g is the difference of two such gaps, at t2
-and at t1, thus at most 2 U. Chunking does not matter, as all input is charged at admission. Preemption for a poorer
+and the step is over when its tokens are spent. (3) After its last admission at t0, f is charged only for
+prompts and outputs of requests running then, which were pledged: each has a limit, pays for each token once, and a
+preempted one needs another admission. So at any t, s_f(t) <= m(t0) + p + pledges / weight <= m(t) + U, for every
+backlogged f: all services of the backlog lie within U. (4) W_f - W_g is the difference of two such gaps, at t2
+and at t1, thus at most 2 U. Chunking does not matter: an account has one prompt in the making at a time, and all
+of it is pledged. Preemption for a poorer
 account or for memory takes pledges away and gives none. A change of weight is covered by taking U again.
 
 U is kept as the running maximum of what was really admitted, so it is as tight as the workload allows, and ``spread``
@@ -50,7 +51,8 @@ ROUNDING = 1e-6
 """Part of a service by which sums in floating point may be off."""
 
 Turn = tuple[float, int, int, int, Account]
-"""Order of accounts: least service, fewest running, oldest head; then a ticket, so that no account is compared."""
+"""Order of accounts: least service, fewest live requests (who has just been lifted is level with a flood, and goes
+first), oldest head; then a ticket, so that no account is compared."""
 
 
 class Line:
@@ -140,9 +142,9 @@ class Line:
         for account in self.running:
             account.service += account.step_charge
 
-    def widen(self, account: Account, input_charge: float) -> None:
+    def widen(self, account: Account) -> None:
         """An account was admitted, or its weight changed: what may come on top of its service, for the bound."""
-        self.bound = max(self.bound, (input_charge + account.pledged) / account.weight)
+        self.bound = max(self.bound, account.pledged / account.weight)
 
     def least(self) -> float:
         """The least service of the backlog; the line's level when there is none."""
@@ -190,7 +192,7 @@ class Line:
     def _give_ticket(self, account: Account) -> None:
         self._last_ticket += 1
         account.ticket = self._last_ticket
-        heappush(self._cold, (account.service, 0, account.waiting[0].order, account.ticket, account))
+        heappush(self._cold, (account.service, account.num_live, account.waiting[0].order, account.ticket, account))
         if len(self._cold) > 2 * len(self.active) + MAX_STALE_TICKETS:
             self._cold = [turn for turn in self._cold if turn[3] == turn[4].ticket]
             heapify(self._cold)
@@ -206,8 +208,7 @@ class Turns:
         self._aside: list[Turn] = []
 
     def next(self, *, admit: bool) -> Account | None:
-        """Take the next account: least service, then fewest running, then the oldest head. Accounts that only wait
-        count with ``admit``."""
+        """Take the next account in the order of ``Turn``. Accounts that only wait count with ``admit``."""
         cold = self._line.first_cold() if admit else None
         if cold is not None and (not self._hot or cold < self._hot[0]):
             self._aside.append(self._line.set_aside())
@@ -248,4 +249,4 @@ class Accounts:
 def turn_of(account: Account) -> Turn:
     """The account's place in the order now."""
     head = account.prefilling if account.prefilling is not None else account.waiting[0]
-    return (account.service, account.num_running, head.order, 0, account)
+    return (account.service, account.num_live, head.order, 0, account)

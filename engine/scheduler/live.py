@@ -39,7 +39,8 @@ class LiveRequests:
         account = request.account
         account.line.unqueue(request)
         self.num_waiting -= 1
-        request.pledge = account.pledge_of(request, self._limits.block_size)
+        size = self._limits.block_size
+        request.pledge = account.pledge_of(request, len(shared) * size, size)
         self.running.occupy(request, shared + self._pool.take(num_new, owner_of(request)), len(shared))
 
     def preempt(self, request: Request) -> None:

@@ -1,9 +1,9 @@
 """Who must give way when rows or blocks are short: what each account may count on, and who has more than that.
 
 Rows and blocks are shared out by weight among the active accounts of one priority. An account that would stay within
-its share may take from one that is above its own share and was served more; the test is strict on both sides, so two
-accounts cannot pass a row to and fro. A lower priority gives way to a higher one whatever it holds. The oldest running
-request of all is never taken: it always ends, and then the next one is the oldest, so nothing starves.
+its share may take from one that is above its own share and was served no less; as nobody is both, two accounts cannot
+pass a row to and fro. A lower priority gives way to a higher one whatever it holds. The oldest running request of all
+is never taken: it always ends, and then the next one is the oldest, so nothing starves.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Sharing:
             return rank > other
         return (
             within
-            and rich.service > poor.service
+            and rich.service >= poor.service
             and self._is_above(rich, rich.num_running, rich.num_blocks, need)
         )
 

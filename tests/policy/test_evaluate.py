@@ -156,7 +156,7 @@ def test_explanations_read_well() -> None:
     assert allowed.splitlines()[:4] == [
         "allow: allowed",
         "  rule: tenants.alpha.models[0]",
-        "  granted: 5 output tokens, weight 3",
+        "  granted: 5 output tokens, weight 3, normal priority",
         "  isolation class: shared, retention: none",
     ]
     waiting = explain(evaluate(POLICY, access(), usage(concurrency=4), NOW))

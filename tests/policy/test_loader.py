@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policy.errors import PolicyError, PolicySchemaError, PolicySyntaxError
 from policy.loader import MAX_PROBLEMS, Source, load_policy
-from policy.model import IsolationClass, Limits, Retention
+from policy.model import IsolationClass, Limits, Priority, Retention
 from policy.positions import MAX_TEXT_BYTES, Locator, dotted, load_yaml
 
 CASES = Path(__file__).parent / "cases"
@@ -26,6 +26,7 @@ tenants:
     class: shared
     retention: none
     weight: 7
+    priority: low
     limits:
       requests_per_minute: 1
       tokens_per_minute: 2
@@ -46,10 +47,11 @@ def test_every_field_arrives() -> None:
     alpha = load(FULL).tenants["alpha"]
     assert alpha.credentials == ("key:alpha-1", "spiffe://athanor.local/tenant/alpha")
     assert alpha.models == ("athanor-mini", "qwen3-*")
-    assert (alpha.isolation_class, alpha.retention, alpha.weight) == (
+    assert (alpha.isolation_class, alpha.retention, alpha.weight, alpha.priority) == (
         IsolationClass.SHARED,
         Retention.NONE,
         7,
+        Priority.LOW,
     )
     assert alpha.limits == Limits(
         requests_per_minute=1,
@@ -63,10 +65,11 @@ def test_every_field_arrives() -> None:
 def test_defaults_are_the_documented_ones() -> None:
     """A tenant with credentials and models only gets the safe defaults."""
     beta = load(FULL).tenants["beta"]
-    assert (beta.isolation_class, beta.retention, beta.weight) == (
+    assert (beta.isolation_class, beta.retention, beta.weight, beta.priority) == (
         IsolationClass.SHARED,
         Retention.STANDARD,
         1,
+        Priority.NORMAL,
     )
     assert beta.limits == Limits(
         requests_per_minute=600,

@@ -26,6 +26,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """As the policy has it for the tenant."""
+    PRIORITY_HIGH: _Priority.ValueType  # 1
+    """Before all others."""
+    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    """After PRIORITY_HIGH."""
+    PRIORITY_LOW: _Priority.ValueType  # 3
+    """With what the others leave."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """Who is served first. Strict: while a more urgent request can be served, no other is begun."""
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""As the policy has it for the tenant."""
+PRIORITY_HIGH: Priority.ValueType  # 1
+"""Before all others."""
+PRIORITY_NORMAL: Priority.ValueType  # 2
+"""After PRIORITY_HIGH."""
+PRIORITY_LOW: Priority.ValueType  # 3
+"""With what the others leave."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 class _Role:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -94,6 +122,7 @@ class GenerateRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as ListModels gives it. Required; 1 to 256 printable ASCII characters."""
     text: _builtins.str
@@ -106,6 +135,8 @@ class GenerateRequest(_message.Message):
     """Log-probabilities beside each output token: 0 the chosen token's, n (at most 20) the n likeliest alternatives'
     besides. Absent: none.
     """
+    priority: Global___Priority.ValueType
+    """How urgent it is. Absent: as urgent as the policy lets the tenant be, which is also the most that can be had."""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation, laid out by the model's own chat template."""
@@ -139,10 +170,11 @@ class GenerateRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool | None = ...,
         logprobs: _builtins.int | None = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015

@@ -103,11 +103,13 @@ async def test_absent_fields_mean_their_documented_defaults(running, channel):
     assert (bare.max_tokens, bare.logprobs, bare.stop, bare.ignore_eos) == (None, -1, (), False)
     given = pb.Sampling(temperature=0, top_k=5, top_p=0.5, min_p=0.25, seed=0, repetition_penalty=2)
     given.presence_penalty, given.frequency_penalty = -1, 1
-    request = _ask(sampling=given, max_output_tokens=9, logprobs=0, stop=["x"], stop_token_ids=[4], ignore_eos=True)
+    request = _ask(sampling=given, max_output_tokens=9, logprobs=0, stop=["x"], stop_token_ids=[4], ignore_eos=True,
+                   priority=3)
     await _drained(stub.Generate(request, metadata=_proof(running)))
     full = running.service.requests[1]
     assert full.sampling == Sampling(0.0, 5, 0.5, 0.25, 2.0, -1.0, 1.0, 0)
     assert (full.max_tokens, full.logprobs, full.stop, full.stop_ids) == (9, 0, ("x",), (4,))
+    assert (bare.priority, full.priority) == (None, Priority.LOW)
     assert full.ignore_eos is True
 
 
@@ -148,6 +150,7 @@ async def test_the_three_inputs(running, channel):
         ("max_output_tokens", {"max_output_tokens": 0}),
         ("max_output_tokens", {"max_output_tokens": (1 << 32) - 1}),
         ("logprobs", {"logprobs": 21}),
+        ("priority", {"priority": 4}),
         ("stop", {"stop": [""]}),
         ("stop", {"stop": ["x"] * 17}),
         ("stop_token_ids", {"stop_token_ids": [1 << 31]}),

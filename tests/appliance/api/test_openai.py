@@ -13,7 +13,7 @@ from appliance.api.limits import Stamp
 from appliance.api.openai import Parsed, parse
 from appliance.errors import InvalidRequestError
 from appliance.request import ChatPrompt, GenerateRequest, Operation, TextPrompt, TokenPrompt
-from isolation.ipc.messages import Sampling
+from isolation.ipc.messages import Priority, Sampling
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
@@ -39,6 +39,16 @@ def test_the_least_chat_request_takes_every_default():
         prompt=ChatPrompt(b'{"messages":[{"role":"user","content":"hi"}]}'),
         sampling=Sampling(seed=99),
     )
+
+
+@pytest.mark.parametrize(
+    ("tier", "asked"),
+    [("auto", None), ("default", None), ("flex", Priority.LOW), ("priority", Priority.HIGH), (None, None)],
+)
+def test_a_service_tier_asks_for_a_priority(tier: str | None, asked: Priority | None):
+    """OpenAI's tiers mean something here, and are not reported as ignored."""
+    parsed = chat(service_tier=tier)
+    assert (parsed.request.priority, parsed.ignored) == (asked, ())
 
 
 def test_every_served_field_arrives():
@@ -231,6 +241,8 @@ REFUSED_CHAT = [
     ("stop", {"stop": ["x" * 257]}),
     ("stop", {"stop": ["\ud800"]}),
     ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("service_tier", {"service_tier": "first"}),
+    ("service_tier", {"service_tier": 1}),
     ("stop_token_ids", {"stop_token_ids": [True]}),
     ("stop_token_ids", {"stop_token_ids": [1] * 65}),
     ("stop_token_ids", {"stop_token_ids": "1"}),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from appliance.errors import QuarantinedError, UnavailableError
+from appliance.errors import DeadlineExceededError, QuarantinedError, UnavailableError
 from appliance.gateway import session as session_module
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.engine_link import EngineLink
@@ -20,7 +20,18 @@ from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.session import Session, Tools
 from appliance.gateway.suspects import Standing, Suspects
 from appliance.request import Delta, Event, Finished, GenerateRequest, Operation, Principal, Started, TokenPrompt
-from isolation.ipc.messages import Abort, Finish, Message, Role, Sampling, StepOutput, Submit
+from isolation.ipc.messages import (
+    Abort,
+    FailureCode,
+    Finish,
+    Message,
+    Priority,
+    RequestFailure,
+    Role,
+    Sampling,
+    StepOutput,
+    Submit,
+)
 from isolation.ipc.messages import Started as WireStarted
 from policy.loader import Source, load_policy
 
@@ -215,3 +226,40 @@ async def test_an_answer_that_ends_while_it_is_written_is_whole(stage: Stage) ->
     got += [event async for event in events]
     assert "".join(event.text for event in got if isinstance(event, Delta)) == "5 6 7 "
     assert isinstance(got[-1], Finished) and got[-1].output_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "sent"),
+    [
+        ("normal", None, Priority.NORMAL),
+        ("high", None, Priority.HIGH),
+        ("low", None, Priority.LOW),
+        ("normal", Priority.HIGH, Priority.NORMAL),
+        ("low", Priority.HIGH, Priority.LOW),
+        ("high", Priority.LOW, Priority.LOW),
+        ("high", Priority.HIGH, Priority.HIGH),
+    ],
+)
+async def test_a_request_may_lower_its_priority_and_never_raise_it(
+    stage: Stage, policy: str, asked: Priority | None, sent: Priority
+) -> None:
+    """The engine is told the less urgent of what the policy allows and what the request asks for."""
+    text = POLICY.replace('models: ["m"]', f'models: ["m"], priority: {policy}')
+    stage.tools.ledger = Ledger(load_policy([Source("p.yaml", text)]), {"alpha": b"k" * 32})
+    pair = stage.boot()
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, priority=asked)))
+    submit = await hear(pair, Submit)
+    assert submit.priority == sent
+    say(pair, submit.request, 5, finish=Finish.LENGTH)
+    await task
+
+
+async def test_the_engine_knows_the_deadline_and_may_be_first_to_find_it_passed(stage: Stage) -> None:
+    """What is left of the request's time goes along, and the engine's answer to it is the gateway's own error."""
+    pair = stage.boot()
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, deadline=time.monotonic() + 60)))
+    submit = await hear(pair, Submit)
+    assert 50e6 < submit.deadline_us <= 60e6
+    pair.guest.send(StepOutput(failures=(RequestFailure(submit.request, FailureCode.DEADLINE),)))
+    with pytest.raises(DeadlineExceededError):
+        await task
