@@ -27,6 +27,7 @@ from engine.scheduler.budget import StepBudget
 from engine.scheduler.fairness import Line, Turns
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.live import LiveRequests
+from engine.scheduler.pace import Pace
 from engine.scheduler.plan import Chunk, StepPlan
 from engine.scheduler.running import admission_of
 from engine.scheduler.sharing import Sharing
@@ -40,6 +41,9 @@ MAX_PASSED = 8
 
 MAX_STUCK = 4
 """Accounts whose request did not fit in this step before no more are tried: bounds the work of a step."""
+
+LIGHT_PART = 8
+"""A tenant is light while its requests are at most one in so many of those that are live."""
 
 SLACK = 32
 """One part in so many of the pool that the forecast leaves free, for what it does not see (rounding of blocks)."""
@@ -57,6 +61,7 @@ class Admissions:
         self._live = live
         self._running = live.running
         self._sharing = sharing
+        self.pace = Pace()
         self._starts: list[Started] = []
 
     def take_starts(self) -> list[Started]:
@@ -67,8 +72,12 @@ class Admissions:
     def fill(self, plan: StepPlan, *, crowded: bool, now_ns: int) -> None:
         """Hand out what the decoding requests leave of the budget. ``crowded``: memory has just run out, so only
         accounts below their share may have any."""
+        num_decodes = len(self._running.decoding)
         budget = StepBudget(self._limits.max_num_batched_tokens)
-        budget.spend(len(self._running.decoding))
+        budget.spend(num_decodes)
+        most = self.pace.prompt_tokens(num_decodes, now_ns)
+        if most is not None:
+            budget.cut(most)
         admit = bool(self._live.num_waiting)
         for line in self._live.accounts.lines:
             if not budget.tokens:
@@ -100,6 +109,8 @@ class Admissions:
                     admit = stuck < MAX_STUCK
                     continue
                 self._note(request, plan, now_ns)
+                if self._is_light(account):
+                    self.pace.note_light(now_ns)
             self._advance(account, plan, budget)
             if account.prefilling is None and account.waiting:
                 turns.again(account)
@@ -117,6 +128,12 @@ class Admissions:
         plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
         if length == left:
             self._running.end_prefill(request)
+            if self._is_light(account):
+                budget.cut(0)
+
+    def _is_light(self, account: Account) -> bool:
+        """Whether the account has few requests of the many that are live."""
+        return account.num_live * LIGHT_PART <= len(self._live.by_id)
 
     def _choose(self, account: Account) -> Request:
         """The account's request to admit next."""

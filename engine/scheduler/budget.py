@@ -16,6 +16,10 @@ class StepBudget:
         assert 0 <= tokens <= self.tokens, "a step beyond its token budget"
         self.tokens -= tokens
 
+    def cut(self, most: int) -> None:
+        """Leave no more than ``most`` tokens."""
+        self.tokens = min(self.tokens, most)
+
     def chunk(self, wanted: int) -> int:
         """Spend as much of ``wanted`` as is left and say how much that is."""
         granted = min(wanted, self.tokens)

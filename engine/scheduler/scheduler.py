@@ -131,7 +131,8 @@ class Scheduler:
         if not self.has_work:
             return None
         plan = StepPlan()
-        live = self._live
+        live, pace = self._live, self._admissions.pace
+        pace.begin(now_ns)
         preempted = live.num_preempted
         crowded = self._grow_decodes(plan)
         if live.num_waiting or self._running.num_prefilling:
@@ -142,6 +143,7 @@ class Scheduler:
         plan.decode_rows = self._running.decoding.rows
         if self._pool.has_dirty:
             plan.zero_blocks = self._pool.drain_dirty()
+        pace.planned(plan.num_tokens)
         return plan
 
     def commit(self, plan: StepPlan, token_ids: list[int]) -> StepResult:
@@ -150,6 +152,8 @@ class Scheduler:
         self._commits.take(plan, token_ids, result)
         if self._running.decoding.step % CHECK_EVERY == 0:
             self.check_fairness()
+        if not self._live.by_id:
+            self._admissions.pace.pause()
         return result
 
     def check_fairness(self) -> None:

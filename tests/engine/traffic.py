@@ -44,6 +44,16 @@ class Arrival:
     """Output tokens granted when that is more than will come; 0: exactly those."""
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A client that keeps so many requests going, one begun as soon as another ends."""
+
+    tenant: int
+    concurrency: int
+    prompt: int
+    output: int
+
+
 @dataclass(slots=True)
 class Seen:
     """What happened to one request, in seconds of the simulated clock."""
@@ -96,6 +106,7 @@ def simulate(
     *,
     max_steps: int,
     clock: Clock | None = None,
+    closed: Iterable[Closed] = (),
     watch: Callable[[StepPlan], None] | None = None,
 ) -> Run:
     """Feed arrivals as their time comes (those that find the queue full wait outside), until all have ended or
@@ -107,14 +118,21 @@ def simulate(
     left: dict[int, int] = {}
     pending = next(coming, None)
     now = 0.0
+    def enter(arrival: Arrival) -> None:
+        number = next(numbers)
+        run.seen[number] = Seen(arrival)
+        left[number] = arrival.output
+        scheduler.add(submit_of(number, arrival), now_ns=int(now * 1e9))
+
+    for client in closed:
+        for _ in range(client.concurrency):
+            enter(Arrival(now, client.tenant, client.prompt, client.output))
+    again = {client.tenant for client in closed}
     while run.steps < max_steps:
         while (
             pending is not None and pending.at <= now and scheduler.num_waiting < scheduler.limits.max_waiting
         ):
-            number = next(numbers)
-            run.seen[number] = Seen(pending)
-            left[number] = pending.output
-            scheduler.add(submit_of(number, pending), now_ns=int(now * 1e9))
+            enter(pending)
             pending = next(coming, None)
         plan = scheduler.schedule(now_ns=int(now * 1e9))
         if plan is None:
@@ -138,6 +156,8 @@ def simulate(
                 one.first = now
             if not left[number]:
                 one.end = now
+                if one.arrival.tenant in again:
+                    enter(Arrival(now, one.arrival.tenant, one.arrival.prompt, one.arrival.output))
     run.seconds = now
     return run
 
