@@ -13,6 +13,7 @@ never repeats content. Exit status:
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from pathlib import Path
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
         engine = load_engine(config)
         _lock_down(engine, channel, config.threads)
         channel.send(engine.ready())
+        gc.disable()
         serve(engine, channel)
     except PeerGoneError:
         return 0

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from engine.penalties import Penalties
 from engine.rng import uniforms
-from engine.scheduler.plan import Admission
-from engine.scheduler.plan import FAILED
+from engine.scheduler.plan import FAILED, Admission
 from isolation.ipc.messages import TokenLogprobs
 
 WIDEST = 1e30

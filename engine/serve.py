@@ -1,11 +1,14 @@
 """The engine behind its channel: receive, step, send one frame, sleep when idle.
 
-No thread, no asyncio, no spin. A step's output is one frame. When the host has left no room for it the frame is kept
-and no further step is run until it went out; a host that reads nothing for ``SEND_TIMEOUT_S`` ends the process.
+No thread, no asyncio, no spin, and no collector: nothing that a step makes is part of a cycle, so the interpreter's
+cyclic collector is switched off by the program and run here when nobody waits for a step. A step's output is one
+frame. When the host has left no room for it the frame is kept and no further step is run until it went out; a host
+that reads nothing for ``SEND_TIMEOUT_S`` ends the process.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Protocol
 
@@ -26,6 +29,29 @@ rounded up in a sandbox."""
 
 SEND_TIMEOUT_S = 30.0
 """How long a full ring is waited for: longer than any pause of a live host."""
+
+
+COLLECT_STEPS = 65_536
+"""Steps without a pause after which cycles are collected all the same: some minutes of work, for some milliseconds."""
+
+
+class Collector:
+    """Runs the cyclic collector between two steps, and only where it does not run by itself."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._steps += 1
+        if self._steps >= COLLECT_STEPS:
+            self.idle()
+
+    def idle(self) -> None:
+        """Nothing is left to do."""
+        if self._steps and not gc.isenabled():
+            gc.collect()
+        self._steps = 0
 
 
 class Channel(Protocol):
@@ -58,6 +84,7 @@ def serve(engine: Engine, channel: Channel) -> None:
         UnexpectedMessageError: the host spoke out of turn.
     """
     draining = False
+    collector = Collector()
     backlog: list[Message] = []
     while True:
         backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
@@ -66,11 +93,13 @@ def serve(engine: Engine, channel: Channel) -> None:
         backlog.clear()
         if engine.has_work:
             output = engine.step()
+            collector.stepped()
             if output is not None:
                 _send(channel, output, backlog)
         elif draining:
             return
         else:
+            collector.idle()
             channel.wait(IDLE_WAIT_S)
 
 

@@ -15,7 +15,10 @@ def explain(decision: Decision) -> str:
         lines.append(f"  limit: {decision.limit}, found: {decision.actual}")
     if decision.obligations is not None:
         granted = decision.obligations
-        lines.append(f"  granted: {granted.max_output_tokens} output tokens, weight {granted.weight}, {granted.priority.value} priority")
+        lines.append(
+            f"  granted: {granted.max_output_tokens} output tokens, weight {granted.weight}, "
+            f"{granted.priority.value} priority"
+        )
         lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
     elif decision.retry_after_s is not None:
         lines.append(f"  retry after: {decision.retry_after_s:.1f} s")

@@ -22,7 +22,10 @@ from isolation.ipc.messages import Priority
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTS = ("top_k", "seed")
 _COMMON = frozenset(
-    {"model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options", "service_tier"}
+    {
+        "model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options",
+        "service_tier",
+    }
 ).union(_FLOATS, _INTS)
 _SERVED = {
     Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},

@@ -1,7 +1,7 @@
 """One namespace at one priority: its queue, and the service it was given.
 
-What is charged. A prompt token that has to be computed costs ``INPUT_COST``, in the step that computes it. An output token costs
-``OUTPUT_COST`` and, for every block of KV that its request holds at that step, the *hold price*::
+What is charged. A prompt token that has to be computed costs ``INPUT_COST``, in the step that computes it. An output
+token costs ``OUTPUT_COST`` and, for every block of KV that its request holds at that step, the *hold price*::
 
     hold price = OUTPUT_COST * rows of the engine / blocks of the pool
 

@@ -81,7 +81,8 @@ class Forecast:
         ends = [end for end, _ in entries]
         present = accumulate([base for _, base in entries])
         # Just before the i-th latest end there are i + 1 requests, each one token longer for every step until then.
-        return max(map(add, present, map(mul, ends, count(1))))
+        peak: int = max(map(add, present, map(mul, ends, count(1))))
+        return peak
 
     def private(self, step: int) -> int:
         """Private tokens now, as the forecast counts them."""

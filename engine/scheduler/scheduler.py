@@ -193,9 +193,7 @@ class Scheduler:
         rows = self._running.rows
         grown = zip(plan.grown_rows, plan.grown_indices, plan.grown_blocks, strict=True)
         kept = [
-            entry
-            for entry in grown
-            if (request := rows[entry[0]]) is not None and request.status is Status.DECODING
+            entry for entry in grown if (request := rows[entry[0]]) is not None and request.status is Status.DECODING
         ]
         plan.grown_rows = [row for row, _, _ in kept]
         plan.grown_indices = [index for _, index, _ in kept]

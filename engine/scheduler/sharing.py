@@ -116,17 +116,11 @@ class Sharing:
         rank, other = rich.line.priority, poor.line.priority
         if rank != other:
             return rank > other
-        return (
-            within
-            and rich.service >= poor.service
-            and self._is_above(rich, rich.num_running, rich.num_blocks, need)
-        )
+        return within and rich.service >= poor.service and self._is_above(rich, rich.num_running, rich.num_blocks, need)
 
     def _is_above(self, account: Account, rows: int, blocks: int, need: _Need) -> bool:
         """Whether an account with so many rows and blocks is above its share of what is needed."""
-        return (need.rows and rows > self.row_share(account)) or (
-            need.blocks and blocks > self.block_share(account)
-        )
+        return (need.rows and rows > self.row_share(account)) or (need.blocks and blocks > self.block_share(account))
 
 
 def give_way_key(request: Request) -> tuple[int, float, int]:

@@ -8,8 +8,7 @@ namespaces, a stale prefix or a forgotten recomputation is seen at once.
 from __future__ import annotations
 
 from engine.request import Request
-from engine.scheduler.plan import StepPlan
-from engine.scheduler.plan import FAILED
+from engine.scheduler.plan import FAILED, StepPlan
 from engine.scheduler.scheduler import Scheduler
 
 Slot = tuple[bytes, tuple[int, ...]]

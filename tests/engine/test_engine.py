@@ -18,6 +18,7 @@ from engine.load import check_config, load_engine
 from engine.loop import Engine
 from engine.model.llama import LlamaForCausalLM
 from engine.offline import Answer, collect, generate
+from engine.scheduler.forecast import Forecast
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import FailureCode, Finish, Sampling
 from tests.engine.support import make_engine, model_config, namespace, random_model, submit
@@ -79,11 +80,44 @@ def test_greedy_ids_are_exact_in_a_mixed_batch(stories: Callable[..., Engine], e
     assert [answers[number].token_ids for number in range(16)] == [expected[number % 5][1] for number in range(16)]
 
 
+def some_or_all(some: tuple[int, ...], everything: range) -> list[object]:
+    """A few sizes for every run, all of them for the full one."""
+    rest = [pytest.param(size, marks=pytest.mark.full) for size in everything if size not in some]
+    return [*some, *rest]
+
+
+@pytest.mark.parametrize("count", some_or_all((1, 2, 3, 4, 17, 64), range(1, 65)))
+def test_greedy_ids_are_exact_at_every_batch_size(
+    stories: Callable[..., Engine], expected: Expected, count: int
+) -> None:
+    """So many requests at once, of three tenants, their prompts chunked by what the decodes leave: the same ids."""
+    engine = stories(max_num_seqs=64, max_num_batched_tokens=80)
+    answers = generate(
+        engine, [submit(number, expected[number % 5][0], 64, tenant=number % 3) for number in range(count)]
+    )
+    assert [answers[number].token_ids for number in range(count)] == [
+        expected[number % 5][1] for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("size", some_or_all((1, 2, 7, 16), range(1, 33)))
+def test_greedy_ids_are_exact_chunked_at_every_size(
+    stories: Callable[..., Engine], expected: Expected, size: int
+) -> None:
+    """A prompt and its known continuation, computed so many tokens at a time, goes on as it did in one piece."""
+    prompt, ids = expected[2]
+    engine = stories(max_num_seqs=1, max_num_batched_tokens=size, prefix_caching=False)
+    answer = generate(engine, [submit(1, prompt + ids[:40], len(ids) - 40)])[1]
+    assert answer.token_ids == ids[40:]
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_greedy_ids_are_exact_after_preemption(
-    stories: Callable[..., Engine], expected: Expected, caching: bool
+    stories: Callable[..., Engine], expected: Expected, caching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With far too few blocks requests are preempted and computed again, to the same ids."""
+    """With far too few blocks, and no forecast that would hold them back, requests are preempted and computed again,
+    to the same ids."""
+    monkeypatch.setattr(Forecast, "fits", lambda *_args, **_named: True)
     probe = stories()
     block_bytes = probe.runner.storage.layout.block_bytes
     engine = stories(kv_bytes=15 * block_bytes, prefix_caching=caching)

@@ -278,5 +278,3 @@ def test_the_bound_holds_on_real_traffic(shared_data: Path, steps: int, requests
     assert scheduler.num_preempted <= ended / 20
     scheduler.check_integrity()
     assert pool.num_available < pool.num_blocks
-
-

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.sampler import Sampler, nucleus_floor
-from engine.scheduler.plan import Admission
-from engine.scheduler.plan import FAILED
+from engine.scheduler.plan import FAILED, Admission
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import Sampling, StepOutput
 

@@ -7,8 +7,7 @@ from array import array
 import pytest
 
 from engine.errors import RequestRejectedError
-from engine.scheduler.plan import Chunk, StepPlan, StepResult
-from engine.scheduler.plan import FAILED
+from engine.scheduler.plan import FAILED, Chunk, StepPlan, StepResult
 from engine.scheduler.scheduler import Scheduler
 from isolation.ipc.messages import FailureCode, Finish, Sampling, Submit
 from tests.engine.simulation import SimulatedRunner
@@ -151,7 +150,9 @@ def test_only_the_rich_give_up_a_row_and_only_to_the_poor(
     chosen = scheduler._sharing.givers(scheduler._live.by_id[99].account, 1)
     assert ([one.namespace[0] for one in chosen] if chosen else None) == ([victim] if victim else None)
     if chosen:
-        assert chosen[0].order == max(one.order for one in scheduler._live.by_id.values() if one.namespace == namespace(1))
+        assert chosen[0].order == max(
+            one.order for one in scheduler._live.by_id.values() if one.namespace == namespace(1)
+        )
 
 
 @pytest.mark.parametrize(("first", "second", "admitted"), [(10, 4, False), (3, 4, True), (10, 1, True)])

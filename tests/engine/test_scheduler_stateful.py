@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.errors import RequestRejectedError
 from engine.request import Request
-from engine.scheduler.plan import StepResult
-from engine.scheduler.plan import FAILED
+from engine.scheduler.plan import FAILED, StepResult
 from isolation.ipc.messages import FailureCode
 from tests.engine.simulation import SimulatedRunner
 from tests.engine.support import make_scheduler, submit

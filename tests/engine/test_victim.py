@@ -114,9 +114,7 @@ def test_steps_are_short_only_after_a_light_request() -> None:
 
 
 @pytest.mark.parametrize("requests", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_preemption_is_rare_on_real_traffic(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch, requests: int
-) -> None:
+def test_preemption_is_rare_on_real_traffic(shared_data: Path, monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
     """Azure's conversations at twenty times their speed, a pool for about 20 of them, ends unknown to the scheduler:
     at most 15 preemptions for 1,000 requests, and the whole takes no longer than when memory is handed out as it is
     asked for (the control, which preempts at least three times as often)."""

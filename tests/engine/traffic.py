@@ -118,6 +118,7 @@ def simulate(
     left: dict[int, int] = {}
     pending = next(coming, None)
     now = 0.0
+
     def enter(arrival: Arrival) -> None:
         number = next(numbers)
         run.seen[number] = Seen(arrival)
@@ -129,9 +130,7 @@ def simulate(
             enter(Arrival(now, client.tenant, client.prompt, client.output))
     again = {client.tenant for client in closed}
     while run.steps < max_steps:
-        while (
-            pending is not None and pending.at <= now and scheduler.num_waiting < scheduler.limits.max_waiting
-        ):
+        while pending is not None and pending.at <= now and scheduler.num_waiting < scheduler.limits.max_waiting:
             enter(pending)
             pending = next(coming, None)
         plan = scheduler.schedule(now_ns=int(now * 1e9))

@@ -23,7 +23,7 @@ from appliance.api.grpc import REFLECTION, SERVICE, GrpcFrontEnd
 from appliance.api.limits import MAX_BODY_BYTES
 from appliance.errors import ContextLengthError, RateLimitedError, UnavailableError
 from appliance.request import ChatPrompt, Started, TextPrompt
-from isolation.ipc.messages import Sampling
+from isolation.ipc.messages import Priority, Sampling
 from tests.appliance.api.support import MODEL, Running, logprob_script, serving, text_script
 
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

@@ -80,7 +80,9 @@ def test_every_entry(state, role, sender, kind):
         assert ours.state is theirs.state is after
 
 
-@pytest.mark.parametrize("hello", [m.Hello(m.PROTOCOL_VERSION, m.Role.TEXT), m.Hello(m.PROTOCOL_VERSION + 1, m.Role.ENGINE)])
+@pytest.mark.parametrize(
+    "hello", [m.Hello(m.PROTOCOL_VERSION, m.Role.TEXT), m.Hello(m.PROTOCOL_VERSION + 1, m.Role.ENGINE)]
+)
 def test_a_hello_of_another_role_or_version_is_refused(hello):
     """The guest must be what the host booted."""
     with pytest.raises(RemoteProtocolError):

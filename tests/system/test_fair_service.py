@@ -1,0 +1,69 @@
+"""Tenants beside each other on the running appliance, by counts: nothing here looks at a clock but for deadlines."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from .conftest import Appliance
+
+pytestmark = pytest.mark.runsc
+
+STREAMS = 24
+MODEL = "athanor-mini"
+
+
+def ask(appliance: Appliance, tenant: str, tokens: int, **extra: object) -> int:
+    """One completion to its end; gives its output tokens."""
+    answer = appliance.openai(tenant).completions.create(
+        model=MODEL, prompt="Count from one:", max_tokens=tokens, temperature=0, extra_body={"ignore_eos": True, **extra}
+    )
+    assert answer.usage is not None
+    return answer.usage.completion_tokens
+
+
+def test_a_light_tenant_is_served_while_another_floods(appliance: Appliance) -> None:
+    """One tenant keeps 24 requests of 200 tokens going. A neighbour's ten short requests, one after the other, are
+    all answered before the flood could have ended even a few of its rounds, and the flood goes on meanwhile."""
+    stop = threading.Event()
+    rounds = [0] * STREAMS
+
+    def flood(number: int) -> None:
+        while not stop.is_set():
+            assert ask(appliance, "alpha", 200) == 200
+            rounds[number] += 1
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        jobs = [pool.submit(flood, number) for number in range(STREAMS)]
+        while not sum(rounds):
+            assert not any(job.done() for job in jobs)
+        before = sum(rounds)
+        assert [ask(appliance, "beta", 4) for _ in range(10)] == [4] * 10
+        during = sum(rounds) - before
+        stop.set()
+        for job in jobs:
+            job.result()
+    assert min(rounds) >= 1, "a stream of the flood starved"
+    # Ten short requests are 50 steps of their own; four rounds of the flood are 800.
+    assert during <= 4 * STREAMS
+    lines = httpx.get(appliance.ready["admin"] + "/metrics", timeout=10).text.splitlines()
+    defects = [line for line in lines if line.startswith("athanor_engine_defects{")]
+    assert defects
+    assert all(float(line.rpartition(" ")[2]) == 0 for line in defects)
+
+
+@pytest.mark.parametrize("tier", ["flex", "priority", "default"])
+def test_a_service_tier_is_taken(appliance: Appliance, tier: str) -> None:
+    """A request may name any of OpenAI's tiers, and is served."""
+    assert ask(appliance, "alpha", 3, service_tier=tier) == 3
+
+
+def test_an_unknown_tier_is_refused_with_its_field(appliance: Appliance) -> None:
+    """Anything else is the caller's mistake."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(appliance, "alpha", 3, service_tier="first")
+    assert caught.value.param == "service_tier"
