@@ -43,7 +43,7 @@ MAX_STUCK = 4
 """Accounts whose request did not fit in this step before no more are tried: bounds the work of a step."""
 
 LIGHT_PART = 8
-"""A tenant is light while its requests are at most one in so many of those that are live."""
+"""A tenant is light while somebody who runs has so many times its live requests. Among equals nobody is."""
 
 SLACK = 32
 """One part in so many of the pool that the forecast leaves free, for what it does not see (rounding of blocks)."""
@@ -62,6 +62,10 @@ class Admissions:
         self._running = live.running
         self._sharing = sharing
         self.pace = Pace()
+        self._heaviest = 0
+        """Most live requests of an account with running ones, in this step."""
+        self._light_only = False
+        """Whether this step completes a light tenant's prompt: then no other's is put beside it."""
         self._starts: list[Started] = []
 
     def take_starts(self) -> list[Started]:
@@ -73,6 +77,10 @@ class Admissions:
         """Hand out what the decoding requests leave of the budget. ``crowded``: memory has just run out, so only
         accounts below their share may have any."""
         num_decodes = len(self._running.decoding)
+        self._light_only = False
+        self._heaviest = max(
+            (account.num_live for line in self._live.accounts.lines for account in line.running), default=0
+        )
         budget = StepBudget(self._limits.max_num_batched_tokens)
         budget.spend(num_decodes)
         most = self.pace.prompt_tokens(num_decodes, now_ns)
@@ -96,6 +104,10 @@ class Admissions:
         turns = Turns(line, admit=admit)
         patience, stuck = inf, 0
         while budget.tokens and (account := turns.next(admit=admit)) is not None:
+            if self._light_only and not self._is_light(account):
+                # Left out of this step, but nobody served more than it may be admitted meanwhile.
+                patience = min(patience, account.service)
+                continue
             if account.prefilling is None:
                 if not admit or account.service > patience:
                     admit = False
@@ -128,12 +140,11 @@ class Admissions:
         plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
         if length == left:
             self._running.end_prefill(request)
-            if self._is_light(account):
-                budget.cut(0)
+            self._light_only |= self._is_light(account)
 
     def _is_light(self, account: Account) -> bool:
-        """Whether the account has few requests of the many that are live."""
-        return account.num_live * LIGHT_PART <= len(self._live.by_id)
+        """Whether the account has few requests, and some other has many."""
+        return account.num_live * LIGHT_PART <= self._heaviest
 
     def _choose(self, account: Account) -> Request:
         """The account's request to admit next."""

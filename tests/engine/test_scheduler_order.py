@@ -100,6 +100,29 @@ def test_a_small_request_starts_in_the_next_step_whatever_a_flood_holds(long_pro
     assert scheduler.num_preempted <= 150
 
 
+def test_prompts_of_equal_tenants_share_a_step() -> None:
+    """Ten tenants with a request each: all their prompts are in one step, as none of them is light beside the
+    others. Beside a heavy tenant's long prompt they still are, and its prompt sits that step out."""
+    scheduler, _ = make_scheduler(max_num_seqs=16, num_blocks=256, max_num_batched_tokens=128)
+    runner = SimulatedRunner(scheduler, 4)
+    for number in range(10):
+        scheduler.add(submit(number, [number] * 6, 2, tenant=number), now_ns=0)
+    assert len(run_step(scheduler, runner)) == 10
+    for number in range(100, 120):
+        scheduler.add(submit(number, [1] * 300, 2, tenant=100), now_ns=0)
+    for _ in range(3):
+        run_step(scheduler, runner)
+    for number in range(10):
+        scheduler.add(submit(200 + number, [50 + number] * 6, 2, tenant=number), now_ns=0)
+    plan = scheduler.schedule(now_ns=0)
+    assert plan is not None
+    assert [chunk.length for chunk in plan.prefills] == [6] * 10
+    scheduler.commit(plan, runner.execute(plan))
+    after = scheduler.schedule(now_ns=0)
+    assert after is not None
+    assert after.prefills, "the heavy tenant goes on"
+
+
 def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     """Waiting or running, a request whose time is over is gone with its blocks; one with time left goes on."""
     scheduler, pool = make_scheduler(max_num_seqs=1, prefix_caching=False)
