@@ -2,9 +2,9 @@
 
 A request waits for the step in progress before anything can be done for it, and a step is as long as the prompt tokens
 put into it. Alone, or among tenants who all have much to do, full steps are best for everybody. Beside a *light*
-tenant (one with few requests where another has many) they would decide its time to first token. So for ``LIGHT_MEMORY_NS`` after
-a light request the prompts in a step may lengthen it by ``STRETCH`` times what it costs anyway, and a step that
-completes a light tenant's prompt takes prompts of light tenants only.
+tenant (one with few requests where another has many) they would decide its time to first token. So for
+``LIGHT_MEMORY_NS`` after a light request the prompts in a step may lengthen it by ``STRETCH`` times what it costs
+anyway, and a step that completes a light tenant's prompt takes prompts of light tenants only.
 
 What a step costs anyway is learned, not configured: durations are fitted to ``base + token * tokens`` by least squares
 over the last steps, and only the ratio ``base / token`` is used, so the rule knows nothing of the machine.
