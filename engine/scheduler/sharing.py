@@ -94,6 +94,8 @@ class Sharing:
         within = (not need.rows or poor.num_running < self.row_share(poor)) and (
             not need.blocks or (poor.num_blocks + wanted) * MODEST <= self.block_share(poor)
         )
+        if not within and not any(line.running for line in poor.line.below):
+            return []
         held = self._running.held
         yields = {
             account: self._must_yield(account, poor, need, within=within)

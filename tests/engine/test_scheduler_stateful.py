@@ -40,6 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.runner = SimulatedRunner(self.scheduler, BLOCK)
         self.next_id = 0
+        self.now_ns = 0
         self.grants: dict[int, int] = {}
         self.caching = caching
 
@@ -50,8 +51,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 30),
         retain=st.booleans(),
         weight=st.integers(1, 3),
+        priority=st.sampled_from([1, 1, 0, 2]),
+        deadline_us=st.sampled_from([0, 0, 30]),
     )
-    def add(self, tenant: int, prompt: int, length: int, max_tokens: int, retain: bool, weight: int) -> None:
+    def add(
+        self,
+        tenant: int,
+        prompt: int,
+        length: int,
+        max_tokens: int,
+        retain: bool,
+        weight: int,
+        priority: int,
+        deadline_us: int,
+    ) -> None:
         """A request whose prompt shares its beginning with others, or is refused with a reason."""
         self.next_id += 1
         token_ids = [100 + prompt] * length
@@ -65,9 +78,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                     tenant=tenant,
                     retain=retain,
                     weight=weight,
+                    priority=priority,
+                    deadline_us=deadline_us,
                     ignore_eos=False,
                 ),
-                now_ns=0,
+                now_ns=self.now_ns,
             )
         except RequestRejectedError as error:
             too_long = length >= self.scheduler.limits.max_context
@@ -90,14 +105,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def step(self, token: int) -> None:
         """One step, with what has to hold around it."""
+        self.now_ns += 1_000
+        for request_id in self.scheduler.expire(now_ns=self.now_ns):
+            del self.grants[request_id]
         oldest = self.oldest_running()
-        plan = self.scheduler.schedule(now_ns=0)
+        plan = self.scheduler.schedule(now_ns=self.now_ns)
         if plan is None:
             assert not self.grants
             return
         if oldest is not None:
             assert oldest.row >= 0, "the oldest running request was preempted"
         result = self.scheduler.commit(plan, self.runner.execute(plan, default=token))
+        self.scheduler.check_fairness()
         self.check(result)
 
     def oldest_running(self) -> Request | None:
