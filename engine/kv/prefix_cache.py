@@ -57,14 +57,20 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def match_length(self, request: Request) -> int:
-        """How many blocks ``match`` would find now."""
-        find, ids = self._pool.find, request.block_ids
-        last = (len(request.token_ids) - 1) // self._block_size
-        for index in range(last):
-            if find(ids[index] if index < len(ids) else self._id(request, index)) is None:
-                return index
-        return last
+    def longest(self, requests: list[Request]) -> Request:
+        """Of some requests of one namespace the one with the longest known prefix, the first of equals."""
+        find, size = self._pool.find, self._block_size
+        best, most = requests[0], 0
+        for request in requests:
+            ids = request.block_ids
+            length, last = 0, (len(request.token_ids) - 1) // size if request.retain else 0
+            while length < last:
+                if find(ids[length] if length < len(ids) else self._id(request, length)) is None:
+                    break
+                length += 1
+            if length > most:
+                best, most = request, length
+        return best
 
     def register(self, request: Request) -> None:
         """Make the request's full, computed blocks findable; those done before are not looked at again."""

@@ -151,15 +151,7 @@ class Admissions:
         waiting = account.waiting
         if len(waiting) == 1 or account.passed >= MAX_PASSED or not self._limits.prefix_caching:
             return waiting[0]
-        best, most = waiting[0], self._match_length(waiting[0])
-        for request in waiting[1:WINDOW]:
-            length = self._match_length(request)
-            if length > most:
-                best, most = request, length
-        return best
-
-    def _match_length(self, request: Request) -> int:
-        return self._cache.match_length(request) if request.retain else 0
+        return self._cache.longest(waiting[:WINDOW])
 
     def _admit(self, request: Request, *, crowded: bool) -> bool:
         """Give a request a row and all blocks that its known tokens need, if they can be had."""
