@@ -58,7 +58,12 @@ class ListenConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """One model to serve. ``kv_bytes`` is host memory on a CPU machine."""
+    """One model to serve. ``kv_bytes`` is host memory on a CPU machine.
+
+    ``runner: "null"`` is for benchmarks of everything but the model: no weights are read, the answers are meaningless
+    ids given by rule, and ``step_us`` is the least time of a step. All models of a configuration are then such ones,
+    so that no tenant of a real model is ever answered by one; status and ``/v1/models`` name them.
+    """
 
     name: str = Field(pattern=MODEL_NAME)
     path: Path = Field(strict=False)
@@ -67,6 +72,14 @@ class ModelConfig(_Section):
     kv_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536)] = 512
+    runner: Literal["model", "null"] = "model"
+    step_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+
+    @model_validator(mode="after")
+    def _paced(self) -> Self:
+        if self.step_us and self.runner == "model":
+            raise ValueError("step_us is for the null runner: a model takes the time it takes")
+        return self
 
 
 class SandboxConfig(_Section):
@@ -105,6 +118,8 @@ class ApplianceConfig(_Section):
         names = [model.name for model in value]
         if len(set(names)) != len(names):
             raise ValueError("two models have one name")
+        if len({model.runner for model in value}) > 1:
+            raise ValueError("null runners and models do not go together: a benchmark has an appliance of its own")
         return value
 
 

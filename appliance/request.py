@@ -136,6 +136,8 @@ class ModelCard:
     created: int
     """Unix seconds at which the appliance began to serve it."""
     max_context: int
+    runner: str = "model"
+    """``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class ModelStatus:
     """``ready`` when a request would be taken now."""
     engine: EngineStatus
     text: TextStatus
+    runner: str = "model"
+    """``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

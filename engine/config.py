@@ -38,6 +38,10 @@ class EngineConfig:
     max_waiting: int = 1_024
     """Requests that may wait; one more fails at once as ``OVERLOADED``."""
     prefix_caching: bool = True
+    runner: str = "model"
+    """``model``, or ``null``: no weights are read and ids are given by rule (``engine.null``), for benchmarks."""
+    step_us: int = 0
+    """Microseconds that a step of the null runner takes at least."""
 
     def to_json(self) -> bytes:
         """The configuration as it travels."""

@@ -16,6 +16,7 @@ from engine.loop import Engine
 from engine.model.config import ModelConfig, load_model_config
 from engine.model.llama import LlamaForCausalLM
 from engine.model.weights import DTYPE_NAMES, load_model
+from engine.null import build_null_engine
 from engine.runner import Runner
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.scheduler import Scheduler
@@ -31,13 +32,23 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
     check_config(config)
     torch.set_num_threads(config.threads)
     description = load_model_config(config.model_dir)
+    if config.runner == "null":
+        layout = layout_for(config, description, "float32" if config.dtype == "auto" else config.dtype)
+        engine = build_null_engine(config, limits_for(config, description, layout), layout)
+        _settle_memory()
+        return engine
     model = load_model(config.model_dir, description, dtype=config.dtype, device=torch.device(device))
     engine = build_engine(config, model)
     if warm:
         engine.warm_up()
-        gc.collect()
-        gc.freeze()
+        _settle_memory()
     return engine
+
+
+def _settle_memory() -> None:
+    """What is there now stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def build_engine(config: EngineConfig, model: LlamaForCausalLM) -> Engine:
@@ -91,5 +102,9 @@ def check_config(config: EngineConfig) -> None:
             raise ConfigurationError(f"{name} is {getattr(config, name)}; it must be at least 1")
     if config.max_context < 2:
         raise ConfigurationError(f"max_context is {config.max_context}; it must be at least 2")
+    if config.runner not in ("model", "null"):
+        raise ConfigurationError(f"runner is {config.runner!r}; it must be model or null")
+    if config.step_us < 0 or (config.step_us and config.runner == "model"):
+        raise ConfigurationError(f"step_us is {config.step_us}; it must be at least 0, and is for the null runner only")
     if config.dtype != "auto" and config.dtype not in DTYPE_NAMES:
         raise ConfigurationError(f"dtype must be auto or one of: {', '.join(DTYPE_NAMES)}")

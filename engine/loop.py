@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.errors import RequestRejectedError
-from engine.runner import Runner
 from engine.sampler import Samples
 from engine.scheduler.plan import StepResult
 from engine.scheduler.scheduler import Scheduler
+from engine.step_runner import StepRunner
 from engine.warmup import warm_up
 from isolation.ipc.messages import (
     EngineReady,
@@ -27,7 +27,7 @@ class Engine:
     """Scheduler and runner, driven by ``step``."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, *, clock_ns: Callable[[], int] = time.monotonic_ns
+        self, scheduler: Scheduler, runner: StepRunner, *, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner

@@ -11,8 +11,8 @@ from __future__ import annotations
 from array import array
 
 from engine.kv.layout import NULL_BLOCK
-from engine.runner import Runner
 from engine.scheduler.plan import Admission, Chunk, StepPlan
+from engine.step_runner import StepRunner
 from isolation.ipc.messages import Sampling
 
 ROUNDS = 2
@@ -22,7 +22,7 @@ SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05, repetition_
 """Sampling numbers that reach every branch of the sampler."""
 
 
-def warm_up(runner: Runner) -> None:
+def warm_up(runner: StepRunner) -> None:
     """Run a full prefill and a full decode step at the runner's own limits."""
     limits = runner.limits
     length = min(limits.max_num_batched_tokens, limits.max_context - 1)

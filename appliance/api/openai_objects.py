@@ -116,14 +116,15 @@ def usage(finished: Finished) -> dict[str, Any]:
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
-    """One model; ``max_model_len`` is vLLM's name for the context."""
-    return {
+    """One model; ``max_model_len`` is vLLM's name for the context. ``runner`` stands there when it is no model."""
+    shown = {
         "id": card.name,
         "object": "model",
         "created": card.created,
         "owned_by": OWNER,
         "max_model_len": card.max_context,
     }
+    return shown if card.runner == "model" else {**shown, "runner": card.runner}
 
 
 def model_list(cards: Sequence[ModelCard]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def status_view(status: ApplianceStatus, now: float) -> RenderableType:
     parts: list[RenderableType] = [""]
     if runs_unsafe(status):
         parts += [_Unsafe(), ""]
+    parts += [part for model in status.models if model.runner == "null" for part in (_null_warning(model.name), "")]
     heading = Text.assemble(
         (f"athanor {printable(status.version)}", "bold"),
         f"   up {duration(max(0.0, now - status.started_at))}   ",
@@ -45,6 +46,11 @@ def status_view(status: ApplianceStatus, now: float) -> RenderableType:
     parts += [heading, Text(printable(status.cgroup), "dim"), ""]
     parts += [_Models(status.models), "", _tenants(status.tenants), "", _policy(status.policy), ""]
     return Group(*parts)
+
+
+def _null_warning(name: str) -> Text:
+    """The line of a model that is a benchmark's."""
+    return Text(f"NULL RUNNER: {printable(name)} computes nothing; its answers are meaningless", "bold yellow")
 
 
 def unsafe_warning(width: int) -> Text:

@@ -61,7 +61,7 @@ class Report:
         stats = rooms.engine.stats if rooms.engine is not None else None
         state = "draining" if rooms.draining else "ready" if rooms.ready else "starting"
         return ModelStatus(
-            name=name, state=state,
+            name=name, state=state, runner=rooms.runner,
             engine=EngineStatus(
                 state=engine.state, kind=kind, generation=engine.generation, restarts=engine.restarts,
                 pid=engine.pid or None, uptime_s=_uptime(engine),

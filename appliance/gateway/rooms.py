@@ -54,8 +54,10 @@ class EngineVisit:
 class ModelRooms:
     """One model's engine and text link, or their absence. All methods run in one event loop."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, runner: str = "model") -> None:
         self.name = name
+        self.runner = runner
+        """``model``, or ``null`` in a benchmark."""
         self.created = int(time.time())
         self.engine: EngineLink | None = None
         self.text: TextLink | None = None

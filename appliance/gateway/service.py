@@ -128,4 +128,4 @@ class GatewayService:
     @staticmethod
     def _card(rooms: ModelRooms) -> ModelCard:
         capacity = rooms.capacity
-        return ModelCard(rooms.name, rooms.created, capacity.max_context if capacity else 0)
+        return ModelCard(rooms.name, rooms.created, capacity.max_context if capacity else 0, rooms.runner)

@@ -1,0 +1,41 @@
+"""What the loop needs of whatever executes its plans: a loaded model, or the null runner of benchmarks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.kv.layout import KvLayout
+from engine.sampler import Samples
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.plan import StepPlan
+
+
+class StepStorage(Protocol):
+    """The KV memory behind a runner."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """Its shape, and the blocks there are."""
+        ...
+
+    def touch(self) -> None:
+        """Write every page once more."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Executes step plans."""
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The bounds that every plan keeps."""
+        ...
+
+    @property
+    def storage(self) -> StepStorage:
+        """Its KV memory."""
+        ...
+
+    def execute(self, plan: StepPlan) -> Samples:
+        """Run one step; gives a token for each of the plan's ``sample_rows``."""
+        ...
