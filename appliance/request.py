@@ -7,7 +7,7 @@ seconds of ``time.monotonic``.
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -164,14 +164,33 @@ class CallContext:
     attributes: dict[str, str | int] = field(default_factory=dict)
 
 
+class Sink(Protocol):
+    """Where a session writes its deltas without waking anybody. All calls come from the event loop and do not wait."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the client reads fast enough to be written to."""
+        ...
+
+    def on_ready(self, call: Callable[[], None] | None) -> None:
+        """Call this whenever ``ready`` becomes true again, or nothing any more."""
+        ...
+
+    def delta(self, delta: Delta) -> None:
+        """Write it."""
+        ...
+
+
 class Service(Protocol):
     """What the front ends ask of the gateway: the one session object behind gRPC and HTTP."""
 
     def generate(
-        self, principal: Principal, request: GenerateRequest, context: CallContext
-    ) -> AsyncIterator[Event]:
+        self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Run the request: ``Started``, ``Delta`` ..., ``Finished``.
 
+        With a sink, deltas are written to it between the two other events, from the moment at which the event after
+        ``Started`` is asked for; a session may still give some as events. All of it is in order.
         Closing the iterator (``aclose``) or cancelling its task stops compute within one step.
 
         Raises:

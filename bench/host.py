@@ -1,13 +1,13 @@
 """The host side alone: what each streamed token costs in processor time when the engine computes nothing.
 
-Starts the appliance with a null engine in its real sandboxes (``engine.null``) and a client in a process of its own, and
-divides the processor time of each room by the tokens that arrived. Free running shows the least that a token costs;
+Starts the appliance with a null engine in its real sandboxes (``engine.null``) and a client in a process of its own,
+and divides the processor time of each room by the tokens that arrived. Free running shows the least that a token costs;
 paced at 200 streams x 85 steps/s = 17,000 tokens/s it is the rhythm of one large accelerator. What the sandboxes burn
-while nothing happens is measured in the same run, before the load, and given apart: ``idle`` is in microseconds for each
-token at that row's rate, and the columns of the rooms hold it too.
+while nothing happens is measured in the same run, before the load, and given apart: ``idle`` is in microseconds for
+each token at that row's rate, and the columns of the rooms hold it too.
 
-``python bench/host.py [--streams 1 32 64 200] [--front-end http grpc] [--pace free 11765] [--json]``; ``--profile FILE``
-writes where the gateway spends its time (cProfile, which slows it: read shares, not times).
+``python bench/host.py [--streams 1 32 64 200] [--front-end http grpc] [--pace free 11765] [--json]``;
+``--profile FILE`` writes where the gateway spends its time (cProfile, which slows it: read shares, not times).
 """
 
 from __future__ import annotations
@@ -176,8 +176,10 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def show(row: dict[str, Any], *, first: bool) -> None:
     """One line of the table, at once: a run takes a while."""
     if first:
-        print("pace       via  streams  tokens/s | CPU us per token: gateway  text  engine  other   all  (idle) client |"
-              " tok/chunk  gap p50    p99  TTFT p50   p99 ms  failed")
+        print(
+            "pace       via  streams  tokens/s | CPU us per token: gateway  text  engine  other   all  (idle) client |"
+            " tok/chunk  gap p50    p99  TTFT p50   p99 ms  failed"
+        )
     spent = row["us_per_token"]
     pace = f"{row['step_us'] / 1e3:.1f} ms" if row["step_us"] else "free"
     print(

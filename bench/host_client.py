@@ -149,8 +149,8 @@ async def run_grpc(load: Load, seen: Seen) -> None:
         for _ in range(load.requests):
             last, first, data = time.perf_counter(), True, b""
             messages = -2  # the first says that it began, the last that it ended
-            async for data in calls[which](asked, metadata=(("authorization", f"Bearer {load.keys[which]}"),)):
-                now = time.perf_counter()
+            async for message in calls[which](asked, metadata=(("authorization", f"Bearer {load.keys[which]}"),)):
+                data, now = message, time.perf_counter()
                 messages += 1
                 if messages > -1:
                     (seen.firsts if first else seen.gaps).append(now - last)

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -178,7 +178,7 @@ class GrpcFrontEnd:
             call.request_id = asked.request_id
             await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
             events = self._service.generate(_principal(call), asked, call.facts)
-            await cut.run(self._stream(call, cast("AsyncGenerator[Event, None]", events), asked))
+            await cut.run(self._stream(call, events, asked))
         finally:
             self._live.discard(cut)
             if not self._live:

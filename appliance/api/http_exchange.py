@@ -79,6 +79,10 @@ class Exchange:
         self.sending = False
         self.last_sent = time.monotonic()
 
+    def note_sent(self) -> None:
+        """An event was written past this exchange."""
+        self.last_sent = time.monotonic()
+
     async def end(self) -> None:
         """End an event stream."""
         self.sending = True  # for good: no keepalive may follow the end

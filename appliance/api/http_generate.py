@@ -19,6 +19,7 @@ from appliance.api.cut import Cut
 from appliance.api.http_body import ClientGoneError, read_body, wait_disconnect
 from appliance.api.http_exchange import Exchange
 from appliance.api.http_settings import HttpSettings
+from appliance.api.http_sink import sink_of
 from appliance.api.limits import Stamp
 from appliance.api.openai_objects import Writer
 from appliance.errors import ApplianceError, DeadlineExceededError
@@ -78,7 +79,8 @@ class Generation:
         notes = http_headers.ignored(parsed.ignored)
         async with self._guarded(exchange, request) as cut:
             exchange.request_id = request.request_id
-            events = cast(Events, self._service.generate(principal, request, exchange.context))
+            sink = sink_of(exchange, writer) if request.stream else None
+            events = self._service.generate(principal, request, exchange.context, sink)
             if request.stream:
                 await cut.run(self._stream(exchange, principal, writer, events, notes))
             else:
@@ -108,8 +110,7 @@ class Generation:
                         await exchange.write(chunk)
                 elif isinstance(event, Finished):
                     finished = True
-                    for chunk in writer.closing(event):
-                        await exchange.write(chunk)
+                    await exchange.write(b"".join(writer.closing(event)))
             _check_finished(finished)
             await exchange.end()
 

@@ -7,6 +7,7 @@ ever. Pipelining is refused too: no client of ours uses it, and it lets one conn
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,7 +23,10 @@ class _StopParsingError(Exception):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. An answer that has begun chunked can be gone on with by ``write_chunk``, past ASGI."""
+
+    EXTENSION = "athanor.connection"
+    """Key of the connection among the ASGI scope's extensions."""
 
     def __init__(self, settings: HttpSettings, **options: Any) -> None:
         super().__init__(**options)
@@ -33,6 +37,24 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_fields = 0
         self._too_large = False
+        self.on_writable: Callable[[], None] | None = None
+        """Called each time that the peer has read so much that there is room again."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether the bytes that the peer has not taken are few."""
+        return not self.flow.write_paused
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write one chunk of a body (RFC 9112, section 7.1); after the peer's end nothing."""
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        super().resume_writing()
+        if self.on_writable is not None:
+            self.on_writable()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection in, or close it when there are too many."""
@@ -69,6 +91,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_fields = 0
         super().on_message_begin()
+        self.scope["extensions"] = {self.EXTENSION: self}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         """Part of the request target."""

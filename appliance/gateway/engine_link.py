@@ -1,7 +1,7 @@
 """One engine sandbox as the gateway sees it: streams of tokens by wire id, every claim checked against the grant.
 
 Per step the engine sends one frame. It is walked once, without awaiting: each token goes to its request's stream, and
-each stream wakes its session at most once. What the engine says about a request that is not live here (it ended or was
+``delivery`` hands the streams on. What the engine says about a request that is not live here (it ended or was
 aborted a moment ago) is dropped; what it says beyond a request's grant, beyond its own vocabulary, or about a request
 never sent, breaks the protocol and ends the sandbox.
 
@@ -11,24 +11,22 @@ his request has not got away.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from appliance.gateway.delivery import Delivery
 from appliance.gateway.link import Link, LinkFullError
+from appliance.gateway.stream import TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import (
     Abort,
     EngineReady,
-    FailureCode,
     Finish,
     Message,
-    Started,
     StepOutput,
     Submit,
-    TokenLogprobs,
 )
 
 MAX_LIVE_REQUESTS = 1_024
@@ -43,46 +41,6 @@ MAX_UNREAD_TOKENS = 4_096
 
 class EngineFullError(Exception):
     """The engine has as many requests as it may."""
-
-
-@dataclass(slots=True)
-class TokenStream:
-    """What has arrived for one request and was not read yet."""
-
-    request: int
-    grant: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    started: Started | None = None
-    finish: Finish = Finish.NONE
-    failure: FailureCode | None = None
-    engine_gone: str | None = None
-    overrun: bool = False
-    """Whether it was aborted because nobody read it."""
-    received: int = 0
-    """Tokens ever received: what a replay is judged by."""
-    fingerprint: bytes = b""
-    """What ``suspects`` knows the request by."""
-    expired: bool = False
-    """Whether the request's deadline passed; set by a timer of the session, which then wakes."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will arrive."""
-        return (
-            self.finish is not Finish.NONE
-            or self.failure is not None
-            or self.engine_gone is not None
-            or self.overrun
-        )
-
-    def take(self) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """The unread tokens and their logprobs, which then count as read."""
-        taken = self.token_ids, self.logprobs
-        self.token_ids, self.logprobs = [], []
-        self.wake.clear()
-        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +71,7 @@ class EngineLink:
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
+        self._delivery = Delivery(lambda: len(self._live))
         self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._live))
 
     @property
@@ -125,8 +84,8 @@ class EngineLink:
         """The streams whose requests may still be in the engine: live ones, and aborted ones until it answered."""
         return (*self._live.values(), *self._leaving.values())
 
-    def submit(self, message: Submit, fingerprint: bytes) -> TokenStream:
-        """Send a request; its tokens arrive in the stream.
+    def submit(self, message: Submit, fingerprint: bytes, *, every_step: bool = False) -> TokenStream:
+        """Send a request; its tokens arrive in the stream, with ``every_step`` never held back for others.
 
         Raises:
             EngineFullError: a bound is reached; nothing was sent.
@@ -134,7 +93,9 @@ class EngineLink:
         """
         if len(self._live) >= MAX_LIVE_REQUESTS:
             raise EngineFullError
-        stream = TokenStream(message.request, message.max_tokens, fingerprint=fingerprint)
+        stream = TokenStream(
+            message.request, message.max_tokens, message.logprobs >= 0, every_step, fingerprint=fingerprint
+        )
         if self._link.closed:
             stream.engine_gone = "the sandbox is gone"
             return stream
@@ -185,6 +146,7 @@ class EngineLink:
             if stream is not None:
                 stream.failure = failure.code
                 stream.wake.set()
+        self._delivery.plan()
         self.stats = EngineStats(message.running, message.waiting, message.free_blocks, message.defects)
 
     def _take_tokens(self, message: StepOutput) -> bool:
@@ -193,30 +155,36 @@ class EngineLink:
             self._break("sent a token beyond its vocabulary")
             return False
         logprobs = {item.index: item for item in message.logprobs}
-        live = self._live
-        for index, request in enumerate(message.requests):
+        live, delivery = self._live, self._delivery
+        tokens = zip(message.requests, message.token_ids, message.finishes, strict=True)
+        for index, (request, token, finish) in enumerate(tokens):
             stream = live.get(request)
             if stream is None:
                 if request > self._last_sent:
                     self._break("sent tokens for a request it was never given")
                     return False
-                if message.finishes[index]:
+                if finish:
                     self._leaving.pop(request, None)
                 continue
             stream.received += 1
             if stream.received > stream.grant:
                 self._break("sent more tokens than granted")
                 return False
-            stream.token_ids.append(message.token_ids[index])
-            stream.logprobs.append(logprobs.get(index))
-            finish = message.finishes[index]
+            stream.token_ids.append(token)
+            if stream.keeps_logprobs:
+                stream.logprobs.append(logprobs.get(index))
             if finish:
                 stream.finish = Finish(finish)
                 del live[request]
+                delivery.hurry(stream)
             elif len(stream.token_ids) > MAX_UNREAD_TOKENS:
                 stream.overrun = True
                 self.abort(stream)
-            stream.wake.set()
+                stream.wake.set()
+            elif stream.received == 1 or stream.every_step:
+                delivery.hurry(stream)
+            elif not stream.due:
+                delivery.add(stream)
         return True
 
     def _break(self, reason: str) -> None:

@@ -12,8 +12,8 @@ from appliance.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from appliance.gateway.engine_link import TokenStream
 from appliance.gateway.rooms import RETRY_AFTER_S
+from appliance.gateway.stream import TokenStream
 from isolation.ipc.messages import FailureCode
 
 

@@ -15,7 +15,7 @@ from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.session import Session, Tools
 from appliance.gateway.suspects import Suspects
 from appliance.ids import new_request_id
-from appliance.request import CallContext, Event, GenerateRequest, ModelCard, Principal, RateState
+from appliance.request import CallContext, Event, GenerateRequest, ModelCard, Principal, RateState, Sink
 from appliance.telemetry.api import Phase, RequestTrace, Telemetry
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
@@ -42,7 +42,7 @@ class GatewayService:
         return self._wire_id
 
     async def generate(
-        self, principal: Principal, request: GenerateRequest, context: CallContext
+        self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event]:
         """Run the request; see ``appliance.request.Service``."""
         trace = self._telemetry.start(context, request.request_id, principal.tenant)
@@ -52,7 +52,7 @@ class GatewayService:
         error: ApplianceError | None = CancelledError("the client left before the answer was complete")
         try:
             session = Session(self._tools(request.model), principal, request, trace)
-            async with aclosing(session.run()) as events:
+            async with aclosing(session.run(sink)) as events:
                 async for event in events:
                     yield event
             error = None
@@ -115,7 +115,7 @@ class GatewayService:
             return
         outcome = session.outcome
         if session.reservation is not None:
-            charged = outcome.input_tokens if session.started or outcome.output_tokens else 0
+            charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
             session.reservation.settle(charged, outcome.output_tokens)
         trace.finish(
             error=error,

@@ -14,21 +14,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from appliance.errors import ContextLengthError, InvalidRequestError, QuarantinedError, UnavailableError
+from appliance.gateway.answer import Answer, Outcome
 from appliance.gateway.assembler import Assembler
 from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
-from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
+from appliance.gateway.engine_link import EngineFullError
 from appliance.gateway.ledger import Ledger, Reservation
-from appliance.gateway.losses import EngineGoneError, raise_if_lost
-from appliance.gateway.output import OutputText
+from appliance.gateway.losses import EngineGoneError
+from appliance.gateway.output import LocalText, RemoteText
 from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit, ModelRooms
+from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, Suspects, fingerprint
-from appliance.request import Event, Finished, FinishReason, GenerateRequest, Principal, Started
+from appliance.request import Event, GenerateRequest, Principal, Sink
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
-from isolation.ipc.messages import EngineReady, Finish, Submit
+from isolation.ipc.messages import EngineReady, Submit
 from policy.decision import Decision
-from policy.model import Priority, Retention
+from policy.model import IsolationClass, Priority, Retention
 
 NO_DEADLINE_S = 3_600.0
 """Deadline of a request that names none: nothing may live for ever."""
@@ -59,16 +61,6 @@ class Tools:
     next_id: Callable[[], int]
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What the trace and the ledger are told at the end."""
-
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    finish: FinishReason | None = None
-
-
 class Session:
     """Runs one request. ``outcome`` is valid at any time, so that ``finally`` can settle."""
 
@@ -80,13 +72,11 @@ class Session:
         self._request = request
         self._trace = trace
         self._until = request.deadline or time.monotonic() + NO_DEADLINE_S
-        self.started = False
-        self._emitted = False
         self.outcome = Outcome()
         self.reservation: Reservation | None = None
 
-    async def run(self) -> AsyncGenerator[Event]:
-        """The request's events.
+    async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
+        """The request's events; deltas go into the sink instead, where there is one and the text can be decoded here.
 
         Raises:
             ApplianceError: typed, at any point.
@@ -112,14 +102,14 @@ class Session:
                         suspect=standing is not Standing.CLEAN,
                         alone_only=standing is Standing.ALONE_ONLY,
                     ) as visit,
-                    aclosing(self._visit(visit, submit, mark)) as events,
+                    aclosing(self._visit(visit, submit, mark, sink)) as events,
                 ):
                     async for event in events:
                         yield event
                 self._tools.suspects.cleared(mark)
                 return
             except EngineGoneError as error:
-                if self._emitted:
+                if self.outcome.emitted:
                     raise UnavailableError(
                         "the engine ended while it answered; the same request may be sent again",
                         retry_after_s=RETRY_AFTER_S,
@@ -187,106 +177,50 @@ class Session:
             priority=max(_PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
         )
 
-    async def _visit(self, visit: EngineVisit, submit: Submit, mark: bytes) -> AsyncGenerator[Event]:
+    async def _visit(
+        self, visit: EngineVisit, submit: Submit, mark: bytes, sink: Sink | None
+    ) -> AsyncGenerator[Event]:
         """One run in one engine."""
         self._trace.begin(Phase.QUEUE)
-        began_ns = time.time_ns()
         try:
             stream = visit.engine.submit(
-                replace(submit, request=self._tools.next_id(), deadline_us=self._left_us()), mark
+                replace(submit, request=self._tools.next_id(), deadline_us=self._left_us()),
+                mark,
+                every_step=self._fixed_cadence(),
             )
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(
             max(0.0, self._until - time.monotonic()), _expire, stream
         )
+        answer = Answer(stream, visit, self._output_text(), self.outcome, self._trace)
         try:
-            async with aclosing(self._follow(stream, visit, began_ns)) as events:
+            async with aclosing(answer.events(sink)) as events:
                 async for event in events:
                     yield event
         finally:
             timer.cancel()
             visit.engine.abort(stream)
-            self._charge_unread(stream)
+            answer.charge_unread()
 
-    async def _follow(
-        self, stream: TokenStream, visit: EngineVisit, began_ns: int
-    ) -> AsyncGenerator[Event]:
-        """The stream's tokens as events, until it ends."""
-        text = self._output_text(visit.engine)
-        first = True
-        while True:
-            if not stream.wake.is_set():
-                await stream.wake.wait()
-            token_ids, logprobs = stream.take()
-            # As of this moment: while an event is written, the next frame may bring more tokens and the end.
-            finish = stream.finish
-            if (stream.started is not None or token_ids) and not self.started:
-                yield self._note_start(stream, began_ns)
-            if token_ids:
-                if first:
-                    first = False
-                    self._first_token(visit, stream)
-                delta, used = await text.push(token_ids, logprobs, hide_last=finish is Finish.STOP)
-                self.outcome.output_tokens += used
-                if text.stopped is None and finish is not Finish.NONE:
-                    delta = replace(delta, text=delta.text + await text.finish())
-                self._emitted = True
-                yield delta
-            if text.stopped is not None or finish is not Finish.NONE:
-                yield self._finished(finish, text.stopped)
-                return
-            raise_if_lost(stream)
+    def _fixed_cadence(self) -> bool:
+        """Whether the tenant's class wants each step's token at that step, whatever the others do."""
+        assert self.reservation is not None
+        obligations = self.reservation.decision.obligations
+        return obligations is not None and obligations.isolation_class is not IsolationClass.SHARED
 
     def _left_us(self) -> int:
         """Microseconds until the deadline, as the engine takes them."""
         left = int((self._until - time.monotonic()) * 1e6)
         return min(max(1, left), wire.MAX_DEADLINE_US)
 
-    def _output_text(self, engine: EngineLink) -> OutputText:
-        text = self._tools.rooms.text
-        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
-        table = self._tools.rooms.table
-        if table is None or (text is not None and not text.ready.exact_vocabulary):
-            return OutputText(RemoteAssembler(room.decode, self._request.stop), table)
-        return OutputText(Assembler(table, self._request.stop), table)
-
-    def _note_start(self, stream: TokenStream, began_ns: int) -> Started:
-        # An engine that gives tokens without a word about their start has cached nothing and queued nothing.
-        told = stream.started or wire.Started(stream.request, 0, 0)
-        self.started = True
-        now_ns = time.time_ns()
-        scheduled_ns = min(now_ns, began_ns + told.queue_us * 1_000)
-        cached = min(told.cached_tokens, self.outcome.input_tokens)
-        self.outcome.cached_tokens = cached
-        self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
-        self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
-        return Started(self.outcome.input_tokens, cached)
-
-    def _first_token(self, visit: EngineVisit, stream: TokenStream) -> None:
-        visit.passed()
-        self._trace.end(Phase.PREFILL, cached_tokens=self.outcome.cached_tokens)
-        self._trace.first_token()
-        self._trace.begin(Phase.DECODE)
-
-    def _charge_unread(self, stream: TokenStream) -> None:
-        """What the engine computed for a caller who left, or did not read, is charged as well; what a dead engine
-        computed, or what came behind a stop string, is not."""
-        if self.outcome.finish is None and stream.engine_gone is None:
-            self.outcome.output_tokens = max(self.outcome.output_tokens, stream.received)
-            self.started = self.started or stream.started is not None
-
-    def _finished(self, finish: Finish, stopped: str | None) -> Finished:
-        length = stopped is None and finish is Finish.LENGTH
-        self.outcome.finish = FinishReason.LENGTH if length else FinishReason.STOP
-        self._trace.end(Phase.DECODE, output_tokens=self.outcome.output_tokens)
-        return Finished(
-            self.outcome.finish,
-            self.outcome.input_tokens,
-            self.outcome.cached_tokens,
-            self.outcome.output_tokens,
-            stopped,
-        )
+    def _output_text(self) -> LocalText | RemoteText:
+        rooms = self._tools.rooms
+        table, stops = rooms.table, self._request.stop
+        if table is None or (rooms.text is not None and not rooms.text.ready.exact_vocabulary):
+            room = TextRoom(rooms, self._tools.next_id, self._principal.tenant)
+            return RemoteText(RemoteAssembler(room.decode, stops), table)
+        return LocalText(Assembler(table, stops), table)
 
 
 def _expire(stream: TokenStream) -> None:

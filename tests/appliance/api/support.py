@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -25,6 +25,7 @@ from appliance.request import (
     ModelCard,
     Principal,
     RateState,
+    Sink,
     Started,
     TokenLogprob,
 )
@@ -72,9 +73,9 @@ class ScriptedService:
         self.closed = asyncio.Event()
 
     async def generate(
-        self, principal: Principal, request: GenerateRequest, context: CallContext
-    ) -> AsyncIterator[Event]:
-        """Play the script."""
+        self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
+    ) -> AsyncGenerator[Event]:
+        """Play the script; deltas go to the sink where there is one, as fast as it takes them."""
         self.principals.append(principal)
         self.requests.append(request)
         self.asked.set()
@@ -89,11 +90,24 @@ class ScriptedService:
                     await asyncio.sleep(step)
                 elif isinstance(step, asyncio.Event):
                     await step.wait()
+                elif sink is not None and isinstance(step, Delta):
+                    await self._writable(sink)
+                    self.yielded += 1
+                    sink.delta(step)
                 else:
                     self.yielded += 1
                     yield step
         finally:
             self.closed.set()
+
+    @staticmethod
+    async def _writable(sink: Sink) -> None:
+        """Wait as a session does: until the sink says so."""
+        if not sink.ready:
+            room = asyncio.Event()
+            sink.on_ready(room.set)
+            await room.wait()
+            sink.on_ready(None)
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """One model, and one more with a slash in its name."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from appliance.gateway import engine_link
-from appliance.gateway.engine_link import EngineFullError, EngineLink, TokenStream
+from appliance.gateway.engine_link import EngineFullError, EngineLink
+from appliance.gateway.stream import TokenStream
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import (
     Abort,

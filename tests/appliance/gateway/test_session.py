@@ -190,7 +190,7 @@ async def test_what_a_dead_engine_computed_is_not_charged(stage: Stage, monkeypa
     engine.guest.close()
     with pytest.raises(UnavailableError):
         await running
-    assert (session.outcome.output_tokens, session.started) == (0, False)
+    assert (session.outcome.output_tokens, session.outcome.started) == (0, False)
 
 
 async def test_leaving_quickly_does_not_hide_a_killer(stage: Stage) -> None:

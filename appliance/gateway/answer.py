@@ -1,0 +1,179 @@
+"""One run in one engine: its tokens as events, or straight into the caller's sink.
+
+With a sink and a table that is exact nobody is woken for a token: the delivery's pass calls ``_deliver``, which decodes
+what has arrived and writes it, and the request's task sleeps until the end. A sink that is not ready leaves its tokens
+in the stream, whose bound ends this request alone; when it is ready again it calls back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from appliance.gateway.losses import raise_if_lost
+from appliance.gateway.output import LocalText, RemoteText
+from appliance.gateway.rooms import EngineVisit
+from appliance.gateway.stream import TokenStream
+from appliance.request import Event, Finished, FinishReason, Sink, Started
+from appliance.telemetry.api import Phase, RequestTrace
+from isolation.ipc import messages as wire
+from isolation.ipc.messages import Finish
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the trace and the ledger are told at the end; one a request, over all its runs."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish: FinishReason | None = None
+    started: bool = False
+    """Whether an engine took the request up."""
+    emitted: bool = False
+    """Whether some of the answer was shown: it cannot be replayed."""
+
+
+class Answer:
+    """Follows one stream to its end."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        visit: EngineVisit,
+        text: LocalText | RemoteText,
+        outcome: Outcome,
+        trace: RequestTrace,
+    ) -> None:
+        self._stream = stream
+        self._visit = visit
+        self._text = text
+        self._outcome = outcome
+        self._trace = trace
+        self._began_ns = time.time_ns()
+        self._first = True
+        self._over = False
+        self._defect: Exception | None = None
+
+    async def events(self, sink: Sink | None) -> AsyncGenerator[Event]:
+        """``Started`` unless an earlier run gave it, deltas unless they go into the sink, ``Finished``.
+
+        Raises:
+            EngineGoneError: its engine is gone.
+            ApplianceError: the request itself has ended.
+        """
+        stream, text, outcome = self._stream, self._text, self._outcome
+        while True:
+            await _woken(stream.wake)
+            if stream.started is not None or stream.token_ids:
+                if not outcome.started:
+                    yield self._note_start()
+                if sink is not None and isinstance(text, LocalText):
+                    await self._write_to(sink, text)
+                    yield self._finished()
+                    return
+                # As of this moment: while an event is written, the next frame may bring more tokens and the end.
+                finish = stream.finish
+                token_ids, logprobs = stream.take()
+                if token_ids:
+                    self._note_tokens()
+                    hide = finish is Finish.STOP
+                    pushed = text.push(token_ids, logprobs, hide_last=hide)
+                    delta, used = pushed if isinstance(pushed, tuple) else await pushed
+                    outcome.output_tokens += used
+                    if text.stopped is None and finish is not Finish.NONE:
+                        rest = text.finish()
+                        delta = replace(delta, text=delta.text + (rest if isinstance(rest, str) else await rest))
+                    yield delta
+                if text.stopped is not None or finish is not Finish.NONE:
+                    yield self._finished()
+                    return
+            raise_if_lost(stream)
+
+    async def _write_to(self, sink: Sink, text: LocalText) -> None:
+        """Let the passes write; return when the answer is written to its end."""
+        stream = self._stream
+
+        def deliver() -> None:
+            if self._over or not sink.ready:
+                return
+            try:
+                self._over = self._write(sink, text)
+            except Exception as error:  # noqa: BLE001 - the border of one request in a pass over all: it is raised below
+                self._over, self._defect = True, error
+            if self._over:
+                stream.wake.set()
+
+        stream.deliver = deliver
+        sink.on_ready(deliver)
+        try:
+            deliver()
+            while not self._over:
+                await _woken(stream.wake)
+                # What came before a loss still counts.
+                deliver()
+                if not self._over:
+                    raise_if_lost(stream)
+            if self._defect is not None:
+                raise self._defect
+        finally:
+            stream.deliver = None
+            sink.on_ready(None)
+
+    def _write(self, sink: Sink, text: LocalText) -> bool:
+        """Write what has arrived; says whether it was the end."""
+        stream = self._stream
+        finish = stream.finish
+        token_ids, logprobs = stream.take()
+        if token_ids:
+            self._note_tokens()
+            delta, used = text.push(token_ids, logprobs, hide_last=finish is Finish.STOP)
+            self._outcome.output_tokens += used
+            if text.stopped is None and finish is not Finish.NONE:
+                delta = replace(delta, text=delta.text + text.finish())
+            sink.delta(delta)
+        return text.stopped is not None or finish is not Finish.NONE
+
+    def _note_start(self) -> Started:
+        stream, outcome = self._stream, self._outcome
+        # An engine that gives tokens without a word about their start has cached nothing and queued nothing.
+        told = stream.started or wire.Started(stream.request, 0, 0)
+        outcome.started = True
+        scheduled_ns = min(time.time_ns(), self._began_ns + told.queue_us * 1_000)
+        outcome.cached_tokens = min(told.cached_tokens, outcome.input_tokens)
+        self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
+        self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
+        return Started(outcome.input_tokens, outcome.cached_tokens)
+
+    def _note_tokens(self) -> None:
+        """Tokens are about to be shown."""
+        if self._first:
+            self._first = False
+            self._outcome.emitted = True
+            self._visit.passed()
+            self._trace.end(Phase.PREFILL, cached_tokens=self._outcome.cached_tokens)
+            self._trace.first_token()
+            self._trace.begin(Phase.DECODE)
+
+    def charge_unread(self) -> None:
+        """What the engine computed for a caller who left, or did not read, is charged as well; what a dead engine
+        computed, or what came behind a stop string, is not."""
+        stream, outcome = self._stream, self._outcome
+        if outcome.finish is None and stream.engine_gone is None:
+            outcome.output_tokens = max(outcome.output_tokens, stream.received)
+            outcome.started = outcome.started or stream.started is not None
+
+    def _finished(self) -> Finished:
+        outcome, stopped = self._outcome, self._text.stopped
+        length = stopped is None and self._stream.finish is Finish.LENGTH
+        outcome.finish = FinishReason.LENGTH if length else FinishReason.STOP
+        self._trace.end(Phase.DECODE, output_tokens=outcome.output_tokens)
+        return Finished(outcome.finish, outcome.input_tokens, outcome.cached_tokens, outcome.output_tokens, stopped)
+
+
+async def _woken(wake: asyncio.Event) -> None:
+    if not wake.is_set():
+        await wake.wait()
+    wake.clear()

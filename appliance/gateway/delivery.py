@@ -1,0 +1,60 @@
+"""Hands arrived tokens to their sessions, all streams of a step in one pass; ``cadence`` says how often."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from appliance.gateway.cadence import Cadence
+from appliance.gateway.stream import TokenStream
+
+
+class Delivery:
+    """One engine's passes. ``live`` says how many streams there are."""
+
+    def __init__(self, live: Callable[[], int]) -> None:
+        self._live = live
+        self._cadence = Cadence()
+        self._loop = asyncio.get_running_loop()
+        self._due: list[TokenStream] = []
+        self._urgent: list[TokenStream] = []
+        self._soon = False
+        self._planned: asyncio.TimerHandle | None = None
+        self._planned_for = 0.0
+
+    def add(self, stream: TokenStream) -> None:
+        """Tokens arrived: hand them on in the next pass."""
+        stream.due = True
+        self._due.append(stream)
+
+    def hurry(self, stream: TokenStream) -> None:
+        """Hand this one on in this turn of the loop: its first token, its end, or a fixed cadence."""
+        self._urgent.append(stream)
+
+    def plan(self) -> None:
+        """A frame was taken: see to it that a pass comes. It runs in a later callback, so that what it costs is not
+        the engine's to pay for."""
+        if self._urgent and not self._soon:
+            self._soon = True
+            self._loop.call_soon(self._hand_on_urgent)
+        if self._due and self._planned is None:
+            now = time.monotonic()
+            wait_s = self._cadence.wait_s(now, self._live())
+            self._planned_for = now + wait_s
+            self._planned = self._loop.call_later(wait_s, self._pass)
+
+    def _hand_on_urgent(self) -> None:
+        self._soon = False
+        urgent, self._urgent = self._urgent, []
+        for stream in urgent:
+            stream.notify()
+
+    def _pass(self) -> None:
+        self._planned = None
+        now = time.monotonic()
+        self._cadence.passed(now, now - self._planned_for)
+        due, self._due = self._due, []
+        for stream in due:
+            stream.due = False
+            stream.notify()
