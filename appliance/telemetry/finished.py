@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Span
-
 from appliance.errors import ApplianceError
 from appliance.telemetry import attributes, names
 from appliance.telemetry.metrics import RequestRecord
+from appliance.telemetry.spans import SpanRecord, SpanValue
 from appliance.telemetry.store import Attribute, StoredSpan, StoredTrace, TraceSummary
 
 NS = 1_000_000_000
@@ -109,19 +107,17 @@ def finished(caller: Caller, ending: Ending, spans: tuple[StoredSpan, ...], drop
     return FinishedRequest(StoredTrace(summary, spans, dropped), record)
 
 
-def stored(span: Span) -> StoredSpan | None:
-    """A finished span as the store keeps it; None when the SDK is switched off."""
-    if not isinstance(span, ReadableSpan) or span.start_time is None or span.end_time is None:
-        return None
-    found = {key: _attribute(value) for key, value in (span.attributes or {}).items()}
-    error = found.get(names.ERROR_TYPE)
+def stored(span: SpanRecord) -> StoredSpan:
+    """A finished span as the store keeps it."""
+    assert span.end_ns is not None, "every span is ended before it is stored"
+    error = span.attributes.get(names.ERROR_TYPE)
     return StoredSpan(
-        span_id=format(span.get_span_context().span_id, "016x"),
-        parent_id=format(span.parent.span_id, "016x") if span.parent is not None else None,
+        span_id=format(span.span_id, "016x"),
+        parent_id=format(span.parent_id, "016x") if span.parent_id is not None else None,
         name=span.name,
-        start_ns=span.start_time,
-        end_ns=span.end_time,
-        attributes=found,
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        attributes={key: _attribute(value) for key, value in span.attributes.items()},
         error=str(error) if error is not None else None,
     )
 
@@ -134,9 +130,5 @@ def _phases(spans: tuple[StoredSpan, ...]) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _attribute(value: object) -> Attribute:
-    if isinstance(value, str | int | float | bool):
-        return value
-    if isinstance(value, tuple | list):
-        return ", ".join(str(one) for one in value)
-    return str(value)
+def _attribute(value: SpanValue) -> Attribute:
+    return ", ".join(value) if isinstance(value, tuple) else value

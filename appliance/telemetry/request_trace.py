@@ -10,10 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.trace.status import StatusCode
+from opentelemetry.trace import SpanKind
 
 from appliance.errors import ApplianceError
 from appliance.request import CallContext, GenerateRequest
@@ -21,20 +18,19 @@ from appliance.telemetry import attributes, names
 from appliance.telemetry.api import Phase
 from appliance.telemetry.attributes import Value
 from appliance.telemetry.finished import Caller, Ending, FinishedRequest, finished, stored
+from appliance.telemetry.spans import SpanExport, SpanRecord, SpanValue, TraceIds
 from appliance.telemetry.store import MAX_SPANS
 
 MAX_OPEN_ATTRIBUTES = 32
 """Different words that ``annotate`` keeps of one request."""
 
-_PROPAGATOR = TraceContextTextMapPropagator()
-
 
 class SpanRequestTrace:
-    """``RequestTrace`` over the OpenTelemetry SDK; ``done`` is called once, by ``finish``."""
+    """``RequestTrace`` over records; ``done`` is called once, by ``finish``, and a sampled trace goes to ``export``."""
 
     def __init__(
         self,
-        tracer: Tracer,
+        export: SpanExport | None,
         context: CallContext,
         request_id: str,
         tenant: str | None,
@@ -42,51 +38,42 @@ class SpanRequestTrace:
     ) -> None:
         self._wall_ns = time.time_ns()
         self._mono_ns = time.monotonic_ns()
-        self._tracer = tracer
+        self._export = export
         self._context = context
         self._request_id = request_id
         self._tenant = tenant
         self._done = done
         self._request: GenerateRequest | None = None
-        self._generation: Span | None = None
-        self._phases: dict[Phase, Span] = {}
-        self._started: list[Span] = []
+        self._generation: SpanRecord | None = None
+        self._phases: dict[Phase, SpanRecord] = {}
+        self._started: list[SpanRecord] = []
         self._dropped = 0
         self._own: dict[str, Value] = {}
         self._first_ns: int | None = None
         self._last_ns: int | None = None
         self._finished = False
-        carrier = {"traceparent": context.traceparent} if context.traceparent else {}
-        self._server = tracer.start_span(
-            attributes.clean_text(context.route),
-            context=_PROPAGATOR.extract(carrier),
-            kind=SpanKind.SERVER,
-            attributes=attributes.server(context, request_id, tenant),
-            start_time=self._wall_ns,
+        self._ids = TraceIds.of(context.traceparent)
+        self._server = self._open(
+            attributes.clean_text(context.route), SpanKind.SERVER, self._ids.remote_parent, self._wall_ns
         )
-        self._started.append(self._server)
+        self._server.attributes.update(attributes.server(context, request_id, tenant))
 
     @property
     def trace_id(self) -> str:
         """32 hex digits: the caller's when it sent a valid ``traceparent``."""
-        return format(self._server.get_span_context().trace_id, "032x")
+        return format(self._ids.trace_id, "032x")
 
     def describe(self, request: GenerateRequest) -> None:
         """Open the generation span; phases begun from now on are its children."""
         if self._request is not None or self._finished:
             return
         self._request = request
-        self._generation = self._tracer.start_span(
-            attributes.clean_text(f"{request.operation.value} {request.model}"),
-            context=set_span_in_context(self._server),
-            kind=SpanKind.INTERNAL,
-            attributes=attributes.generation(request),
-            start_time=self._now_ns(),
-        )
-        self._started.append(self._generation)
+        name = attributes.clean_text(f"{request.operation.value} {request.model}")
+        span = self._generation = self._open(name, SpanKind.INTERNAL, self._server.span_id, self._now_ns())
+        span.attributes.update(attributes.generation(request))
         if self._tenant is not None:
-            self._generation.set_attribute(names.TENANT, self._tenant)
-        self._generation.set_attributes(self._own)
+            span.attributes[names.TENANT] = self._tenant
+        span.attributes.update(self._own)
 
     def begin(self, phase: Phase, at_ns: int | None = None) -> None:
         """Open the phase's span; one that is open already ends here (a replay begins anew)."""
@@ -96,26 +83,20 @@ class SpanRequestTrace:
         if len(self._started) >= MAX_SPANS:
             self._dropped += 1
             return
-        span = self._tracer.start_span(
-            names.OWN_PREFIX + phase.value,
-            context=set_span_in_context(self._generation or self._server),
-            kind=SpanKind.INTERNAL,
-            start_time=self._clamp(at_ns),
+        above = self._generation or self._server
+        self._phases[phase] = self._open(
+            names.OWN_PREFIX + phase.value, SpanKind.INTERNAL, above.span_id, self._clamp(at_ns)
         )
-        self._phases[phase] = span
-        self._started.append(span)
 
     def end(self, phase: Phase, at_ns: int | None = None, **attributes_: Value) -> None:
         """Close the phase's span; nothing happens when it is not open."""
         span = self._phases.pop(phase, None)
         if span is None:
             return
-        span.set_attributes(attributes.own(attributes_))
-        start_ns = span.start_time if isinstance(span, ReadableSpan) else None
-        end_ns = max(self._clamp(at_ns), start_ns or 0)
-        span.end(end_ns)
+        span.attributes.update(attributes.own(attributes_))
+        span.end_ns = max(self._clamp(at_ns), span.start_ns)
         if phase is Phase.DECODE:
-            self._last_ns = end_ns
+            self._last_ns = span.end_ns
 
     def annotate(self, **attributes_: Value) -> None:
         """Set ``athanor.`` attributes on the generation span, once it is there."""
@@ -127,9 +108,9 @@ class SpanRequestTrace:
         self._own.update(found)
         if names.TENANT in found:
             self._tenant = str(found[names.TENANT])
-            self._server.set_attribute(names.TENANT, self._tenant)
+            self._server.attributes[names.TENANT] = self._tenant
         if self._generation is not None:
-            self._generation.set_attributes(found)
+            self._generation.attributes.update(found)
 
     def first_token(self) -> None:
         """The first output token arrived now; later calls change nothing (a replay streamed)."""
@@ -165,36 +146,41 @@ class SpanRequestTrace:
         )
         self._end_generation(ending)
         self._end_server(ending)
-        spans = tuple(kept for span in self._started if (kept := stored(span)) is not None)
+        if self._export is not None:
+            self._export.tell(self._ids, self._started)
+        spans = tuple(stored(span) for span in self._started)
         self._done(finished(self._caller(), ending, spans, self._dropped))
+
+    def _open(self, name: str, kind: SpanKind, parent_id: int | None, start_ns: int) -> SpanRecord:
+        span = SpanRecord(name, kind, parent_id, start_ns)
+        self._started.append(span)
+        return span
 
     def _end_generation(self, ending: Ending) -> None:
         span = self._generation
         if span is None or self._request is None:
             return
-        span.set_attributes(
-            {
-                names.INPUT_TOKENS: ending.input_tokens,
-                names.CACHED_TOKENS: ending.cached_tokens,
-                names.OUTPUT_TOKENS: ending.output_tokens,
-            }
-        )
+        found: dict[str, SpanValue] = {
+            names.INPUT_TOKENS: ending.input_tokens,
+            names.CACHED_TOKENS: ending.cached_tokens,
+            names.OUTPUT_TOKENS: ending.output_tokens,
+        }
         if ending.finish_reason is not None:
-            span.set_attribute(names.FINISH_REASONS, (ending.finish_reason,))
+            found[names.FINISH_REASONS] = (ending.finish_reason,)
         if ending.ttft_s is not None:
-            span.set_attribute(names.RESPONSE_MODEL, attributes.clean(self._request.model))
-            span.set_attribute(names.TIME_TO_FIRST_CHUNK, ending.ttft_s)
+            found[names.RESPONSE_MODEL] = attributes.clean(self._request.model)
+            found[names.TIME_TO_FIRST_CHUNK] = ending.ttft_s
         if ending.error is not None:
-            span.set_attribute(names.ERROR_TYPE, attributes.error_type(ending.error))
-            span.set_status(StatusCode.ERROR)
-        span.end(ending.end_ns)
+            found[names.ERROR_TYPE] = attributes.error_type(ending.error)
+            span.error = True
+        span.attributes.update(found)
+        span.end_ns = ending.end_ns
 
     def _end_server(self, ending: Ending) -> None:
-        self._server.set_attributes(attributes.server_end(self._context, ending.error))
+        self._server.attributes.update(attributes.server_end(self._context, ending.error))
         # The conventions leave a server span's status unset when the caller was at fault.
-        if attributes.outcome(ending.error) == "failed":
-            self._server.set_status(StatusCode.ERROR)
-        self._server.end(ending.end_ns)
+        self._server.error = attributes.outcome(ending.error) == "failed"
+        self._server.end_ns = ending.end_ns
 
     def _caller(self) -> Caller:
         request = self._request

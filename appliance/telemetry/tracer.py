@@ -14,12 +14,7 @@ import structlog
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
-from opentelemetry.sdk.trace.sampling import (
-    AlwaysRecordSampler,
-    ParentBased,
-    Sampler,
-    TraceIdRatioBased,
-)
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from appliance.request import CallContext, GenerateRequest
 from appliance.telemetry import names
@@ -29,6 +24,7 @@ from appliance.telemetry.export import BoundedExport, metric_reader, span_export
 from appliance.telemetry.finished import FinishedRequest
 from appliance.telemetry.metrics import Metrics
 from appliance.telemetry.request_trace import SpanRequestTrace
+from appliance.telemetry.spans import PresetIds, SpanExport
 from appliance.telemetry.store import TraceStore, TraceSummary
 
 SHUTDOWN_S = 3.0
@@ -53,22 +49,20 @@ class OtelTelemetry:
 
     def __init__(
         self,
-        settings: TelemetrySettings,
         store: TraceStore,
         metrics: Metrics,
-        provider: TracerProvider,
+        spans: SpanExport | None = None,
         export: BoundedExport | None = None,
     ) -> None:
         self.store = store
         self.metrics = metrics
-        self._provider = provider
+        self._spans = spans
         self._export = export
-        self._tracer = provider.get_tracer(names.SCOPE, settings.version, schema_url=names.SCHEMA_URL)
         self._log = structlog.get_logger("athanor.request")
 
     def start(self, context: CallContext, request_id: str, tenant: str | None) -> RequestTrace:
         """Open the server span of a call."""
-        return SpanRequestTrace(self._tracer, context, request_id, tenant, self._finished)
+        return SpanRequestTrace(self._spans, context, request_id, tenant, self._finished)
 
     def describe(self, trace: RequestTrace, request: GenerateRequest) -> None:
         """Open the generation span with the GenAI request attributes."""
@@ -94,7 +88,8 @@ class OtelTelemetry:
         return in_time
 
     def _stop(self) -> None:
-        self._provider.shutdown()
+        if self._spans is not None:
+            self._spans.shutdown()
         self.metrics.shutdown(SHUTDOWN_S)
 
     def _finished(self, request: FinishedRequest) -> None:
@@ -117,26 +112,21 @@ def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = 
     resource = _resource(settings.version)
     metrics = Metrics(resource, () if reader is None else (reader,))
     exporter = exporter or span_exporter()
+    if exporter is None:
+        return OtelTelemetry(TraceStore(), metrics)
+    export = BoundedExport(exporter, lambda spans, reason: metrics.count(names.DROPPED_SPANS, spans, reason=reason))
+    ids = PresetIds()
     provider = TracerProvider(
-        sampler=sampler(settings.sample_ratio),
+        # Which traces go is decided before the SDK hears of them, whatever the caller's sampled flag says.
+        sampler=ALWAYS_ON,
         resource=resource,
         shutdown_on_exit=False,
+        id_generator=ids,
         span_limits=SpanLimits(max_span_attributes=MAX_SPAN_ATTRIBUTES, max_span_attribute_length=MAX_VALUE_CHARS),
     )
-    export = None
-    if exporter is not None:
-        export = BoundedExport(
-            exporter,
-            lambda spans, reason: metrics.count(names.DROPPED_SPANS, spans, reason=reason),
-        )
-        provider.add_span_processor(export)
-    return OtelTelemetry(settings, TraceStore(), metrics, provider, export)
-
-
-def sampler(ratio: float) -> Sampler:
-    """Record every request, export ``ratio`` of them whatever the caller's sampled flag says."""
-    share = TraceIdRatioBased(ratio)
-    return AlwaysRecordSampler(ParentBased(root=share, remote_parent_sampled=share, remote_parent_not_sampled=share))
+    provider.add_span_processor(export)
+    tracer = provider.get_tracer(names.SCOPE, settings.version, schema_url=names.SCHEMA_URL)
+    return OtelTelemetry(TraceStore(), metrics, SpanExport(provider, tracer, ids, settings.sample_ratio), export)
 
 
 def _resource(version: str) -> Resource:
