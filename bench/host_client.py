@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 MODEL = "athanor-mini"
 PROMPT = "Count from one to a great number:"
 ANSWER_S = 120.0
+GRPC_CHANNELS = 4
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 
 
@@ -132,7 +133,7 @@ async def run_http(load: Load, seen: Seen) -> None:
 
 
 async def run_grpc(load: Load, seen: Seen) -> None:
-    """All streams over one channel for each key."""
+    """All streams over a few channels."""
     import grpc
 
     from appliance.api.generated import inference_pb2 as pb
@@ -141,15 +142,17 @@ async def run_grpc(load: Load, seen: Seen) -> None:
     request.sampling.temperature = 0
     request.sampling.seed = 7
     asked = request.SerializeToString()
-    channels = [grpc.aio.insecure_channel(f"{load.host}:{load.port}") for _ in load.keys]
+    # Connections of their own: by default channels to one address share one, and a server bounds its streams.
+    own = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [grpc.aio.insecure_channel(f"{load.host}:{load.port}", own) for _ in range(GRPC_CHANNELS)]
     calls = [channel.unary_stream("/athanor.inference.v1.InferenceService/Generate") for channel in channels]
 
     async def stream(index: int) -> None:
-        which = index % len(load.keys)
+        which, key = index % GRPC_CHANNELS, load.keys[index % len(load.keys)]
         for _ in range(load.requests):
             last, first, data = time.perf_counter(), True, b""
             messages = -2  # the first says that it began, the last that it ended
-            async for message in calls[which](asked, metadata=(("authorization", f"Bearer {load.keys[which]}"),)):
+            async for message in calls[which](asked, metadata=(("authorization", f"Bearer {key}"),)):
                 data, now = message, time.perf_counter()
                 messages += 1
                 if messages > -1:

@@ -14,7 +14,7 @@ from __future__ import annotations
 CHUNK_S = 20e-6
 """Processor seconds of one chunk, decoding to socket, measured on a 2-core virtual machine: 14 to 34 us."""
 
-SHARE = 1 / 16
+SHARE = 1 / 32
 """Part of one core that chunks may take before they grow."""
 
 MOST_S = 0.04

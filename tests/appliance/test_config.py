@@ -51,6 +51,8 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
         ("dtype: float32", "kv_bytes: .nan", ":3:"),
         ('"unix:admin.sock"', '"0.0.0.0:8082"', ":1:"),
         ("run_dir: run", "run_dir: run\nsandbox: {image: x}", ":8:"),
+        ("dtype: float32", "runner: nil", ":3:"),
+        ("dtype: float32", "step_us: 5", ":3:"),
     ],
 )
 def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> None:
@@ -66,6 +68,14 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     text = GOOD.replace("policy: policy", "  - {name: m, path: other}\npolicy: policy")
     with pytest.raises(ConfigError, match="one name"):
         load_config(write(tmp_path, text))
+
+
+def test_null_runners_stand_alone(tmp_path: Path) -> None:
+    """A benchmark's configuration is accepted; one that would serve a model beside it is refused."""
+    null = GOOD.replace("dtype: float32", "runner: 'null', step_us: 2000")
+    assert load_config(write(tmp_path, null)).models[0].runner == "null"
+    with pytest.raises(ConfigError, match="do not go together"):
+        load_config(write(tmp_path, null.replace("policy: policy", "  - {name: n, path: other}\npolicy: policy")))
 
 
 def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:

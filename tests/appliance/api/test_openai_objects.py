@@ -132,9 +132,11 @@ def test_chosen_only_logprobs_have_no_alternatives():
 
 
 def test_models_and_errors_have_the_published_shape():
-    """A model is the client's Model; an error has exactly four members."""
+    """A model is the client's Model, and says so when it is none; an error has exactly four members."""
     card = Model.model_validate(model_object(ModelCard("m", 5, 4096)), strict=True)
     assert (card.id, card.created, card.object) == ("m", 5, "model")
+    assert "runner" not in model_object(ModelCard("m", 5, 4096))
+    assert model_object(ModelCard("m", 5, 4096, "null"))["runner"] == "null"
     error = error_object(RateLimitedError("slow down", param="x"))
     assert error == {
         "error": {

@@ -61,6 +61,14 @@ def test_one_unsafe_engine_is_enough(run: Run, appliance: FakeAppliance) -> None
     assert "NO SANDBOX" in run("status", "--admin", appliance.url).stdout
 
 
+def test_a_null_runner_is_named(run: Run, appliance: FakeAppliance) -> None:
+    """Nobody mistakes a benchmark's answers for a model's; a model is not accused."""
+    appliance.status = replace(STATUS, models=(replace(STATUS.models[0], runner="null"),))
+    assert "NULL RUNNER: athanor-mini" in run("status", "--admin", appliance.url).stdout
+    appliance.status = STATUS
+    assert "NULL RUNNER" not in run("status", "--admin", appliance.url).stdout
+
+
 def test_status_json(run: Run, appliance: FakeAppliance) -> None:
     """-o json is the whole status as the listener gave it."""
     result = run("status", "--admin", appliance.url, "-o", "json")
