@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -39,7 +40,7 @@ from appliance.errors import (
     UnavailableError,
 )
 from appliance.ids import new_request_id
-from appliance.request import CallContext, Event, GenerateRequest, Principal, Service
+from appliance.request import CallContext, Event, GenerateRequest, Principal, Service, TokenPrompt
 
 SERVICE = "athanor.inference.v1.InferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -178,6 +179,9 @@ class GrpcFrontEnd:
             call.request_id = asked.request_id
             await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
             events = self._service.generate(_principal(call), asked, call.facts)
+            # The prompt is the session's from here on, which lets go of it as soon as it can.
+            del message
+            asked = replace(asked, prompt=TokenPrompt(array("I")))
             await cut.run(self._stream(call, events, asked))
         finally:
             self._live.discard(cut)

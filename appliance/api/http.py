@@ -19,6 +19,7 @@ from appliance.api.defect import log_defect
 from appliance.api.http_body import ClientGoneError, Receive
 from appliance.api.http_exchange import Exchange, Send
 from appliance.api.http_generate import Generation
+from appliance.api.http_protocol import connection_of
 from appliance.api.http_settings import HttpSettings
 from appliance.api.openai_objects import model_list, model_object
 from appliance.errors import (
@@ -36,6 +37,9 @@ from appliance.request import CallContext, Operation, Principal, Service
 
 DRAIN_RETRY_S = 2.0
 """When a client turned away by a drain is told to come back: another instance, or this one restarted."""
+
+CONNECTIONS_RETRY_S = 1.0
+"""When a tenant with too many connections may try again: idle ones are closed by clients within seconds."""
 
 
 Handler = Callable[["HttpFrontEnd", Exchange, Mapping[str, Any]], Awaitable[None]]
@@ -97,6 +101,7 @@ class HttpFrontEnd:
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
             exchange.principal = self._resolver.resolve(exchange.headers.getlist("authorization"))
+            _claim(exchange, exchange.principal.tenant)
         if route is not None:
             await route.handler(self, exchange, parameters)
         elif allowed:
@@ -204,6 +209,19 @@ def _context(exchange: Exchange, route: Route | None) -> CallContext:
         traceparent=http_headers.traceparent(exchange.headers.getlist("traceparent")),
         attributes=attributes,
     )
+
+
+def _claim(exchange: Exchange, tenant: str) -> None:
+    """Count the connection to its tenant.
+
+    Raises:
+        RateLimitedError: the tenant holds as many as it may.
+    """
+    connection = connection_of(exchange.scope)
+    if connection is not None and not connection.claim(tenant):
+        raise RateLimitedError(
+            "too many connections at once; reuse those that are open", retry_after_s=CONNECTIONS_RETRY_S
+        )
 
 
 def _principal(exchange: Exchange) -> Principal:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import cast
 
-from appliance.api import http_headers, openai, sse
+from appliance.api import http_headers, sse
 from appliance.api.body_budget import BodyBudget
 from appliance.api.cut import Cut
 from appliance.api.http_body import ClientGoneError, read_body, wait_disconnect
@@ -22,13 +22,13 @@ from appliance.api.http_settings import HttpSettings
 from appliance.api.http_sink import sink_of
 from appliance.api.limits import Stamp
 from appliance.api.openai_objects import Writer
+from appliance.api.parsing import Parser
 from appliance.errors import ApplianceError, DeadlineExceededError
 from appliance.ids import new_request_id
 from appliance.request import (
     Delta,
     Event,
     Finished,
-    GenerateRequest,
     Operation,
     Principal,
     Service,
@@ -48,6 +48,7 @@ class Generation:
         self._service = service
         self._settings = settings
         self._budget = BodyBudget()
+        self._parser = Parser()
         self._live: set[Cut] = set()
 
     def cut_all(self, reason: ApplianceError) -> None:
@@ -72,16 +73,18 @@ class Generation:
                 timeout_s=self._settings.body_timeout_s,
             )
             exchange.body_pending = False
-            parsed = openai.parse(operation, body, Stamp(new_request_id(), deadline))
+            stamp = Stamp(new_request_id(), deadline)
+            parsed = await self._parser.parse(principal.tenant, operation, body, stamp)
             del body
-        request = parsed.request
-        writer = Writer(request, int(time.time()), parsed.include_usage)
+        writer = Writer(parsed.request, int(time.time()), parsed.include_usage)
         notes = http_headers.ignored(parsed.ignored)
-        async with self._guarded(exchange, request) as cut:
-            exchange.request_id = request.request_id
-            sink = sink_of(exchange, writer) if request.stream else None
-            events = self._service.generate(principal, request, exchange.context, sink)
-            if request.stream:
+        streamed = parsed.request.stream
+        async with self._guarded(exchange, deadline, streamed=streamed) as cut:
+            exchange.request_id = stamp.request_id
+            sink = sink_of(exchange, writer) if streamed else None
+            events = self._service.generate(principal, parsed.request, exchange.context, sink)
+            del parsed  # with the prompt, which the session lets go of as soon as it can
+            if streamed:
                 await cut.run(self._stream(exchange, principal, writer, events, notes))
             else:
                 await cut.run(self._collect(exchange, principal, writer, events, notes))
@@ -140,15 +143,15 @@ class Generation:
         )
 
     @asynccontextmanager
-    async def _guarded(self, exchange: Exchange, request: GenerateRequest) -> AsyncIterator[Cut]:
+    async def _guarded(self, exchange: Exchange, deadline: float | None, *, streamed: bool) -> AsyncIterator[Cut]:
         """A ``Cut`` that the client's leaving, the deadline and a drain end; keepalives meanwhile."""
         cut = Cut()
         helpers = [asyncio.ensure_future(_watch(exchange, cut))]
-        if request.stream:
+        if streamed:
             helpers.append(asyncio.ensure_future(_pulse(exchange, self._settings.sse_keepalive_s)))
         timer = None
-        if request.deadline is not None:
-            left = request.deadline - time.monotonic() + DEADLINE_MARGIN_S
+        if deadline is not None:
+            left = deadline - time.monotonic() + DEADLINE_MARGIN_S
             timer = asyncio.get_running_loop().call_later(left, cut.end, _too_late())
         self._live.add(cut)
         try:

@@ -7,11 +7,12 @@ ever. Pipelining is refused too: no client of ours uses it, and it lets one conn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from appliance.api.connections import Connections
 from appliance.api.http_settings import MAX_HEAD_BYTES, MAX_HEADERS, HttpSettings
 
 _REFUSAL = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":"invalid_value"}}'
@@ -28,9 +29,11 @@ class GuardedProtocol(HttpToolsProtocol):
     EXTENSION = "athanor.connection"
     """Key of the connection among the ASGI scope's extensions."""
 
-    def __init__(self, settings: HttpSettings, **options: Any) -> None:
+    def __init__(self, settings: HttpSettings, counts: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._settings = settings
+        self._counts = counts
+        self._counted: dict[str, str] = {}
         self._head_timer: asyncio.TimerHandle | None = None
         self._answering = False
         self._in_head = True
@@ -59,7 +62,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection in, or close it when there are too many."""
         super().connection_made(transport)  # type: ignore[arg-type]
-        if len(self.connections) > self._settings.max_connections:
+        address = self.client[0] if self.client else ""
+        if len(self.connections) > self._settings.max_connections or not self._count("address", address):
             self.transport.abort()
             return
         self._arm()
@@ -67,6 +71,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer with the connection."""
         self._disarm()
+        for kind, name in self._counted.items():
+            self._counts.leave(kind, name)
+        self._counted.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -130,6 +137,19 @@ class GuardedProtocol(HttpToolsProtocol):
         )
         self.transport.close()
 
+    def claim(self, tenant: str) -> bool:
+        """Count the connection as this tenant's; False when the tenant has as many as it may."""
+        return self._counted.get("tenant") == tenant or self._count("tenant", tenant)
+
+    def _count(self, kind: str, name: str) -> bool:
+        before = self._counted.pop(kind, None)
+        if before is not None:
+            self._counts.leave(kind, before)
+        entered = self._counts.enter(kind, name)
+        if entered:
+            self._counted[kind] = name
+        return entered
+
     def _check_head(self, size: int, fields: int) -> None:
         self._head_fields += fields
         if size > MAX_HEAD_BYTES or self._head_fields > MAX_HEADERS:
@@ -147,3 +167,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _head_timeout(self) -> None:
         self._head_timer = None
         self.transport.abort()
+
+
+def connection_of(scope: Mapping[str, Any]) -> GuardedProtocol | None:
+    """The connection that an ASGI scope came over; None where another server made it."""
+    found = scope.get("extensions", {}).get(GuardedProtocol.EXTENSION)
+    return found if isinstance(found, GuardedProtocol) else None

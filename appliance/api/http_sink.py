@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.api.http_exchange import Exchange
-from appliance.api.http_protocol import GuardedProtocol
+from appliance.api.http_protocol import GuardedProtocol, connection_of
 from appliance.api.openai_objects import Writer
 from appliance.request import Delta
 
@@ -41,5 +41,5 @@ class SseSink:
 
 def sink_of(exchange: Exchange, writer: Writer) -> SseSink | None:
     """The sink of an exchange; None where it does not come over a connection of ours."""
-    connection = exchange.scope.get("extensions", {}).get(GuardedProtocol.EXTENSION)
-    return SseSink(exchange, connection, writer) if isinstance(connection, GuardedProtocol) else None
+    connection = connection_of(exchange.scope)
+    return SseSink(exchange, connection, writer) if connection is not None else None

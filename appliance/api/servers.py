@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2
 from uvicorn.server import ServerState
 
 from appliance.api.auth import Resolver
+from appliance.api.connections import Connections
 from appliance.api.grpc import HEALTH, SERVICE, STALL_S, GrpcFrontEnd
 from appliance.api.http import HttpFrontEnd, build_http
 from appliance.api.http_protocol import GuardedProtocol
@@ -185,8 +186,10 @@ class FrontEnds:
         )
         config.load()
 
+        counts = Connections(settings.http.max_connections_each)
+
         def connection() -> GuardedProtocol:
-            return GuardedProtocol(settings.http, config=config, server_state=self._state, app_state={})
+            return GuardedProtocol(settings.http, counts, config=config, server_state=self._state, app_state={})
 
         self._listener = await asyncio.get_running_loop().create_server(
             connection,

@@ -41,10 +41,13 @@ class Report:
         """The whole picture."""
         ledger = self._service.ledger
         attachment = self._sandboxes.attachment
+        tallies = {tenant: self._service.tally.of(tenant) for tenant in ledger.policy.tenants}
         tenants = tuple(
             TenantStatus(
                 id=tenant.id, isolation_class=tenant.isolation_class.value,
                 in_flight=ledger.concurrency(tenant.id), max_in_flight=tenant.limits.concurrency,
+                requests=tallies[tenant.id].requests, tokens=tallies[tenant.id].tokens,
+                refused=tallies[tenant.id].refused,
             )
             for tenant in ledger.policy.tenants.values()
         )

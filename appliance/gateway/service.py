@@ -14,6 +14,7 @@ from appliance.gateway.ledger import Ledger
 from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.session import Session, Tools
 from appliance.gateway.suspects import Suspects
+from appliance.gateway.tally import Tally
 from appliance.ids import new_request_id
 from appliance.request import CallContext, Event, GenerateRequest, ModelCard, Principal, RateState, Sink
 from appliance.telemetry.api import Phase, RequestTrace, Telemetry
@@ -32,6 +33,7 @@ class GatewayService:
         self.ledger = ledger
         self.sandbox = "unknown"
         """What holds the sandboxes, as the supervisor said; a span attribute."""
+        self.tally = Tally()
         self._telemetry = telemetry
         self._suspects = {name: Suspects() for name in rooms}
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
@@ -52,6 +54,8 @@ class GatewayService:
         error: ApplianceError | None = CancelledError("the client left before the answer was complete")
         try:
             session = Session(self._tools(request.model), principal, request, trace)
+            # The session lets go of the prompt's text once it has its ids; nobody else shall hold it for an hour.
+            del request
             async with aclosing(session.run(sink)) as events:
                 async for event in events:
                     yield event
@@ -65,7 +69,7 @@ class GatewayService:
             error = InternalError("a defect of the appliance")
             raise
         finally:
-            self._end(session, trace, error)
+            self._end(principal, session, trace, error)
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """The models this principal may use."""
@@ -88,6 +92,8 @@ class GatewayService:
         trace.begin(Phase.POLICY)
         trace.end(Phase.POLICY)
         known = error if isinstance(error, ApplianceError) else InternalError("a defect of the appliance")
+        if tenant is not None:
+            self.tally.add(tenant, error=known)
         trace.finish(error=known)
         return request_id
 
@@ -109,13 +115,17 @@ class GatewayService:
             raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
         return Tools(rooms, self.ledger, self._suspects[model], self.next_id)
 
-    def _end(self, session: Session | None, trace: RequestTrace, error: ApplianceError | None) -> None:
+    def _end(
+        self, principal: Principal, session: Session | None, trace: RequestTrace, error: ApplianceError | None
+    ) -> None:
         if session is None:
+            self.tally.add(principal.tenant, error=error)
             trace.finish(error=error)
             return
         outcome = session.outcome
+        charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
+        self.tally.add(principal.tenant, error=error, tokens=charged + outcome.output_tokens)
         if session.reservation is not None:
-            charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
             session.reservation.settle(charged, outcome.output_tokens)
         trace.finish(
             error=error,

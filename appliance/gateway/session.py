@@ -25,7 +25,7 @@ from appliance.gateway.output import LocalText, RemoteText
 from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit, ModelRooms
 from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, Suspects, fingerprint
-from appliance.request import Event, GenerateRequest, Principal, Sink
+from appliance.request import Event, GenerateRequest, Principal, Sink, TokenPrompt
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady, Submit
@@ -128,6 +128,8 @@ class Session:
         trace.begin(Phase.TEXT)
         room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
         token_ids = await room.encode(request.prompt, self._until)
+        # From here on, and for a replay, the ids are enough; the text may be megabytes.
+        self._request = replace(request, prompt=TokenPrompt(token_ids))
         self.outcome.input_tokens = len(token_ids)
         trace.end(Phase.TEXT, input_tokens=len(token_ids))
         return token_ids

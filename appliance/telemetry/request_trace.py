@@ -43,7 +43,8 @@ class SpanRequestTrace:
         self._request_id = request_id
         self._tenant = tenant
         self._done = done
-        self._request: GenerateRequest | None = None
+        self._model: str | None = None
+        self._operation: str | None = None
         self._generation: SpanRecord | None = None
         self._phases: dict[Phase, SpanRecord] = {}
         self._started: list[SpanRecord] = []
@@ -65,9 +66,10 @@ class SpanRequestTrace:
 
     def describe(self, request: GenerateRequest) -> None:
         """Open the generation span; phases begun from now on are its children."""
-        if self._request is not None or self._finished:
+        if self._generation is not None or self._finished:
             return
-        self._request = request
+        # The request itself is not kept: it holds the prompt.
+        self._model, self._operation = attributes.clean_text(request.model), request.operation.value
         name = attributes.clean_text(f"{request.operation.value} {request.model}")
         span = self._generation = self._open(name, SpanKind.INTERNAL, self._server.span_id, self._now_ns())
         span.attributes.update(attributes.generation(request))
@@ -158,7 +160,7 @@ class SpanRequestTrace:
 
     def _end_generation(self, ending: Ending) -> None:
         span = self._generation
-        if span is None or self._request is None:
+        if span is None or self._model is None:
             return
         found: dict[str, SpanValue] = {
             names.INPUT_TOKENS: ending.input_tokens,
@@ -168,7 +170,7 @@ class SpanRequestTrace:
         if ending.finish_reason is not None:
             found[names.FINISH_REASONS] = (ending.finish_reason,)
         if ending.ttft_s is not None:
-            found[names.RESPONSE_MODEL] = attributes.clean(self._request.model)
+            found[names.RESPONSE_MODEL] = self._model
             found[names.TIME_TO_FIRST_CHUNK] = ending.ttft_s
         if ending.error is not None:
             found[names.ERROR_TYPE] = attributes.error_type(ending.error)
@@ -183,15 +185,14 @@ class SpanRequestTrace:
         self._server.end_ns = ending.end_ns
 
     def _caller(self) -> Caller:
-        request = self._request
         return Caller(
             request_id=self._request_id,
             trace_id=self.trace_id,
             route=attributes.clean_text(self._context.route),
             front_end=self._context.front_end,
             tenant=self._tenant,
-            model=attributes.clean_text(request.model) if request is not None else None,
-            operation=request.operation.value if request is not None else None,
+            model=self._model,
+            operation=self._operation,
             policy_rule=self._text(names.POLICY_RULE),
             sandbox=self._text(names.SANDBOX),
         )

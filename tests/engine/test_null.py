@@ -99,7 +99,7 @@ def config(folder: Path, **fields: object) -> EngineConfig:
 
 
 def test_no_weights_are_read(tmp_path: Path) -> None:
-    """With its weights gone a model cannot be loaded, and a null engine of its shape can; it says the model's limits."""
+    """Without weights a model cannot be loaded, and a null engine of its shape can; it says the model's limits."""
     description = model_config()
     save_model(tmp_path, description)
     (tmp_path / "model.safetensors").unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,11 +26,11 @@ class Shelf:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which the pass after the first one is a long time off."""
     monkeypatch.setattr(cadence, "MOST_S", 30.0)
     monkeypatch.setattr(cadence, "CHUNK_S", 10.0)
-    yield
+    return
 
 
 async def turn() -> None:
