@@ -1,9 +1,11 @@
 """Figures of the whole appliance: warm start, tokens a second through the HTTP API, host CPU for each token.
 
 Starts `athanor demo` from this checkout in a temporary state directory, warms it, and runs 1, 16 and 64 streams of
-greedy decoding over real sockets. ``gateway`` and ``sandboxes`` are processor time (user and system) of those processes
-divided by the output tokens; the client runs on the same cores and takes its share of them, so tokens a second are a
-lower bound. Run: ``python bench/appliance.py [--tokens 200] [--json]``.
+greedy decoding over real sockets. ``gateway``, ``text`` and ``engine`` are the processor time of those rooms, every
+process of a sandbox counted (``bench.processes``), divided by the output tokens; the client runs on the same cores and
+takes its share of them, so tokens a second are a lower bound.
+
+Run: ``python bench/appliance.py [--tokens 200] [--json]``.
 """
 
 from __future__ import annotations
@@ -19,25 +21,10 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.processes import ROOMS, CpuClock
 from tests.system.conftest import Appliance, running
 
 STREAMS = (1, 16, 64)
-CLOCK_TICKS = 100
-"""USER_HZ of Linux on every machine we serve."""
-
-
-def cpu_seconds(needle: str) -> float:
-    """Processor time of all processes whose command line has the needle, theirs and their reaped children's."""
-    total = 0.0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if needle in (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    total += sum(map(int, fields[11:15])) / CLOCK_TICKS
-            except OSError:
-                continue
-    return total
 
 
 async def stream(client: httpx.AsyncClient, appliance: Appliance, tenant: str, tokens: int) -> None:
@@ -55,22 +42,21 @@ async def stream(client: httpx.AsyncClient, appliance: Appliance, tenant: str, t
 
 async def measure(appliance: Appliance, count: int, tokens: int) -> dict[str, float]:
     """One row of the table."""
-    run_dir = json.loads((appliance.state / "athanor.yaml").read_text().split("\n", 1)[1])["run_dir"]
+    clock = CpuClock(appliance.process.pid, {room: appliance.sandbox_pid(room) for room in ("engine", "text")})
     loop = asyncio.get_running_loop()
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
         await stream(client, appliance, "alpha", 8)
-        gateway, sandboxes, began = cpu_seconds("appliance.child gateway"), cpu_seconds(run_dir), loop.time()
+        before, began = clock.read(), loop.time()
         await asyncio.gather(
             *(stream(client, appliance, ("alpha", "beta")[index % 2], tokens) for index in range(count))
         )
-        wall = loop.time() - began
+        wall, after = loop.time() - began, clock.read()
     done = count * tokens
     return {
         "streams": count,
         "tokens_per_s": done / wall,
-        "gateway_us_per_token": (cpu_seconds("appliance.child gateway") - gateway) / done * 1e6,
-        "sandboxes_us_per_token": (cpu_seconds(run_dir) - sandboxes) / done * 1e6,
+        **{f"{room}_us_per_token": (after[room] - before[room]) / done / 1e3 for room in ROOMS},
     }
 
 
@@ -87,11 +73,11 @@ def main() -> int:
         print(json.dumps(figures))
         return 0
     print(f"warm start {figures['warm_start_s']:.1f} s in {figures['sandbox']}\n")
-    print("streams   tokens/s   gateway us/token   sandboxes us/token")
+    print("streams   tokens/s   CPU us/token: gateway     text   engine")
     for row in rows:
         print(
-            f"{row['streams']:7.0f} {row['tokens_per_s']:10.0f} {row['gateway_us_per_token']:18.1f}"
-            f" {row['sandboxes_us_per_token']:20.1f}"
+            f"{row['streams']:7.0f} {row['tokens_per_s']:10.0f} {row['gateway_us_per_token']:23.1f}"
+            f" {row['text_us_per_token']:8.1f} {row['engine_us_per_token']:8.1f}"
         )
     return 0
 
