@@ -83,16 +83,15 @@ class Exchange:
         """An event was written past this exchange."""
         self.last_sent = time.monotonic()
 
-    async def end(self) -> None:
-        """End an event stream."""
+    async def end(self, last: bytes = b"") -> None:
+        """End an event stream with these last events: they leave in one piece with the end."""
         self.sending = True  # for good: no keepalive may follow the end
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def fail(self, error: ApplianceError, request_id: str, headers: http_headers.Headers) -> None:
         """Tell the client: a JSON error, or inside a stream an error event and no end mark."""
         if self.streaming:
-            await self.write(sse.event(error_object(error)))
-            await self.end()
+            await self.end(sse.event(error_object(error)))
             return
         rows = [*http_headers.of_error(error), *headers]
         await self.answer(error.wire.http, error_object(error), request_id, rows)

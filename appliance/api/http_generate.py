@@ -105,17 +105,16 @@ class Generation:
             opening = writer.opening()
             if opening is not None:
                 await exchange.write(opening)
-            finished = False
+            finished: Finished | None = None
             async for event in events:
                 if isinstance(event, Delta):
                     chunk = writer.delta(event)
                     if chunk is not None:
                         await exchange.write(chunk)
                 elif isinstance(event, Finished):
-                    finished = True
-                    await exchange.write(b"".join(writer.closing(event)))
-            _check_finished(finished)
-            await exchange.end()
+                    finished = event
+            _check_finished(finished is not None)
+            await exchange.end(b"".join(writer.closing(cast(Finished, finished))))
 
     async def _collect(
         self,

@@ -197,3 +197,17 @@ def test_retention_none_reuses_nothing(served: Served) -> None:
 
     assert cached("a") > 0
     assert cached("s") == 0
+
+
+def test_a_stream_over_tls_is_whole(served: Served) -> None:
+    """Chunks are written straight into the connection, through TLS like everything else."""
+    body = {"model": "athanor-mini", "prompt": "hello", "max_tokens": 24, "ignore_eos": True, "temperature": 0}
+    whole = served.post("a", **{key: value for key, value in body.items() if key not in ("model", "prompt")}).json()
+    with httpx.stream(
+        "POST", served.ready["http"] + "/v1/completions", json={**body, "stream": True},
+        headers={"authorization": f"Bearer {served.keys['a']}"}, verify=trust(served.authority), timeout=30,
+    ) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    texts = [json.loads(line)["choices"][0]["text"] for line in lines[:-1]]
+    assert "".join(texts) == whole["choices"][0]["text"] != ""
