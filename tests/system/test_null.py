@@ -33,13 +33,6 @@ def test_every_token_of_every_stream_arrives(served: Served, front_end: str) -> 
     assert 64 * 2 <= seen["chunks"] <= seen["tokens"]
 
 
-def test_a_lone_stream_gets_each_token_by_itself(served: Served) -> None:
-    """Nobody else is there: a chunk holds one token, but for what a busy machine let pile up in the ring."""
-    seen = drive(served, "http", streams=1, requests=1, tokens=TOKENS)
-    assert seen["failures"] == 0
-    assert seen["chunks"] >= TOKENS // 2
-
-
 def test_the_official_client_sees_one_answer(served: Served) -> None:
     """Streamed and whole, the same seed gives the same text, and usage counts the tokens; logprobs are one a token."""
     client = openai.OpenAI(base_url=served.ready["http"] + "/v1", api_key=served.keys[0], max_retries=0, timeout=60)

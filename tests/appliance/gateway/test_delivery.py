@@ -57,6 +57,19 @@ async def test_an_urgent_stream_does_not_wait_for_the_pass() -> None:
     assert plain.due and not urgent.due
 
 
+@pytest.mark.usefixtures("slow")
+async def test_a_lone_stream_is_handed_on_at_each_frame() -> None:
+    """Where two streams would wait for half a minute, one waits for nothing, frame after frame."""
+    shelf = Shelf(live=1)
+    stream = shelf.stream(1)
+    for frames in range(1, 6):
+        shelf.delivery.add(stream)
+        shelf.delivery.plan()
+        async with asyncio.timeout(5):
+            while len(shelf.passes) < frames:
+                await asyncio.sleep(0)
+
+
 async def test_a_pass_takes_all_that_is_due_once() -> None:
     """Streams added over several frames are handed on together, each once, and may be added again."""
     shelf = Shelf(live=3)
