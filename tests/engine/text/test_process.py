@@ -23,6 +23,7 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.listener import Listener
 from isolation.ipc.messages import (
+    PROTOCOL_VERSION,
     Configure,
     Drain,
     Encode,
@@ -92,7 +93,7 @@ def started(tmp_path: Path, root: Path) -> Iterator[tuple[Channel, subprocess.Po
 
 def configured(channel: Channel, model_dir: Path | str) -> Message:
     """The guest's first message after its configuration."""
-    assert next_message(channel) == Hello(1, Role.TEXT)
+    assert next_message(channel) == Hello(PROTOCOL_VERSION, Role.TEXT)
     channel.send(Configure(TextConfig(model_dir=str(model_dir)).to_json()))
     return next_message(channel)
 
@@ -144,7 +145,7 @@ def test_bombs_leave_the_worker_alive(tmp_path, root, tiny) -> None:
 def test_what_cannot_be_loaded_ends_with_3(case: str, tmp_path, root) -> None:
     """A missing model or a foreign configuration ends the process with status 3 and one line."""
     with started(tmp_path, root) as (channel, process):
-        assert next_message(channel) == Hello(1, Role.TEXT)
+        assert next_message(channel) == Hello(PROTOCOL_VERSION, Role.TEXT)
         config = TextConfig(model_dir=str(tmp_path)).to_json() if case == "model" else b"{}"
         channel.send(Configure(config))
         assert process.wait(PATIENCE_S) == 3
