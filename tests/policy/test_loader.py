@@ -163,6 +163,7 @@ def test_the_digest_is_of_the_content() -> None:
         credentials: ["spiffe://athanor.local/tenant/alpha", "key:alpha-1"]
         retention: none
         weight: 7
+        priority: low
         limits: {max_output_tokens: 5, requests_per_minute: 1, tokens_per_minute: 2,
                  concurrency: 3, max_context_tokens: 4}
     """
