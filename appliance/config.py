@@ -70,6 +70,8 @@ class ModelConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_context: Annotated[int, Field(ge=16, le=1 << 20)] = 32_768
     kv_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    block_size: Annotated[int, Field(ge=1, le=512)] = 16
+    """Tokens of one KV block: a prefix is reused in whole blocks, and a smaller block costs more bookkeeping."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536)] = 512
     runner: Literal["model", "null"] = "model"

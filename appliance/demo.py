@@ -37,7 +37,7 @@ CONFIG = "athanor.yaml"
 LOCK = "demo.lock"
 """Names in the state directory; either shows that it is a demo's."""
 
-_DTYPES = {EMBEDDED_MODEL: "float32"}
+DTYPES = {EMBEDDED_MODEL: "float32"}
 """By model, where it is not what the weights say."""
 
 KV_BYTES = 128 << 20
@@ -220,7 +220,7 @@ def choose_ports(wanted: tuple[int, ...]) -> list[int]:
 def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> Path:
     """Write ``athanor.yaml`` for these options and models; gives its path."""
     models = [
-        {"name": name, "path": str(path), "dtype": _DTYPES.get(name, "auto"), "kv_bytes": KV_BYTES}
+        {"name": name, "path": str(path), "dtype": DTYPES.get(name, "auto"), "kv_bytes": KV_BYTES}
         for name, path in served.items()
     ]
     ports = choose_ports((options.http_port, options.grpc_port, options.admin_port))

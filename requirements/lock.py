@@ -1,4 +1,4 @@
-"""Renew the pinned versions: `make lock`.
+"""Renew the pinned versions: `make lock`; those of the peers that bench/ measures: `lock.py peers`.
 
 Writes ``run.lock`` (what the appliance needs but torch), ``dev.lock`` (that and its tests), ``cpu.lock`` (torch's CPU
 build as found here) and ``cuda.lock`` (its CUDA build and what that brings), all with hashes and without any index
@@ -27,10 +27,31 @@ OPTIONS = (
 HEADER = "# Written by `make lock`; installed with --require-hashes beside cpu.lock or, failing that, cuda.lock.\n"
 
 
+PEERS_HEADER = "# Written by `python requirements/lock.py peers`; installed by bench/peers.py beside cpu.lock.\n"
+NOT_NEEDED = ("torch", "torchvision")
+"""Left out of peers.lock: torch is in cpu.lock, and torchvision's one build needs another torch than that."""
+
+
 def main() -> int:
-    """Write the three files."""
+    """Write the files."""
+    return peers() if sys.argv[1:] == ["peers"] else own()
+
+
+def peers() -> int:
+    """Write ``peers.lock``."""
+    target = HERE / "peers.lock"
+    target.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "piptools", "compile", *OPTIONS]
+    subprocess.run([*command, "-o", str(target), str(HERE / "peers.in")], check=True, cwd=HERE.parent)
+    entries = re.split(r"^(?=[a-z0-9])", re.sub(r"\A(#.*\n)+", "", target.read_text()), flags=re.MULTILINE)
+    target.write_text(PEERS_HEADER + "".join(one for one in entries if one.partition("==")[0] not in NOT_NEEDED))
+    return 0
+
+
+def own() -> int:
+    """Write the four files of the appliance itself."""
     pins, hashes = torch_builds()
-    for name, extras in (("run", ("build",)), ("dev", ("build", "dev"))):
+    for name, extras in (("run", ("build",)), ("dev", ("build", "bench", "dev"))):
         target = HERE / f"{name}.lock"
         target.unlink(missing_ok=True)  # else the pin of torch without its local version would choose the CUDA build
         asked = [part for extra in extras for part in ("--extra", extra)]

@@ -37,7 +37,7 @@ def test_import_contracts_can_break(root: Path, tmp_path: Path) -> None:
     """Positive control: with a forbidden import added, the same tool objects."""
     import shutil
 
-    for name in ("appliance", "engine", "isolation", "policy"):
+    for name in ("appliance", "bench", "engine", "isolation", "policy"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "pyproject.toml", tmp_path)
     with (tmp_path / "policy" / "evaluate.py").open("a") as file:

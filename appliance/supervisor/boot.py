@@ -119,7 +119,8 @@ def plan_boots(
         if role is Role.ENGINE:
             configuration = EngineConfig(
                 model_dir=guest_model, model_digest=files.digest, dtype=model.dtype,
-                threads=spec_threads(spec), kv_bytes=model.kv_bytes, max_context=model.max_context,
+                threads=spec_threads(spec), kv_bytes=model.kv_bytes, block_size=model.block_size,
+                max_context=model.max_context,
                 max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
                 runner=model.runner, step_us=model.step_us,
             ).to_json()

@@ -23,6 +23,7 @@ COMMANDS = [
     ("serve",),
     ("status",),
     ("traces",),
+    ("bench",),
     ("reload",),
     ("policy",),
     ("policy", "check"),
