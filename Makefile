@@ -28,7 +28,7 @@ lock: setup-dev ## renew the pinned versions
 	$(BIN)/python requirements/lock.py
 
 bench: setup-dev ## figures of the hot paths
-	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py && $(BIN)/python bench/appliance.py
+	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py && $(BIN)/athanor bench
 
 setup: $(VENV)/.run $(BIN)/runsc
 setup-dev: $(VENV)/.dev $(BIN)/runsc

@@ -155,5 +155,5 @@ def number(value: float) -> Text:
 
 def _table(title: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=34)
+    table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=26)
     return table

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +66,11 @@ def run(wish: Wish) -> int:
             with _target(wish) as target:
                 with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                     results = runner.run(_measure(target, over_http, wish))
-                heading = f"{target.model} at {target.url}" + (f" in {target.sandbox}" if target.sandbox else "")
+                heading = f"{target.model} at {target.url}"
+                if target.sandbox:
+                    heading += f" in {target.sandbox}, ready after {target.started_s:.1f} s"
             output().print(report.tables(results, heading))
-            document |= {"target": heading, "loads": [one.to_dict() for one in results]}
+            document |= {"target": heading, "started_s": target.started_s, "loads": [one.to_dict() for one in results]}
         for load in loads:
             if load.kind == "engine":
                 document["engine"] = _engine(load, wish)
@@ -98,8 +100,7 @@ def _target(wish: Wish) -> Iterator[Target]:
         raise ConfigError(f"--model {folder} is no folder; without --url it names the model to serve")
     _say("starting: sandboxes, model, a first token ...")
     with own_appliance(folder, wish.kv_bytes, wish.dtype) as target:
-        keys = target.api_keys[: wish.tenants]
-        yield Target(target.url, target.model, keys, target.pid, target.sandbox)
+        yield replace(target, api_keys=target.api_keys[: wish.tenants])
 
 
 async def _measure(target: Target, loads: Sequence[Load], wish: Wish) -> list[Figures]:

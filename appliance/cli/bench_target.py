@@ -59,6 +59,9 @@ class Target:
     api_keys: tuple[str, ...]
     pid: int
     sandbox: str
+    """What holds its engine; empty of a server that is not ours."""
+    started_s: float = 0.0
+    """Seconds from the start of its process to a first token of its model."""
 
 
 @contextlib.contextmanager
@@ -76,9 +79,13 @@ def own_appliance(model_folder: Path | None, kv_bytes: int, dtype: str) -> Itera
         argv = (sys.executable, "-m", "appliance.cli", "serve", "--config", str(config))
         with log.open("wb") as file:
             child = start(argv, env=MINIMAL_ENVIRONMENT, stdio=file.fileno(), own_group=True)
+        began = time.monotonic()
         try:
             ready = _wait_ready(child, log)
-            yield Target(ready["http"], ready["models"][0], tuple(keys.values()), child.pid, ready["sandbox"])
+            started_s = time.monotonic() - began
+            yield Target(
+                ready["http"], ready["models"][-1], tuple(keys.values()), child.pid, ready["sandbox"], started_s
+            )
         finally:
             child.end(END_GRACE_S)
             shutil.rmtree(demo.run_directory(state), ignore_errors=True)

@@ -21,14 +21,17 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 def chunk(data: bytes) -> bytes:
+    """One chunk of the transfer encoding."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def token(text: str = "x") -> bytes:
+    """One event with text."""
     return b'data: {"choices":[{"text":"%s","finish_reason":null}]}\n\n' % text.encode()
 
 
 def usage(tokens: int, cached: int = 0) -> bytes:
+    """The last two events: counts and the end mark."""
     counts = {"prompt_tokens": 5, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}}
     return b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\ndata: [DONE]\n\n"
 
@@ -112,6 +115,7 @@ async def test_an_answer_in_halves_of_chunks() -> None:
 
 
 def answering(data: bytes, *, close: bool = False) -> Handler:
+    """Always these bytes, and then perhaps the end of the connection."""
     async def handler(body: dict[str, object], writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(data)
         if close:
@@ -122,6 +126,7 @@ def answering(data: bytes, *, close: bool = False) -> Handler:
 
 
 def status(code: int, body: bytes = b"{}") -> bytes:
+    """A whole answer that is no stream."""
     return b"HTTP/1.1 %d No\r\ncontent-length: %d\r\n\r\n%s" % (code, len(body), body)
 
 
@@ -139,8 +144,7 @@ def status(code: int, body: bytes = b"{}") -> bytes:
         (HEAD + chunk(token()) * 3 + chunk(b""), False, "disconnect"),
         (b"", True, "disconnect"),
         (HEAD + chunk(token()) * 2 + chunk(usage(2)) + chunk(b""), False, "wrong length"),
-        (HEAD + chunk(b'data: {"choices":[],"usage":{"prompt_tokens":-1,"completion_tokens":3}}\n\n') + chunk(b""), False,
-         "malformed"),
+        (HEAD + chunk(usage(-1)) + chunk(b""), False, "malformed"),
         (HEAD + chunk(token()) + chunk(b'data: {"error":{"code":"engine_lost"}}\n\n') + chunk(b""), False,
          "error engine_lost"),
     ],

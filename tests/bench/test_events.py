@@ -11,6 +11,7 @@ from bench.events import EventReader, MalformedStreamError
 
 
 def event(text: str | None = None, **fields: object) -> bytes:
+    """One event of a completion stream; without text it has no choices."""
     choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": fields.pop("finish", None)}]
     return b"data: " + json.dumps({"choices": choices, **fields}).encode() + b"\n\n"
 
@@ -66,8 +67,8 @@ def test_an_error_in_the_stream_is_found() -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"<html>\n\n", b"data: hello\n\n", b"data: [1]\n\n", b"data: {\n\n", b"data: {broken}\n\n", b"data: {", b"\x00\xff\n\n",
-     b"x" * (1 << 21)],
+    [b"<html>\n\n", b"data: hello\n\n", b"data: [1]\n\n", b"data: {\n\n", b"data: {broken}\n\n", b"data: {",
+     b"\x00\xff\n\n", b"x" * (1 << 21)],
 )  # fmt: skip
 def test_what_is_no_stream(garbage: bytes) -> None:
     """First or after a token: it is refused, never counted."""

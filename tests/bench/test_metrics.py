@@ -23,6 +23,7 @@ def sample(sent: float, *arrivals: float, tenant: int = 0, tokens: int = 0, fail
 
 
 def run_of(load: str, *samples: Sample, steady: float = 10.0, ended: float = 10.0) -> Run:
+    """A run from 0 to its end."""
     return Run(parse_load(load), list(samples), 0.0, steady, ended, client_cpu_s=0.001, lateness_s=[0.0, 0.002])
 
 

@@ -49,6 +49,7 @@ def results() -> list[Figures]:
 
 
 def shown(width: int, *parts: object) -> str:
+    """What a terminal of this width would show."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
     for part in parts:
         console.print(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_plans_are_the_same_for_the_same_seed() -> None:
 def test_arrivals_of_an_open_loop_have_the_rate_asked_for() -> None:
     """Two thousand of 50 a second take 40 seconds, give or take the deviation of a Poisson process."""
     plans = plan(parse_load("open:50,requests=2000"), SHAPE, tenants=1, seed=0)
-    gaps = [later.at_s - one.at_s for one, later in zip(plans, plans[1:], strict=False)]
+    gaps = [later.at_s - one.at_s for one, later in itertools.pairwise(plans)]
     assert plans[-1].at_s == pytest.approx(40, rel=0.07)
     mean = sum(gaps) / len(gaps)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
