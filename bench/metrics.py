@@ -77,6 +77,9 @@ class Figures:
     """One load's figures; seconds, tokens, and rates a second."""
 
     load: str
+    """As it was asked for."""
+    label: str
+    """The same, short enough for tables and plots."""
     requests: int
     failures: dict[str, int]
     duration_s: float
@@ -151,6 +154,7 @@ def figures(run: Run, *, price_per_hour: float | None = None) -> Figures:
         cost = price_per_hour / (tokens_per_s * 3_600) * 1e6
     return Figures(
         load=run.load.name,
+        label=run.load.label,
         requests=len(run.samples),
         failures=dict(Counter(one.failure for one in run.samples if not one.ok)),
         duration_s=run.ended - run.began,

@@ -130,14 +130,19 @@ def llama(binary: Path, gguf: Path, threads: int) -> Round:
     """llama.cpp's own benchmark of batched decoding; one process a round."""
 
     def run(case: Case) -> tuple[float, float | None, list[int]]:
-        context = case.streams * (case.prompt_tokens + case.output_tokens) + 64
+        # It divides the context among the sequences in multiples of 256 and refuses a tight one; what is not used is
+        # not read.
+        context = case.streams * (256 + -(-(case.prompt_tokens + case.output_tokens) // 256) * 256)
         argv = [
             str(binary), "-m", str(gguf), "-c", str(context), "-t", str(threads), "-tb", str(threads),
             "-npp", str(case.prompt_tokens), "-ntg", str(case.output_tokens), "-npl", str(case.streams),
             "--output-format", "jsonl", "-ngl", "0",
         ]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        row = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        found = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if not found:
+            sys.exit(f"llama.cpp printed no figures for {case.name}:\n{done.stderr[-2000:]}")
+        row = json.loads(found[0])
         return case.streams * case.output_tokens / (row["t_pp"] + row["t_tg"]), None, []
 
     return run
@@ -276,7 +281,7 @@ def build_llama(python: Path, home: Path) -> None:
     """llama.cpp out of the source distribution of its Python package, at low priority."""
     with tempfile.TemporaryDirectory(dir=home) as scratch:
         lock = str(ROOT / "requirements" / "peers-sources.lock")
-        pip(python, "download", "--require-hashes", "--no-deps", "--no-binary", ":all:", "-d", scratch, "-r", lock)
+        pip(python, "download", "--require-hashes", "--no-deps", "--no-binary", "llama-cpp-python", "-d", scratch, "-r", lock)
         archive = next(Path(scratch).glob("llama_cpp_python-*.tar.gz"))
         with tarfile.open(archive) as file:
             file.extractall(scratch, filter="data")

@@ -16,7 +16,7 @@ mpl.use("agg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6b7280"
 INK, PAPER, LINE = "#1f2937", "#ffffff", "#e5e7eb"
@@ -102,7 +102,7 @@ def latency(loads: Sequence[Mapping[str, Any]], target: str) -> Figure:
         _log_time(axis)
         axis.set_title(title, loc="left", fontsize=10, color=INK, pad=16)
         axis.set_ylim(len(loads) - 0.4, -0.65)
-    axes[0].set_yticks(list(places), [load["load"] for load in loads], color=INK)
+    axes[0].set_yticks(list(places), [load["label"] for load in loads], color=INK)
     _title(figure, "Latency", f"{target}   filled: median; rings: P95 and P99; dashed: bounds of goodput")
     return figure
 
@@ -151,7 +151,7 @@ def timeline(load: Mapping[str, Any], target: str) -> Figure:
                       clip_on=False)
         upper.text(1, 1.02, f"{len(line['failed_at_s'])} failed", color=RED, ha="right", transform=upper.transAxes)
     lower.set_xlabel("seconds")
-    _title(figure, load["load"], target)
+    _title(figure, "Over time", f"{load['load']}   {target}")
     return figure
 
 
@@ -187,7 +187,7 @@ def peers(found: Mapping[str, Any]) -> Figure:
     place, ticks = 0.0, []
     for case in cases:
         axis.text(0.0, place, case["name"], fontsize=10, fontweight="bold", va="center",
-                  transform=axis.get_yaxis_transform())
+                  transform=axis.get_yaxis_transform(), bbox=HALO, zorder=4)
         place += 1
         for name, ratio in case["ratios"].items():
             color = GREEN if ratio["median"] >= 1 else RED
@@ -199,6 +199,7 @@ def peers(found: Mapping[str, Any]) -> Figure:
             place += 1
     axis.axvline(1, color=GREY, linewidth=1)
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks([at for at, _ in ticks], [name for _, name in ticks], color=INK)

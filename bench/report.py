@@ -63,7 +63,7 @@ def _throughput(results: Sequence[Figures]) -> Table:
         ]
         if priced:
             cells.append(Text("-" if one.cost_per_million is None else f"{one.cost_per_million:.2f}"))
-        table.add_row(Text(one.load, "bold"), *cells)
+        table.add_row(Text(one.label, "bold"), *cells)
     return table
 
 
@@ -74,7 +74,7 @@ def _latency(results: Sequence[Figures]) -> Table:
     for one in results:
         rows = (("first token", one.ttft), ("each later token", one.tpot), ("gap", one.itl), ("whole", one.e2e))
         for place, (name, spread) in enumerate(rows):
-            load = Text("" if place else one.load, "bold")
+            load = Text("" if place else one.label, "bold")
             table.add_row(load, Text(name, "dim"), *_cells(spread))
     return table
 
@@ -90,7 +90,7 @@ def _goodput(results: Sequence[Figures]) -> Table:
         for good in one.good:
             style = "green" if good.share >= 0.99 else "yellow" if good.share >= 0.5 else "red"
             cells += [Text(f"{100 * good.share:.1f} %", style), number(good.requests_per_s)]
-        table.add_row(Text(one.load, "bold"), *cells)
+        table.add_row(Text(one.label, "bold"), *cells)
     return table
 
 
@@ -101,7 +101,7 @@ def _processor(results: Sequence[Figures]) -> Table:
         table.add_column(label.upper(), justify="right", no_wrap=True)
     for one in results:
         values = [one.server_us_per_token.get(label, 0.0) for label in labels]
-        table.add_row(Text(one.load, "bold"), *map(number, values), number(one.client_us_per_token))
+        table.add_row(Text(one.label, "bold"), *map(number, values), number(one.client_us_per_token))
     return table
 
 
@@ -113,7 +113,7 @@ def _tenants(results: Sequence[Figures]) -> Table:
         for place, (tenant, row) in enumerate(one.by_tenant.items()):
             share = row["cached_tokens"] / row["prompt_tokens"] if row["prompt_tokens"] else 0.0
             table.add_row(
-                Text("" if place else one.load, "bold"), Text(f"key {tenant + 1}", "dim"),
+                Text("" if place else one.label, "bold"), Text(f"key {tenant + 1}", "dim"),
                 Text(f"{row['requests']:,.0f}"), Text(f"{row['output_tokens']:,.0f}"), Text(f"{100 * share:.1f} %"),
                 milliseconds(row["ttft_p50_s"]), milliseconds(row["ttft_p99_s"]),
             )
@@ -124,14 +124,14 @@ def _notes(results: Sequence[Figures]) -> Iterator[Text]:
     for one in results:
         if one.failed:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(one.failures.items()))
-            yield Text(f"{one.load}: {one.failed} of {one.requests} failed ({kinds}); its rates are void", "red")
+            yield Text(f"{one.label}: {one.failed} of {one.requests} failed ({kinds}); its rates are void", "red")
         if one.client_late is not None and one.client_late.p99 > LATE_S:
             late = f"{one.client_late.p99 * 1e3:.0f} ms"
-            yield Text(f"{one.load}: this client was late by {late} at p99; latencies hold that too", "yellow")
+            yield Text(f"{one.label}: this client was late by {late} at p99; latencies hold that too", "yellow")
         if not one.counted and one.requests > one.failed:
-            yield Text(f"{one.load}: the server reports no counts; an event was taken for a token", "yellow")
+            yield Text(f"{one.label}: the server reports no counts; an event was taken for a token", "yellow")
         if one.reconnects:
-            yield Text(f"{one.load}: {one.reconnects} idle connections were closed by the server", "dim")
+            yield Text(f"{one.label}: {one.reconnects} idle connections were closed by the server", "dim")
 
 
 def _cells(spread: Spread | None) -> list[Text]:
@@ -155,5 +155,5 @@ def number(value: float) -> Text:
 
 def _table(title: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=26)
+    table.add_column(title, no_wrap=True)
     return table

@@ -32,6 +32,9 @@ MAX_STREAMS = 1_000
 MAX_RATE = 100_000.0
 """Requests a second."""
 
+LABEL_CHARS = 26
+"""Characters of a load's name in a table of 80 columns."""
+
 _NUMBERS = {"requests": int, "prompt": int, "output": int, "context": int, "speed": float}
 
 
@@ -52,6 +55,16 @@ class Load:
     batches: tuple[int, ...] = ()
     """Of the engine alone."""
     options: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The name, or what is most telling of it, in ``LABEL_CHARS``."""
+        if len(self.name) <= LABEL_CHARS:
+            return self.name
+        if self.kind != "trace":
+            return self.name[: LABEL_CHARS - 2] + ".."
+        speed = f" x{self.option('speed', 1):g}"
+        return f"{self.name.split('.')[0][: LABEL_CHARS - 2 - len(speed)]}..{speed}"
 
     def option(self, name: str, default: float) -> float:
         """An option after the comma, or the default."""
