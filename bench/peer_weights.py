@@ -84,7 +84,7 @@ _GGUF_NAMES = {
 
 
 def write_gguf(model: Path, target: Path) -> None:
-    """The model as GGUF, matrices in their own dtype, norms in float32; without a vocabulary: prompts are ids."""
+    """The model as GGUF, matrices in their own dtype, norms in float32."""
     import gguf
     import torch
     from safetensors import safe_open
@@ -102,7 +102,7 @@ def write_gguf(model: Path, target: Path) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    _add_vocabulary(writer, model, config)
     with safe_open(model / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a mapping
             tensor = file.get_tensor(name)
@@ -122,6 +122,29 @@ def write_gguf(model: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_vocabulary(writer: Any, model: Path, config: dict[str, Any]) -> None:
+    """The texts of the tokens, for a server's answers; prompts are ids, so how text becomes tokens does not matter.
+    A tokenizer that does not name every id of the model is left out, and only llama.cpp's benchmark runs then."""
+    import gguf
+
+    found = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    if len(found) != config["vocab_size"]:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    tokens = sorted(found, key=found.__getitem__)
+    byte, normal = gguf.TokenType.BYTE, gguf.TokenType.NORMAL
+    kinds = [byte if len(one) == len("<0x00>") and one.startswith("<0x") else normal for one in tokens]
+    kinds[0] = gguf.TokenType.UNKNOWN
+    kinds[config["bos_token_id"]] = kinds[config["eos_token_id"]] = gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(place) for place in range(len(tokens))])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(value=False)
 
 
 def _gguf_name(name: str) -> str:

@@ -281,7 +281,8 @@ def build_llama(python: Path, home: Path) -> None:
     """llama.cpp out of the source distribution of its Python package, at low priority."""
     with tempfile.TemporaryDirectory(dir=home) as scratch:
         lock = str(ROOT / "requirements" / "peers-sources.lock")
-        pip(python, "download", "--require-hashes", "--no-deps", "--no-binary", "llama-cpp-python", "-d", scratch, "-r", lock)
+        wanted = ("--require-hashes", "--no-deps", "--no-binary", "llama-cpp-python", "-r", lock)
+        pip(python, "download", *wanted, "-d", scratch)
         archive = next(Path(scratch).glob("llama_cpp_python-*.tar.gz"))
         with tarfile.open(archive) as file:
             file.extractall(scratch, filter="data")
