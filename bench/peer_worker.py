@@ -1,9 +1,10 @@
-"""One engine in one process, told what to run line by line: ``python bench/peer_worker.py ENGINE MODEL DTYPE THREADS``.
+"""One engine in one process, told what to run line by line:
+``python bench/peer_worker.py ENGINE MODEL DTYPE THREADS [KERNELS]``.
 
 Each line on standard input is a JSON object with ``prompts`` (lists of token ids) and ``output_tokens``; each answer
 one with the seconds it took by the clock, the processor time of the whole process, and the first answer's ids. All
 prompts are given at once, decoding is greedy, and no answer ends early. Loading and one small round are done before the
-first line, so that only the work is timed.
+first line, so that only the work is timed. KERNELS is a directory of compiled kernels for this project's engine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
+Extra = dict[str, Any]
+"""More of ``EngineConfig``, for this project's engine alone."""
 
 KV_BYTES = 512 << 20
 """KV memory of engines that ask for it beforehand."""
@@ -24,7 +27,7 @@ KV_BYTES = 512 << 20
 MAX_SEQUENCES = 64
 
 
-def ours(model: Path, dtype: str, threads: int) -> Generate:
+def ours(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     """This project's engine, in its own process and without a channel."""
     from array import array
 
@@ -35,7 +38,7 @@ def ours(model: Path, dtype: str, threads: int) -> Generate:
 
     config = EngineConfig(
         model_dir=str(model), model_digest="00", dtype=dtype, threads=threads, kv_bytes=KV_BYTES, max_context=1_024,
-        max_num_seqs=MAX_SEQUENCES, max_num_batched_tokens=512, prefix_caching=False,
+        max_num_seqs=MAX_SEQUENCES, max_num_batched_tokens=512, prefix_caching=False, **extra,
     )  # fmt: skip
     engine = load_engine(config)
     last = 0
@@ -63,7 +66,7 @@ def transformers_model(model: Path, dtype: str, threads: int) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="sdpa").eval()
 
 
-def transformers_generate(model: Path, dtype: str, threads: int) -> Generate:
+def transformers_generate(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     """``generate`` on one padded batch; all prompts of a round have one length here."""
     import torch
 
@@ -82,7 +85,7 @@ def transformers_generate(model: Path, dtype: str, threads: int) -> Generate:
     return run
 
 
-def transformers_continuous(model: Path, dtype: str, threads: int) -> Generate:
+def transformers_continuous(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     """The continuous-batching manager, kept between rounds as its server keeps it."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -111,7 +114,7 @@ def transformers_continuous(model: Path, dtype: str, threads: int) -> Generate:
     return run
 
 
-def openvino(model: Path, dtype: str, threads: int) -> Generate:
+def openvino(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     """openvino-genai's continuous batching: weights as exported, KV and arithmetic in the dtype asked for."""
     import numpy as np
     import openvino as ov
@@ -140,7 +143,7 @@ def openvino(model: Path, dtype: str, threads: int) -> Generate:
     return run
 
 
-ENGINES: dict[str, Callable[[Path, str, int], Generate]] = {
+ENGINES: dict[str, Callable[[Path, str, int, Extra], Generate]] = {
     "ours": ours, "transformers generate": transformers_generate,
     "transformers continuous batching": transformers_continuous, "openvino-genai": openvino,
 }  # fmt: skip
@@ -148,11 +151,11 @@ ENGINES: dict[str, Callable[[Path, str, int], Generate]] = {
 
 def main(arguments: list[str]) -> int:
     """Load, warm, then answer lines until standard input ends."""
-    name, model, dtype, threads = arguments
+    name, model, dtype, threads, *kernels = arguments
     # Libraries print what they like; answers go to the real standard output only.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    run = ENGINES[name](Path(model), dtype, int(threads))
+    run = ENGINES[name](Path(model), dtype, int(threads), {"kernels": kernels[0]} if kernels else {})
     run([[5, 6, 7, 8]] * 2, 4)
     answers.write(json.dumps({"ready": name}) + "\n")
     answers.flush()

@@ -35,12 +35,16 @@ sys.path.insert(0, str(ROOT))
 DEFAULT_HOME = Path(tempfile.gettempdir()) / "athanor-peers"
 SEED = 0
 OURS = "ours"
+COMPILED = "ours, compiled kernels"
+"""With ``--kernels``, a directory that holds them for this machine; ratios are of it then."""
 ENGINES = (OURS, "transformers generate", "transformers continuous batching", "openvino-genai", "llama.cpp")
 
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_UI=OFF",
 )
+LLAMA_TRIES = 5
+"""Runs of llama.cpp's benchmark until one prints its figures."""
 TARGETS = ("llama-batched-bench", "llama-server")
 
 
@@ -90,11 +94,10 @@ def prompts(case: Case) -> list[list[int]]:
 
 
 @contextmanager
-def worker(engine: str, python: Path, model: Path, dtype: str, threads: int) -> Iterator[Round]:
+def worker(engine: str, python: Path, *arguments: object) -> Iterator[Round]:
     """An engine of ``bench/peer_worker.py``, for the time of the block."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE",
-                   "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    argv = [str(python), str(ROOT / "bench" / "peer_worker.py"), engine, str(model), dtype, str(threads)]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    argv = [str(python), str(ROOT / "bench" / "peer_worker.py"), engine, *map(str, arguments)]
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
@@ -135,17 +138,27 @@ def llama(binary: Path, gguf: Path, threads: int) -> Round:
         context = case.streams * (256 + -(-(case.prompt_tokens + case.output_tokens) // 256) * 256)
         argv = [
             str(binary), "-m", str(gguf), "-c", str(context), "-t", str(threads), "-tb", str(threads),
-            "-npp", str(case.prompt_tokens), "-ntg", str(case.output_tokens), "-npl", str(case.streams),
+            # The second, for one sequence, gives its logger the time to write the first: on a busy machine it
+            # often ends before the last line is out.
+            "-npp", str(case.prompt_tokens), "-ntg", str(case.output_tokens), "-npl", f"{case.streams},1",
             "--output-format", "jsonl", "-ngl", "0",
         ]
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        found = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if not found:
+        for _ in range(LLAMA_TRIES):
+            done = subprocess.run(argv, capture_output=True, text=True, check=True)
+            found = [row for row in map(_figures, done.stdout.splitlines()) if row.get("pl") == case.streams]
+            if found:
+                break
+        else:
             sys.exit(f"llama.cpp printed no figures for {case.name}:\n{done.stderr[-2000:]}")
-        row = json.loads(found[0])
+        row = found[0]
         return case.streams * case.output_tokens / (row["t_pp"] + row["t_tg"]), None, []
 
     return run
+
+
+def _figures(line: str) -> dict[str, Any]:
+    """A line of figures; nothing of any other line."""
+    return dict(json.loads(line)) if line.startswith("{") and line.endswith("}") else {}
 
 
 def measure(case: Case, rounds: dict[str, Round], passes: int) -> dict[str, Seen]:
@@ -170,7 +183,8 @@ def ratios(mine: list[float], theirs: list[float]) -> dict[str, float]:
 
 def summary(case: Case, seen: dict[str, Seen]) -> dict[str, Any]:
     """One case as plain values."""
-    mine = seen[OURS]
+    base = next(name for name in (COMPILED, OURS) if name in seen)
+    mine = seen[base]
     rows = {}
     for name, one in seen.items():
         rows[name] = {
@@ -178,7 +192,7 @@ def summary(case: Case, seen: dict[str, Seen]) -> dict[str, Any]:
             "cpu_us_per_token": statistics.median(one.cpu_us_per_token) if one.cpu_us_per_token else None,
             "same_ids": one.first == mine.first if one.first else None,
         }
-    others = [name for name in seen if name != OURS]
+    others = [name for name in seen if name != base]
     return {
         "name": case.name, "engines": rows,
         "ratios": {name: ratios(mine.tokens_per_s, seen[name].tokens_per_s) for name in others},
@@ -236,6 +250,9 @@ def run(options: argparse.Namespace) -> int:
                 python = home / "venv" / "bin" / "python" if theirs else Path(sys.executable)
                 folder = files["ov"] if theirs else files["hf"]
                 rounds[engine] = held.enter_context(worker(engine, python, folder, dtype, options.threads))
+                if engine == OURS and options.kernels:
+                    arguments = (folder, dtype, options.threads, options.kernels.resolve())
+                    rounds[COMPILED] = held.enter_context(worker(OURS, python, *arguments))
             for case in cases:
                 if case.model == model:
                     results.append(summary(case, measure(case, rounds, options.passes)))
@@ -310,6 +327,7 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=4, help="an even number: forth and back")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--kernels", type=Path, help="compiled kernels: this engine is measured with and without")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plots", type=Path)
     options = parser.parse_args()
