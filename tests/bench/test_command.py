@@ -91,3 +91,14 @@ def test_plots_without_their_library_are_refused_at_once(monkeypatch: pytest.Mon
     done = bench("closed:1", "--url", "http://127.0.0.1:1", "--model", "m", "--plots", "x")
     assert done.exit_code == 1
     assert "athanor[bench]" in done.stderr
+
+
+@pytest.mark.full
+def test_the_engine_alone_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """The embedded model, one and two sequences: rates and shares above nothing, beside what they stand on."""
+    done = bench("engine:1,2", "--prompt-tokens", "8", "--output-tokens", "4", "--json", str(tmp_path / "f.json"))
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "f.json").read_text())["engine"]
+    assert [row["batch"] for row in found["rows"]] == [1, 2]
+    assert all(row["decode_tokens_per_s"] > 0 and row["roofline_share"] > 0 for row in found["rows"])
+    assert found["read_bytes_per_s"] > 1e8 and found["weight_bytes"] > 5_000_000

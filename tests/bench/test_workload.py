@@ -37,6 +37,14 @@ def test_words_of_a_load() -> None:
     assert trace.option("speed", 1) == 20 and trace.option("prompt", 1) == 1
 
 
+def test_long_names_have_a_label() -> None:
+    """What a table of 80 columns has room for, with the speed of a trace, which is what differs between its rows."""
+    assert parse_load("closed:16,requests=9").label == "closed:16,requests=9"
+    labels = {parse_load(f"trace:a/mooncake_conversation_trace.jsonl,speed={speed}").label for speed in (2.5, 40)}
+    assert labels == {"trace:mooncake_conv.. x2.5", "trace:mooncake_conve.. x40"} and set(map(len, labels)) == {26}
+    assert parse_load("closed:1000,requests=16000000").label == "closed:1000,requests=160.."
+
+
 def test_plans_are_the_same_for_the_same_seed() -> None:
     """Lengths are exact, tenants take turns, another seed gives other prompts, warm-up shares no prefix."""
     load = parse_load("closed:4")
