@@ -93,6 +93,8 @@ def _target(wish: Wish) -> Iterator[Target]:
     if wish.url is not None:
         if wish.model is None:
             raise TargetError("a server is measured by a model it serves; name it with --model")
+        if wish.pid is not None and not Path("/proc", str(wish.pid)).exists():
+            raise TargetError(f"--pid {wish.pid}: no process of this machine has that id")
         yield Target(wish.url, wish.model, wish.api_keys, wish.pid or 0, "")
         return
     folder = Path(wish.model) if wish.model is not None else None

@@ -76,6 +76,7 @@ def test_failures_end_with_one_and_are_named() -> None:
         (("--model", "no/such/folder"), 4, "no folder"),
         (("trace:no/such/file", "--url", "http://127.0.0.1:1", "--model", "m"), 1, "cannot be read"),
         (("closed:1,requests=1", "--url", "http://127.0.0.1:1", "--model", "m", "--json", "no/f"), 1, "cannot write"),
+        (("--url", "http://127.0.0.1:1", "--model", "m", "--pid", "4194305"), 1, "no process"),
         (("--output-tokens", "0"), 2, "--output-tokens"),
     ],
 )  # fmt: skip
