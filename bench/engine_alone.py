@@ -24,6 +24,7 @@ import torch
 from engine.config import EngineConfig
 from engine.load import load_engine
 from engine.loop import Engine
+from engine.runner import Runner
 from isolation.ipc.messages import Sampling, Submit
 
 PROBE_BYTES = 1 << 30
@@ -110,7 +111,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     rate = read_bytes_per_s()
     engine = load_engine(config)
-    model = engine.runner.model
+    runner = engine.runner
+    assert isinstance(runner, Runner), "this configuration names a model"
+    model = runner.model
     token_bytes = 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim * model.dtype.itemsize
     weights = weight_bytes(options.model)
     rows = []
