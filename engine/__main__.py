@@ -63,10 +63,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _lock_down(engine: Engine, channel: Channel, threads: int) -> None:
-    """Allow what a warm engine does. Kernels that are written while it runs need executable memory: 16-bit types always
-    have them, and any other whose warm-up has left code without a file."""
+    """Allow what a warm engine does. Kernels that are written while it runs need executable memory: the runner knows of
+    them, or warm-up has left code without a file."""
     _memory, bell_in, bell_out = channel.fds()
-    writes_code = engine.runner.model.dtype != torch.float32 or generates_code(read_maps())
+    writes_code = engine.runner.writes_code or generates_code(read_maps())
     lock_down(engine_calls(Bells(bell_in, bell_out), threads=threads, generates_code=writes_code))
 
 

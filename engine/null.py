@@ -67,6 +67,11 @@ class NullRunner:
         self._sleep = sleep
         self._due = 0.0
 
+    @property
+    def writes_code(self) -> bool:
+        """Nothing is multiplied."""
+        return False
+
     def execute(self, plan: StepPlan) -> Samples:
         """One step: a look-up for each row that samples, then the rest of the step's time asleep."""
         at, walk = self._at, self._walk

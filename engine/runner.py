@@ -24,6 +24,11 @@ class Runner:
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._batches = BatchBuilder(limits, storage)
 
+    @property
+    def writes_code(self) -> bool:
+        """oneDNN multiplies the 16-bit types, and writes a kernel for every new number of rows."""
+        return self.model.dtype != torch.float32
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""

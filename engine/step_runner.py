@@ -36,6 +36,11 @@ class StepRunner(Protocol):
         """Its KV memory."""
         ...
 
+    @property
+    def writes_code(self) -> bool:
+        """Whether a library that it calls writes machine code as it meets new shapes."""
+        ...
+
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
         ...
