@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify lint format proto lock bench setup setup-dev clean
+.PHONY: run test verify lint format proto lock bench setup setup-dev kernels clean
 
-run: setup ## serve the embedded model in a sandbox
+run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
 
 test: setup-dev ## the whole test suite, small counts
@@ -29,6 +29,12 @@ lock: setup-dev ## renew the pinned versions
 
 bench: setup-dev ## figures of the hot paths
 	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py && $(BIN)/athanor bench
+
+# For this machine's processor; without a compiler the engine does without them.
+KERNELS := $(VENV)/share/athanor/kernels
+kernels: $(KERNELS)/kernels.so
+$(KERNELS)/kernels.so: $(wildcard engine/kernels/csrc/*) appliance/kernels.py | $(VENV)/.run
+	-@$(BIN)/athanor kernels build $(KERNELS)
 
 setup: $(VENV)/.run $(BIN)/runsc
 setup-dev: $(VENV)/.dev $(BIN)/runsc

@@ -58,7 +58,8 @@ class ListenConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """One model to serve. ``kv_bytes`` is host memory on a CPU machine.
+    """One model to serve. ``kv_bytes`` is host memory on a CPU machine. ``weights: int8`` rounds the weights to 8 bits
+    while they are loaded, and activations row by row: half the memory of bfloat16, and not the same tokens.
 
     ``runner: "null"`` is for benchmarks of everything but the model: no weights are read, the answers are meaningless
     ids given by rule, and ``step_us`` is the least time of a step. All models of a configuration are then such ones,
@@ -68,6 +69,7 @@ class ModelConfig(_Section):
     name: str = Field(pattern=MODEL_NAME)
     path: Path = Field(strict=False)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["stored", "int8"] = "stored"
     max_context: Annotated[int, Field(ge=16, le=1 << 20)] = 32_768
     kv_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     block_size: Annotated[int, Field(ge=1, le=512)] = 16
@@ -87,7 +89,8 @@ class ModelConfig(_Section):
 class SandboxConfig(_Section):
     """How sandboxes are made. Without ``image`` the running Python is mounted read-only; with one, ``image_digest``
     pins it (`athanor image build` prints it) and another image is refused. ``cores`` bounds each sandbox where the
-    machine's cgroups allow it; 0 means all of the machine's."""
+    machine's cgroups allow it; 0 means all of the machine's. ``kernels`` is a directory that `athanor kernels build` made
+    on this machine; engines that cannot use it compute without and say so in the log."""
 
     runsc: str = ""
     image: Path | None = Field(default=None, strict=False)
@@ -95,6 +98,7 @@ class SandboxConfig(_Section):
     unsafe_no_sandbox: bool = False
     memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
     cores: Annotated[float, Field(ge=0)] = 0.0
+    kernels: Path | None = Field(default=None, strict=False)
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:
@@ -188,5 +192,7 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
     sandbox = config.sandbox
     if sandbox.image is not None:
         sandbox = sandbox.model_copy(update={"image": folder / sandbox.image})
+    if sandbox.kernels is not None:
+        sandbox = sandbox.model_copy(update={"kernels": folder / sandbox.kernels})
     paths = {name: folder / getattr(config, name) for name in ("policy", "credentials", "pepper", "run_dir")}
     return config.model_copy(update={"models": models, "listen": listen, "sandbox": sandbox, **paths})

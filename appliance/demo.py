@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from appliance import kernels
 from appliance.api.keys import KeyRecord, issue, serialise_records
 from appliance.catalog import EMBEDDED_MODEL, embedded_model, find_files
 from appliance.config import MODEL_NAME
@@ -109,7 +110,7 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
             held.enter_context(exclusive(state / LOCK, f"the state directory {state}"))
             keys = prepare_keys(state)
             prepare_policy(state)
-            config = write_config(state, options, models)
+            config = write_config(state, options, models, kernels.installed())
         except OSError as error:
             raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
         try:
@@ -217,7 +218,9 @@ def choose_ports(wanted: tuple[int, ...]) -> list[int]:
         return chosen
 
 
-def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> Path:
+def write_config(
+    state: Path, options: DemoOptions, served: dict[str, Path], kernel_folder: Path | None = None
+) -> Path:
     """Write ``athanor.yaml`` for these options and models; gives its path."""
     models = [
         {"name": name, "path": str(path), "dtype": DTYPES.get(name, "auto"), "kv_bytes": KV_BYTES}
@@ -235,7 +238,10 @@ def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> 
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
-        "sandbox": {"unsafe_no_sandbox": options.unsafe_no_sandbox},
+        "sandbox": {
+            "unsafe_no_sandbox": options.unsafe_no_sandbox,
+            "kernels": None if kernel_folder is None else str(kernel_folder),
+        },
     }
     path = state / CONFIG
     # JSON is YAML: what is generated needs no second writer.

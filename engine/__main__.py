@@ -1,8 +1,8 @@
 """The program inside an engine sandbox: ``python -m engine /ipc/host.sock``.
 
 Order: import everything heavy, attach (which waits for the host), load and warm the model, lock down, say ready, serve.
-From lock-down on one system call beyond the list ends the process. It speaks on stderr only when it ends, one line, and
-never repeats content. Exit status:
+From lock-down on one system call beyond the list ends the process. It speaks on stderr twice, one line each, and never
+repeats content: what it computes with, and why it ended. Exit status:
 
 * 0: drained, or the host went away;
 * 2: wrong arguments;
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
         engine = load_engine(config)
+        sys.stderr.write(f"engine computes with {engine.runner.backend}\n")
         _lock_down(engine, channel, config.threads)
         channel.send(engine.ready())
         gc.disable()

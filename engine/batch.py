@@ -1,5 +1,7 @@
 """Turns a step plan into arrays and tensors: token ids, positions, slots, attention groups.
 
+``arrays`` is what every backend needs; ``build`` adds the rectangles that the plain attention gathers.
+
 Rows live here between steps: block table, known tokens, number of computed tokens. A plan brings only what changed,
 so a decode step costs a handful of array operations however long the sequences are.
 
@@ -26,6 +28,28 @@ Ints = NDArray[np.int64]
 
 SMALL_WIDTH = 8
 """Blocks up to which rows are put together whatever their lengths: padding is then cheaper than another product."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """The tokens of one step as flat, contiguous arrays of int64 on the host; valid until the next step is built."""
+
+    token_ids: Ints
+    positions: Ints
+    slots: Ints
+    rows: Ints
+    """For each token the row of ``tables`` that its sequence has."""
+    tables: Ints
+    """Block tables of all rows."""
+    wanted: Ints
+    """For each of the plan's ``sample_rows`` the index of its token in the step."""
+    num_decode: int
+    """Leading tokens that decode, one a row."""
+
+    @property
+    def next_positions(self) -> Ints:
+        """For each of the plan's ``sample_rows`` the position of the token to be sampled."""
+        return self.positions[self.wanted] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +81,7 @@ class BatchBuilder:
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros(max_num_tokens, dtype=np.int64)
+        self._rows = np.zeros(max_num_tokens, dtype=np.int64)
 
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""
@@ -64,34 +89,62 @@ class BatchBuilder:
         self._tables.assign(row, admission.blocks)
         self._known[row] = np.array(admission.token_ids, dtype=np.int64)
 
-    def build(self, plan: StepPlan) -> StepBatch:
-        """The inputs of a plan that computes at least one token; its admissions were taken already."""
+    def arrays(self, plan: StepPlan, *, by_length: bool = False) -> StepArrays:
+        """The tokens of a plan that computes at least one; its admissions were taken already.
+
+        Args:
+            by_length: put decoding rows in the order of falling length instead of the plan's.
+        """
         self._tables.grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
         rows = np.array(plan.decode_rows, dtype=np.int64)
-        order = np.argsort(-self._computed[rows], kind="stable")
-        rows = rows[order]
         place = len(rows)
-        wanted = np.empty(place, dtype=np.int64)
-        wanted[order] = np.arange(place)
+        wanted = np.arange(place)
+        if by_length:
+            order = np.argsort(-self._computed[rows], kind="stable")
+            rows = rows[order]
+            wanted[order] = np.arange(place)
+        computed = self._computed[rows]
         self._token_ids[:place] = self._last[rows]
-        self._positions[:place] = self._computed[rows]
-        self._slots[:place] = self._tables.slots(rows, self._computed[rows])
-        chunks, ends = [], []
+        self._positions[:place] = computed
+        self._slots[:place] = self._tables.slots(rows, computed)
+        self._rows[:place] = rows
+        ends = []
         for chunk in plan.prefills:
-            chunks.append(self._put_chunk(chunk, place))
+            self._put_chunk(chunk, place)
             place += chunk.length
             if chunk.last:
                 ends.append(place - 1)
-        wanted = np.concatenate((wanted, np.array(ends, dtype=np.int64)))
+        if ends:
+            wanted = np.concatenate((wanted, np.array(ends, dtype=np.int64)))
+        return StepArrays(
+            token_ids=self._token_ids[:place],
+            positions=self._positions[:place],
+            slots=self._slots[:place],
+            rows=self._rows[:place],
+            tables=self._tables.tables,
+            wanted=wanted,
+            num_decode=len(rows),
+        )
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The inputs of the plain path for a plan that computes at least one token."""
+        arrays = self.arrays(plan, by_length=True)
+        chunks = []
+        place = arrays.num_decode
+        for chunk in plan.prefills:
+            chunks.append(self._context(chunk, place))
+            place += chunk.length
         attention = AttentionBatch(
-            slots=self._tensor(self._slots[:place]), groups=self._groups(rows), chunks=tuple(chunks)
+            slots=self._tensor(arrays.slots),
+            groups=self._groups(arrays.rows[: arrays.num_decode]),
+            chunks=tuple(chunks),
         )
         return StepBatch(
-            token_ids=self._tensor(self._token_ids[:place]),
-            positions=self._tensor(self._positions[:place]),
+            token_ids=self._tensor(arrays.token_ids),
+            positions=self._tensor(arrays.positions),
             attention=attention,
-            wanted=self._tensor(wanted),
-            next_positions=self._positions[wanted] + 1,
+            wanted=self._tensor(arrays.wanted),
+            next_positions=arrays.next_positions,
         )
 
     def advance(self, plan: StepPlan, token_ids: list[int]) -> None:
@@ -101,18 +154,22 @@ class BatchBuilder:
             self._computed[chunk.row] = chunk.start + chunk.length
         self._last[plan.sample_rows] = token_ids
 
-    def _put_chunk(self, chunk: Chunk, place: int) -> ChunkContext:
+    def _put_chunk(self, chunk: Chunk, place: int) -> None:
         end = chunk.start + chunk.length
         part = slice(place, place + chunk.length)
         self._token_ids[part] = self._known[chunk.row][chunk.start : end]
         self._positions[part] = np.arange(chunk.start, end)
         self._slots[part] = self._tables.chunk_slots(chunk.row, chunk.start, chunk.length)
+        self._rows[part] = chunk.row
+
+    def _context(self, chunk: Chunk, place: int) -> ChunkContext:
+        end = chunk.start + chunk.length
         if chunk.start == 0:
-            return ChunkContext(part.start, part.stop, None, end, None)
+            return ChunkContext(place, place + chunk.length, None, end, None)
         row = np.array([chunk.row])
         blocks = self._tensor(self._tables.rectangle(row, -(-end // self._block_size)))
         hidden = np.arange(end) > np.arange(chunk.start, end)[:, None]
-        return ChunkContext(part.start, part.stop, blocks, end, self._mask(hidden))
+        return ChunkContext(place, place + chunk.length, blocks, end, self._mask(hidden))
 
     def _groups(self, rows: Ints) -> tuple[DecodeGroup, ...]:
         """Cut the rows, sorted by falling length, into rectangles that waste at most half and fit the buffers."""

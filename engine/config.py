@@ -42,6 +42,10 @@ class EngineConfig:
     """``model``, or ``null``: no weights are read and ids are given by rule (``engine.null``), for benchmarks."""
     step_us: int = 0
     """Microseconds that a step of the null runner takes at least."""
+    kernels: str = ""
+    """Directory inside the sandbox with kernels that were compiled for this machine; empty for none."""
+    quantization: str = "none"
+    """``none``, or ``int8``: weights with a scale an output, activations with a scale a row."""
 
     def to_json(self) -> bytes:
         """The configuration as it travels."""

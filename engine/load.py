@@ -8,6 +8,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
+from engine.kernels.library import UnusableKernelsError, open_library
+from engine.kernels.program import NativeModel, check_supported
 from engine.kv.block_pool import BlockPool
 from engine.kv.layout import KvLayout, fit_layout
 from engine.kv.prefix_cache import PrefixCache
@@ -20,6 +22,9 @@ from engine.null import build_null_engine
 from engine.runner import Runner
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.scheduler import Scheduler
+
+QUANTIZATIONS = ("none", "int8")
+"""Forms that weights may be brought into while they are loaded."""
 
 
 def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True) -> Engine:
@@ -37,7 +42,7 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
         engine = build_null_engine(config, limits_for(config, description, layout), layout)
         _settle_memory()
         return engine
-    model = load_model(config.model_dir, description, dtype=config.dtype, device=torch.device(device))
+    model = load_model(config.model_dir, description, dtype=config.dtype, device=torch.device(device), packed=False)
     engine = build_engine(config, model)
     if warm:
         engine.warm_up()
@@ -52,14 +57,34 @@ def _settle_memory() -> None:
 
 
 def build_engine(config: EngineConfig, model: LlamaForCausalLM) -> Engine:
-    """Put KV memory, scheduler and runner around a model."""
+    """Put KV memory, scheduler and runner around a loaded model, on compiled kernels where there are some."""
     layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."))
     limits = limits_for(config, model.config, layout)
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
-    runner = Runner(model, storage, limits)
+    runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
     return Engine(Scheduler(limits, pool, cache), runner)
+
+
+def make_runner(
+    config: EngineConfig, model: LlamaForCausalLM, storage: KvStorage, limits: SchedulerLimits
+) -> Runner:
+    """A runner on compiled kernels, or on the plain path with the reason why."""
+    int8 = config.quantization == "int8"
+    reason = "none were given"
+    if config.kernels and model.device.type == "cpu":
+        try:
+            check_supported(model)
+            library = open_library(config.kernels, config.threads)
+        except UnusableKernelsError as error:
+            reason = str(error)
+        else:
+            program = NativeModel(library, model, storage, limits, int8=int8)
+            return Runner(model, storage, limits, program, backend=library.description)
+    if not model.packed:
+        model.pack(int8=int8)
+    return Runner(model, storage, limits, backend=f"plain operations; no compiled kernels: {reason}")
 
 
 def layout_for(config: EngineConfig, model: ModelConfig, dtype: str) -> KvLayout:
@@ -108,3 +133,5 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigurationError(f"step_us is {config.step_us}; it must be at least 0, and is for the null runner only")
     if config.dtype != "auto" and config.dtype not in DTYPE_NAMES:
         raise ConfigurationError(f"dtype must be auto or one of: {', '.join(DTYPE_NAMES)}")
+    if config.quantization not in QUANTIZATIONS:
+        raise ConfigurationError(f"quantization must be one of: {', '.join(QUANTIZATIONS)}")

@@ -58,6 +58,7 @@ class NullRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.limits = limits
+        self.backend = "nothing: ids are given by rule"
         self.storage = NullStorage(layout)
         self._walk = walk(limits)
         self._at = [0] * limits.max_num_seqs

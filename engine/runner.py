@@ -1,10 +1,16 @@
-"""Executes step plans: zero, admit, build inputs, forward, sample. Everything with tensors is behind this class."""
+"""Executes step plans: zero, admit, build inputs, forward, sample. Everything with tensors is behind this class.
+
+The forward pass is the model's own, of plain tensor operations, or a ``Program``: the same model compiled.
+"""
 
 from __future__ import annotations
 
-import torch
+from typing import Protocol
 
-from engine.batch import BatchBuilder
+import torch
+from torch import Tensor
+
+from engine.batch import BatchBuilder, Ints, StepArrays
 from engine.kv.storage import KvStorage
 from engine.model.attention import PagedAttention
 from engine.model.llama import LlamaForCausalLM
@@ -13,11 +19,32 @@ from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import StepPlan
 
 
+class Program(Protocol):
+    """A compiled model."""
+
+    def forward(self, arrays: StepArrays) -> Tensor:
+        """Logits of the wanted tokens, shape ``(M, vocab_size)``; valid until the next call."""
+
+    def touch(self) -> None:
+        """Write every page of its buffers once more."""
+
+
 class Runner:
     """A loaded model with its KV memory and the state of all rows."""
 
-    def __init__(self, model: LlamaForCausalLM, storage: KvStorage, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        storage: KvStorage,
+        limits: SchedulerLimits,
+        program: Program | None = None,
+        *,
+        backend: str = "plain operations",
+    ) -> None:
         self.model = model
+        self.program = program
+        self.backend = backend
+        """What computes, and why nothing faster does, for people."""
         self.storage = storage
         self.limits = limits
         self._attention = PagedAttention(storage, model.config.num_heads)
@@ -39,9 +66,22 @@ class Runner:
             self._sampler.admit(admission)
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
-        batch = self._batches.build(plan)
-        logits = self.model.forward(batch.token_ids, batch.positions, self._attention, batch.attention, batch.wanted)
+        logits, next_positions = self._forward(plan)
         rows = plan.sample_rows
-        samples = self._sampler.sample(logits, rows, batch.next_positions) if rows else Samples([])
+        samples = self._sampler.sample(logits, rows, next_positions) if rows else Samples([])
         self._batches.advance(plan, samples.token_ids)
         return samples
+
+    def touch(self) -> None:
+        """Write every page of the large buffers once more; only while no request is live."""
+        self.storage.touch()
+        if self.program is not None:
+            self.program.touch()
+
+    def _forward(self, plan: StepPlan) -> tuple[Tensor, Ints]:
+        if self.program is not None:
+            arrays = self._batches.arrays(plan)
+            return self.program.forward(arrays), arrays.next_positions
+        batch = self._batches.build(plan)
+        logits = self.model.forward(batch.token_ids, batch.positions, self._attention, batch.attention, batch.wanted)
+        return logits, batch.next_positions

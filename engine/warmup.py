@@ -37,7 +37,7 @@ def warm_up(runner: StepRunner) -> None:
         runner.execute(_prefill(length, width))
         runner.execute(_admissions(num_rows, width))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
-        runner.storage.touch()
+        runner.touch()
 
 
 def _doubling(limit: int) -> list[int]:

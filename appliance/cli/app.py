@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli import bench, demo, image, key, policy, reload, serve, status, traces, version
+from appliance.cli import bench, demo, image, kernels, key, policy, reload, serve, status, traces, version
 from appliance.cli.help import HelpCommand, HelpGroup
 
 RUN = "Run"
@@ -70,6 +70,8 @@ _add("Commands", "create", key.create, key.EXAMPLES, _key)
 _image = _group("image", "Build and verify the sandbox image.", MORE)
 _add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
 _add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)
+_kernels = _group("kernels", "Compile the engine's kernels for this machine.", MORE)
+_add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _add(MORE, "version", version.version, "")
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from appliance.catalog import ModelFiles
 from appliance.config import ApplianceConfig, ModelConfig
-from appliance.supervisor.layout import sandbox_spec
+from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
@@ -123,6 +123,8 @@ def plan_boots(
                 max_context=model.max_context,
                 max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
                 runner=model.runner, step_us=model.step_us,
+                kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
+                quantization="int8" if model.weights == "int8" else "none",
             ).to_json()
         else:
             configuration = TextConfig(model_dir=guest_model).to_json()

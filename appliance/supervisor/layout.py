@@ -16,6 +16,9 @@ from isolation.spec import Limits, Mount, Rootfs, SandboxSpec
 GUEST_SOCKET = "/ipc/host.sock"
 """Where the guest finds the host."""
 
+GUEST_KERNELS = "/kernels"
+"""Where an engine finds its compiled kernels."""
+
 TEXT_MEMORY_BYTES = 1 << 30
 """Memory of a text sandbox: tokenizer tables of a few hundred MiB and one rendering."""
 
@@ -38,6 +41,8 @@ def sandbox_spec(
     engine = role is Role.ENGINE
     rootfs = role_rootfs(config, role)
     mounts = (Mount(socket_dir, "/ipc"), *_model_mounts(config, files.engine if engine else files.text))
+    if engine and config.sandbox.kernels is not None:
+        mounts = (*mounts, Mount(config.sandbox.kernels, GUEST_KERNELS))
     threads = engine_threads(config) if engine else 1
     limits = Limits(
         memory_bytes=config.sandbox.memory_bytes if engine else TEXT_MEMORY_BYTES,

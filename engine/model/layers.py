@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LARGEST_INT8 = 127
+"""Largest whole number that a quantised value takes: the range is symmetric."""
+
 
 class Memory(NamedTuple):
     """Dtype and device of a model's weights."""
@@ -37,6 +40,7 @@ class Linear:
         self.bias = bias
         self._packed: Tensor | None = None
         self._transposed: Tensor | None = None
+        self._int8: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def empty(cls, inputs: int, outputs: int, *, bias: bool, memory: Memory) -> Linear:
@@ -49,9 +53,23 @@ class Linear:
         assert self.weight is not None, "the weight is packed already"
         return self.weight
 
-    def pack(self) -> None:
-        """Bring the weight into its fastest form and let go of the stored one. Call once, after loading."""
+    def release(self) -> None:
+        """Let go of the stored weight: somebody else has taken it over. The map cannot be applied any more."""
+        self.weight = None
+
+    def pack(self, *, int8: bool = False) -> None:
+        """Bring the weight into its fastest form and let go of the stored one. Call once, after loading.
+
+        Args:
+            int8: round the weight to int8 with a scale an output, and from now on each row of x with a scale of its
+                own (W8A8).
+        """
         weight = self.loaded
+        if int8:
+            numbers, scale = quantise_rows(weight.float())
+            self._int8 = numbers.t().contiguous(), scale.t().contiguous()
+            self.weight = None
+            return
         if weight.device.type != "cpu":
             return
         if weight.dtype == torch.float32:
@@ -71,7 +89,16 @@ class Linear:
         if self._packed is not None:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
             return result
+        if self._int8 is not None:
+            return self._apply_int8(x, *self._int8)
         return F.linear(x, self.loaded, self.bias)
+
+    def _apply_int8(self, x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
+        bytes_, row_scale = quantise_rows(x.float())
+        y = torch._int_mm(bytes_, numbers).float().mul_(row_scale).mul_(scale)
+        if self.bias is not None:
+            y += self.bias
+        return y.to(x.dtype)
 
 
 class RmsNorm:
@@ -91,6 +118,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of rows that hold both halves side by side, shape ``(N, 2 I) -> (N, I)``."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 numbers of the shape of ``x`` (float32, ``(N, K)``) and a scale a row, ``(N, 1)``: ``x ~ numbers * scale``.
+
+    Symmetric around zero, rounded to nearest even. A row that holds a number which is not finite gets the scale NaN:
+    whatever is computed from it is NaN, and nothing else is.
+    """
+    largest = x.abs().amax(1, keepdim=True)
+    inverse = torch.where(largest > 0, LARGEST_INT8 / largest, 0.0)
+    numbers = (x * inverse).nan_to_num_(0.0).round_().clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8)
+    return numbers, torch.where(largest.isfinite(), largest / LARGEST_INT8, torch.nan)
 
 
 def _onednn_packs(dtype: torch.dtype) -> bool:

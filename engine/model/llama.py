@@ -62,10 +62,10 @@ class LlamaLayer:
         yield from _parts([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"], self.gate_up, [inner, inner])
         yield from _parts([prefix + "mlp.down_proj"], self.down, [self.down.loaded.shape[0]])
 
-    def pack(self) -> None:
+    def pack(self, *, int8: bool) -> None:
         """Pack the matrices after loading."""
         for linear in (self.qkv, self.out, self.gate_up, self.down):
-            linear.pack()
+            linear.pack(int8=int8)
 
 
 class LlamaForCausalLM:
@@ -79,11 +79,13 @@ class LlamaForCausalLM:
         self.embedding = memory.empty(config.vocab_size, config.hidden_size)
         self.layers = [LlamaLayer(config, index, memory) for index in range(config.num_layers)]
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, memory)
+        self.head_is_embedding = config.tie_word_embeddings
         if config.tie_word_embeddings:
             self.head = Linear(self.embedding)
         else:
             self.head = Linear.empty(config.hidden_size, config.vocab_size, bias=False, memory=memory)
         self._rotary = Rotary(config.rope, config.head_dim, device)
+        self.packed = False
 
     @staticmethod
     def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -127,11 +129,16 @@ class LlamaForCausalLM:
         if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self.head.loaded
 
-    def pack(self) -> None:
-        """Bring all matrices into their fastest form. Call once, after loading."""
+    def pack(self, *, int8: bool = False) -> None:
+        """Bring all matrices into their fastest form, or into int8. Call once, after loading."""
         for layer in self.layers:
-            layer.pack()
-        self.head.pack()
+            layer.pack(int8=int8)
+        self.head.pack(int8=int8)
+        self.packed = True
+
+    def release_embedding(self) -> None:
+        """Let go of the embedding: somebody else has taken it over."""
+        self.embedding = self.embedding.new_empty(0)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: PagedAttention, batch: AttentionBatch, wanted: Tensor

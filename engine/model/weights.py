@@ -39,14 +39,17 @@ DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": 
 """Dtypes by the names that configurations use."""
 
 
-def load_model(model_dir: str, config: ModelConfig, *, dtype: str, device: torch.device) -> LlamaForCausalLM:
-    """Load and pack the model.
+def load_model(
+    model_dir: str, config: ModelConfig, *, dtype: str, device: torch.device, packed: bool = True
+) -> LlamaForCausalLM:
+    """Load the model.
 
     Args:
         model_dir: directory of the checkpoint.
         config: its checked description.
         dtype: ``auto`` for the dtype of the checkpoint's embedding, or the name of one.
         device: where the weights go.
+        packed: bring the weights into the form that the plain path is fastest with; without, somebody else does.
 
     Raises:
         ModelLoadError: a file or tensor is missing, extra, misshaped or malformed; the message names it.
@@ -59,7 +62,8 @@ def load_model(model_dir: str, config: ModelConfig, *, dtype: str, device: torch
         model = kind(config, dtype=DTYPES[first] if dtype == "auto" else DTYPE_NAMES[dtype], device=device)
         for name, target in model.targets():
             _read_tensor(homes[name], name, target)
-    model.pack()
+    if packed:
+        model.pack()
     return model
 
 

@@ -1,0 +1,140 @@
+"""Compiles the engine's kernels for this machine, ahead of time: ``athanor kernels build DIR``.
+
+The sources are part of the engine package; they are read as files and never imported. The compiler runs here, on the
+host, when the operator says so: nothing that serves requests imports this module (an import contract), and no compiler
+is in any sandbox. The result fits every model, and this processor only: ``engine.kernels.library`` checks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigError
+from isolation.errors import ProcessError
+from isolation.process import MINIMAL_ENVIRONMENT, run
+
+LIBRARY = "kernels.so"
+MANIFEST = "kernels.txt"
+"""Names in the directory, as the engine looks for them."""
+
+COMPILERS = ("gcc", "cc", "clang")
+"""Looked for in this order."""
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off")
+"""One multiplication and addition are one rounding where the source says so, and nowhere else."""
+
+COMPILE_TIMEOUT_S = 300.0
+
+FEATURES = frozenset(
+    "sse4_1 sse4_2 ssse3 popcnt movbe avx f16c fma bmi1 bmi2 avx2 avx_vnni avx512f avx512bw avx512cd avx512dq avx512vl "
+    "avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg avx512_vpopcntdq avx512ifma avx512_bf16 avx512_fp16 amx_tile "
+    "amx_bf16 amx_int8 asimd asimddp asimdhp bf16 i8mm sve sve2".split()
+)
+"""What a compiler that is told to use everything may use, by the kernel's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Compiled kernels."""
+
+    directory: Path
+    compiler: str
+    library_bytes: int
+    """Size of the library."""
+
+
+def build(directory: Path, *, extra_flags: tuple[str, ...] = ()) -> Built:
+    """Compile into a directory; what was there is replaced at once or not at all.
+
+    Raises:
+        ConfigError: no compiler, no sources, or the compiler objects; the message says what to do.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise ConfigError(f"no C compiler is on PATH ({', '.join(COMPILERS)}); install one, or do without kernels")
+    sources = source_files()
+    directory.mkdir(parents=True, exist_ok=True)
+    os.chmod(directory, 0o755)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
+        library = Path(scratch) / LIBRARY
+        units = [str(path) for path in sources if path.suffix == ".c"]
+        environment = {**MINIMAL_ENVIRONMENT, "TMPDIR": scratch}
+        try:
+            run(
+                [compiler, *FLAGS, *extra_flags, *units, "-o", str(library), "-lm", "-lpthread"],
+                timeout_s=COMPILE_TIMEOUT_S, env=environment,
+            )  # fmt: skip
+        except ProcessError as error:
+            raise ConfigError(f"the kernels cannot be compiled: {error}") from error
+        content = library.read_bytes()
+        manifest = Path(scratch) / MANIFEST
+        manifest.write_text(
+            f"sources {digest_of(sources)}\n"
+            f"library {hashlib.sha256(content).hexdigest()}\n"
+            f"features {' '.join(sorted(FEATURES & processor_features()))}\n"
+        )
+        for path in (library, manifest):
+            path.chmod(0o644)
+            path.replace(directory / path.name)
+    return Built(directory, compiler, len(content))
+
+
+def is_current(directory: Path) -> bool:
+    """Whether a directory holds kernels of the present sources; says nothing about the processor."""
+    try:
+        lines = (directory / MANIFEST).read_text().splitlines()
+    except OSError:
+        return False
+    return f"sources {digest_of(source_files())}" in lines and (directory / LIBRARY).is_file()
+
+
+def installed() -> Path | None:
+    """The kernels that `make run` compiled beside the packages, when they are of the present sources; else None."""
+    folder = Path(sys.prefix) / "share" / "athanor" / "kernels"
+    return folder if is_current(folder) else None
+
+
+def find_compiler() -> str | None:
+    """A C compiler, or None."""
+    found = (shutil.which(name, path=MINIMAL_ENVIRONMENT["PATH"]) for name in COMPILERS)
+    return next((path for path in found if path), None)
+
+
+def source_files() -> tuple[Path, ...]:
+    """The kernels' sources, in the order in which they are digested.
+
+    Raises:
+        ConfigError: the engine package has none.
+    """
+    spec = importlib.util.find_spec("engine")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [path for folder in folders for path in sorted((Path(folder) / "kernels" / "csrc").glob("*.[ch]"))]
+    if not files:
+        raise ConfigError("the sources of the kernels are missing from the engine package; install it again")
+    return tuple(files)
+
+
+def digest_of(sources: tuple[Path, ...]) -> str:
+    """Hex SHA-256 over names and contents, as the engine computes it."""
+    digest = hashlib.sha256(b"athanor kernels 1\0")
+    for path in sources:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def processor_features() -> frozenset[str]:
+    """What the kernel says of this processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, "").split())

@@ -1,0 +1,142 @@
+/* What is done to one row at a time: embedding, norm, rotation and the write into the cache, quantisation. */
+#include "athanor.h"
+#include "simd.h"
+
+#include <math.h>
+
+/* This thread's share of `count` rows. */
+#define MY_ROWS(at, count, first, last)                                     \
+    int64_t first = (count) * (at)->thread / (at)->threads,                 \
+            last = (count) * ((at)->thread + 1) / (at)->threads
+
+INLINE void put(void *row, int64_t dtype, int64_t index, float value) {
+    if (dtype == TYPE_BF16)
+        ((uint16_t *)row)[index] = one_to_bf16(value);
+    else
+        ((float *)row)[index] = value;
+}
+
+INLINE void put16(void *row, int64_t dtype, int64_t index, vf value) {
+    if (dtype == TYPE_BF16)
+        store_bf16((uint16_t *)row + index, value);
+    else
+        store((float *)row + index, value);
+}
+
+/* One row of numbers to unsigned bytes around 128 with a scale of its own: value = (byte - 128) * scale. A row with a
+ * number that is not finite gets the scale NaN, and so makes nothing but NaN. */
+static void quantise(const float *row, int64_t count, uint8_t *bytes, float *scale) {
+    float largest = 0, broken = 0;
+    for (int64_t i = 0; i < count; i++) {
+        float size = fabsf(row[i]);
+        largest = size > largest ? size : largest;
+        broken += row[i] * 0.0f;
+    }
+    float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    *scale = largest / 127.0f + broken;
+    for (int64_t i = 0; i < count; i++) {
+        float value = row[i] * inverse;
+        value = value > 127.0f ? 127.0f : value < -127.0f ? -127.0f : value == value ? value : 0.0f;
+        bytes[i] = (uint8_t)((int32_t)nearbyintf(value) + 128);
+    }
+}
+
+void run_quantise(const athanor_op *op, const context *at, int64_t rows) {
+    MY_ROWS(at, rows, first, last);
+    int64_t stride = padded_inputs(op->inputs, TYPE_INT8);
+    for (int64_t i = first; i < last; i++)
+        quantise((const float *)op->in + i * op->inputs, op->inputs, (uint8_t *)op->out + i * stride,
+                 op->out_scale + i);
+}
+
+/* x[i] = table[token]: a plain table, or (mode ADD) the packed weight of a head that shares its numbers. */
+void run_embed(const athanor_op *op, const context *at) {
+    MY_ROWS(at, at->step->tokens, first, last);
+    int64_t width = op->outputs, padded = padded_inputs(width, op->dtype);
+    int packed = op->mode == MODE_ADD;
+    for (int64_t i = first; i < last; i++) {
+        int64_t token = at->step->token_ids[i];
+        float *row = (float *)op->out + i * width;
+        if (op->dtype == TYPE_BF16 && packed) {
+            const uint16_t *from = (const uint16_t *)op->weight + token / PANEL * PANEL * padded + token % PANEL * 2;
+            for (int64_t k = 0; k < width; k++) row[k] = one_from_bf16(from[k / 2 * PANEL * 2 + k % 2]);
+        } else if (op->dtype == TYPE_BF16) {
+            const uint16_t *from = (const uint16_t *)op->weight + token * width;
+            for (int64_t k = 0; k < width; k++) row[k] = one_from_bf16(from[k]);
+        } else if (packed) {
+            const float *from = (const float *)op->weight + token / PANEL * PANEL * padded + token % PANEL;
+            for (int64_t k = 0; k < width; k++) row[k] = from[k * PANEL];
+        } else {
+            memcpy(row, (const float *)op->weight + token * width, width * sizeof(float));
+        }
+    }
+}
+
+/* Cosines and sines of a step's positions, once for all layers. */
+void run_angles(const athanor_op *op, const context *at) {
+    MY_ROWS(at, at->step->tokens, first, last);
+    int64_t half = op->dim / 2;
+    const float *frequencies = op->weight;
+    float scale = (float)op->number;
+    for (int64_t i = first; i < last; i++) {
+        float position = (float)at->step->positions[i];
+        for (int64_t d = 0; d < half; d++) {
+            float angle = position * frequencies[d];
+            op->cosines[i * half + d] = cosf(angle) * scale;
+            op->sines[i * half + d] = sinf(angle) * scale;
+        }
+    }
+}
+
+/* Root mean square norm of rows of x into the operand of the next matrix product. */
+void run_norm(const athanor_op *op, const context *at, int64_t rows) {
+    MY_ROWS(at, rows, first, last);
+    int64_t width = op->inputs, whole = width / LANES * LANES;
+    int64_t stride = padded_inputs(width, op->dtype);
+    const float *gain = op->weight;
+    for (int64_t i = first; i < last; i++) {
+        const float *row = (const float *)op->in + (op->wanted ? at->step->wanted[i] : i) * width;
+        vf parts = splat(0);
+        for (int64_t k = 0; k < whole; k += LANES) parts = fma16(load(row + k), load(row + k), parts);
+        float total = sum16(parts);
+        for (int64_t k = whole; k < width; k++) total += row[k] * row[k];
+        float factor = 1.0f / sqrtf(total / (float)width + (float)op->number);
+        int64_t dtype = op->dtype == TYPE_INT8 ? TYPE_F32 : op->dtype;
+        void *out = dtype == TYPE_BF16     ? (void *)((uint16_t *)op->out + i * stride)
+                    : op->dtype == TYPE_F32 ? (void *)((float *)op->out + i * stride)
+                                            : (void *)at->scratch;
+        for (int64_t k = 0; k < whole; k += LANES)
+            put16(out, dtype, k, load(row + k) * splat(factor) * load(gain + k));
+        for (int64_t k = whole; k < width; k++) put(out, dtype, k, row[k] * factor * gain[k]);
+        if (op->dtype == TYPE_INT8) quantise(out, width, (uint8_t *)op->out + i * stride, op->out_scale + i);
+    }
+}
+
+INLINE void rotate(float *head, const float *cosines, const float *sines, int64_t half) {
+    for (int64_t d = 0; d < half; d++) {
+        float a = head[d], b = head[d + half];
+        head[d] = a * cosines[d] - b * sines[d];
+        head[d + half] = b * cosines[d] + a * sines[d];
+    }
+}
+
+/* Rotate queries and keys in place; write keys and values to their slots. */
+void run_rope(const athanor_op *op, const context *at) {
+    MY_ROWS(at, at->step->tokens, first, last);
+    int64_t dim = op->dim, half = dim / 2, width = (op->heads + 2 * op->kv_heads) * dim, kv = op->kv_heads * dim;
+    int64_t type = at->program->kv_dtype;
+    for (int64_t i = first; i < last; i++) {
+        float *row = (float *)op->in + i * width, *keys = row + op->heads * dim, *values = keys + kv;
+        for (int64_t h = 0; h < op->heads + op->kv_heads; h++)
+            rotate(row + h * dim, op->cosines + i * half, op->sines + i * half, half);
+        int64_t place = at->step->slots[i] * kv;
+        if (type == TYPE_BF16) {
+            uint16_t *key_slot = (uint16_t *)op->keys + place, *value_slot = (uint16_t *)op->values + place;
+            for (int64_t d = 0; d < kv; d++) key_slot[d] = one_to_bf16(keys[d]);
+            for (int64_t d = 0; d < kv; d++) value_slot[d] = one_to_bf16(values[d]);
+        } else {
+            memcpy((float *)op->keys + place, keys, kv * sizeof(float));
+            memcpy((float *)op->values + place, values, kv * sizeof(float));
+        }
+    }
+}

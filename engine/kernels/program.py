@@ -1,0 +1,239 @@
+"""A model as a list of operations for the compiled kernels: weights packed, buffers taken, pointers fixed, once.
+
+``NativeModel`` takes over a loaded and not yet packed model, matrix by matrix, so that its weights are never in memory
+twice. The plain tensor code of ``engine.model`` is the specification of what the program computes; sums and the
+residual stream are float32 here, and what a product is fed has the weights' dtype.
+
+A program may quantise its products to int8. Activations then get a scale for each row, from that row alone: what a
+neighbour in the batch holds can not move a request's numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from engine.batch import StepArrays
+from engine.kernels.abi import MAX_DIM, MAX_GROUP, Kind, Mode, Op, Program, Step, Type
+from engine.kernels.library import Library, UnusableKernelsError
+from engine.kernels.packing import TYPES, Packed, interleave, pack, padded_inputs
+from engine.kv.storage import KvStorage
+from engine.model.layers import Linear
+from engine.model.llama import LlamaForCausalLM, LlamaLayer
+from engine.model.rotary import inverse_frequencies
+from engine.scheduler.limits import SchedulerLimits
+
+CACHE_LINE = 64
+"""Bytes of a counter that threads share, so that no two lie together."""
+
+SPARE_ROWS = 32
+"""Rows of an operand are rounded up to this: tiles are read whole."""
+
+SOLO_PRODUCTS = 32 << 20
+"""Multiplications up to which a step is run by one thread: waking the others takes as long."""
+
+
+class Builder:
+    """Collects operations and keeps alive what they point to."""
+
+    def __init__(self, *, max_tokens: int, dtype: torch.dtype) -> None:
+        self.ops: list[Op] = []
+        self.dtype = dtype
+        """Of operands: float32, bfloat16 or int8."""
+        self._rows = -(-max_tokens // SPARE_ROWS) * SPARE_ROWS
+        self._kept: list[Tensor] = []
+
+    def keep(self, tensor: Tensor) -> int:
+        """Keep a tensor and give its address."""
+        assert tensor.is_contiguous() and tensor.device.type == "cpu", "kernels read host memory as it lies"
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def floats(self, width: int) -> int:
+        """Room for float32 rows."""
+        return self.keep(torch.zeros(self._rows, width))
+
+    def operand(self, width: int) -> tuple[int, int]:
+        """Room for rows that a product is fed, and for their scales."""
+        dtype = torch.uint8 if self.dtype == torch.int8 else self.dtype
+        rows = torch.zeros(self._rows, padded_inputs(width, self.dtype), dtype=dtype)
+        return self.keep(rows), self.floats(1)
+
+    def add(self, kind: Kind, **fields: object) -> None:
+        """Append an operation."""
+        self.ops.append(Op(kind=kind, **fields))
+
+    def linear(self, packed: Packed, operand: tuple[int, int], output: int, mode: Mode, *, wanted: bool = False) -> None:
+        """Append a product."""
+        addresses = {
+            name: self.keep(value)
+            for name in ("scale", "sums", "bias")
+            if (value := getattr(packed, name)) is not None
+        }
+        self.add(
+            Kind.LINEAR, dtype=packed.dtype, mode=mode, wanted=wanted, inputs=packed.inputs, outputs=packed.outputs,
+            weight=self.keep(packed.weight), input=operand[0], in_scale=operand[1], output=output, **addresses,
+        )  # fmt: skip
+
+
+class NativeModel:
+    """A program with its buffers; ``forward`` is one call into the library."""
+
+    def __init__(
+        self,
+        library: Library,
+        model: LlamaForCausalLM,
+        storage: KvStorage,
+        limits: SchedulerLimits,
+        *,
+        int8: bool = False,
+    ) -> None:
+        check_supported(model)
+        self._library = library
+        self._step = Step()
+        dtype = torch.int8 if int8 else model.dtype
+        self._builder = Builder(max_tokens=limits.max_num_batched_tokens, dtype=dtype)
+        self._logits = torch.zeros(limits.max_num_seqs, limits.vocab_size)
+        self._products = 0
+        self._storage = storage
+        self._build(model)
+        ops = self._builder.ops
+        self._ops = (Op * len(ops))(*ops)
+        self._counters = torch.zeros((len(ops) + 1) * CACHE_LINE + CACHE_LINE, dtype=torch.uint8)
+        layout = storage.layout
+        self._program = Program(
+            ops=ctypes.addressof(self._ops),
+            count=len(ops),
+            block_size=layout.block_size,
+            vocab_size=limits.vocab_size,
+            num_slots=(layout.num_blocks + 1) * layout.block_size,
+            max_rows=limits.max_num_seqs,
+            kv_dtype=TYPES[storage.dtype],
+            solo_tokens=SOLO_PRODUCTS // self._products,
+            counters=-(-self._counters.data_ptr() // CACHE_LINE) * CACHE_LINE,
+        )
+
+    def forward(self, arrays: StepArrays) -> Tensor:
+        """Compute one step.
+
+        Returns:
+            float32 logits of shape ``(len(arrays.wanted), vocab_size)``, valid until the next call.
+        """
+        step = self._step
+        step.tokens, step.wanted_count = len(arrays.token_ids), len(arrays.wanted)
+        step.token_ids = arrays.token_ids.ctypes.data
+        step.positions = arrays.positions.ctypes.data
+        step.slots = arrays.slots.ctypes.data
+        step.rows = arrays.rows.ctypes.data
+        step.wanted = arrays.wanted.ctypes.data
+        step.tables = arrays.tables.ctypes.data
+        step.table_width = arrays.tables.shape[1]
+        self._library.run(self._program, step)
+        return self._logits[: step.wanted_count]
+
+    def touch(self) -> None:
+        """Write every page of the logits once more."""
+        self._logits.zero_()
+
+    def _build(self, model: LlamaForCausalLM) -> None:
+        config, build = model.config, self._builder
+        hidden, half = config.hidden_size, config.head_dim // 2
+        head = self._pack(model.head)
+        shared = model.head_is_embedding and build.dtype != torch.int8
+        table = head.weight if shared else model.embedding
+        x, operand = build.floats(hidden), build.operand(hidden)
+        angles = build.floats(half), build.floats(half)
+        build.add(
+            Kind.EMBED, dtype=TYPES[table.dtype], mode=Mode.ADD if shared else Mode.STORE, outputs=hidden,
+            weight=build.keep(table), output=x,
+        )  # fmt: skip
+        model.release_embedding()
+        frequencies = inverse_frequencies(config.rope, config.head_dim).contiguous()
+        build.add(
+            Kind.ANGLES, dim=config.head_dim, number=config.rope.attention_factor, weight=build.keep(frequencies),
+            cosines=angles[0], sines=angles[1],
+        )  # fmt: skip
+        rooms = _Rooms(build, model, x, operand, angles)
+        for layer in model.layers:
+            self._build_layer(layer, rooms)
+        self._norm(model.norm.weight, config.rms_norm_eps, x, operand, wanted=True)
+        build.linear(head, operand, build.keep(self._logits), Mode.STORE, wanted=True)
+
+    def _build_layer(self, layer: LlamaLayer, rooms: _Rooms) -> None:
+        config, build, x, operand = rooms.config, self._builder, rooms.x, rooms.operand
+        heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "dim": config.head_dim}
+        cache = self._storage.layers[layer.index]
+        turned = {"cosines": rooms.angles[0], "sines": rooms.angles[1]}
+        places = {"keys": cache[0].data_ptr(), "values": cache[1].data_ptr()}
+        self._norm(layer.attention_norm.weight, config.rms_norm_eps, x, operand)
+        build.linear(self._pack(layer.qkv), operand, rooms.qkv, Mode.STORE)
+        build.add(Kind.ROPE, input=rooms.qkv, **heads, **places, **turned)
+        build.add(
+            Kind.ATTEND, dtype=TYPES[build.dtype], number=config.head_dim**-0.5, input=rooms.qkv,
+            output=rooms.attended_wide or rooms.attended[0], **heads, **places,
+        )  # fmt: skip
+        self._quantise(config.num_heads * config.head_dim, rooms.attended_wide, rooms.attended)
+        build.linear(self._pack(layer.out), rooms.attended, x, Mode.ADD)
+        self._norm(layer.mlp_norm.weight, config.rms_norm_eps, x, operand)
+        gate_up = self._pack(layer.gate_up, gated=True)
+        build.linear(gate_up, operand, rooms.gated_wide or rooms.gated[0], Mode.SWIGLU)
+        self._quantise(config.intermediate_size, rooms.gated_wide, rooms.gated)
+        build.linear(self._pack(layer.down), rooms.gated, x, Mode.ADD)
+
+    def _norm(self, gain: Tensor, eps: float, x: int, operand: tuple[int, int], *, wanted: bool = False) -> None:
+        self._builder.add(
+            Kind.NORM, dtype=TYPES[self._builder.dtype], wanted=wanted, inputs=len(gain), number=eps,
+            weight=self._builder.keep(gain.float().contiguous()), input=x, output=operand[0], out_scale=operand[1],
+        )  # fmt: skip
+
+    def _quantise(self, width: int, wide: int, operand: tuple[int, int]) -> None:
+        if self._builder.dtype == torch.int8:
+            self._builder.add(Kind.QUANTISE, inputs=width, input=wide, output=operand[0], out_scale=operand[1])
+
+    def _pack(self, linear: Linear, *, gated: bool = False) -> Packed:
+        """Pack a matrix and let go of the stored form."""
+        weight, bias = linear.loaded, linear.bias
+        self._products += weight.numel()
+        outputs = weight.shape[0]
+        if gated:
+            weight = interleave(*weight.chunk(2))
+            bias = None if bias is None else interleave(*bias.chunk(2))
+        linear.release()
+        packed = pack(weight, bias, int8=self._builder.dtype == torch.int8)
+        return packed if not gated else _with_outputs(packed, outputs)
+
+
+class _Rooms:
+    """Buffers that all layers use."""
+
+    def __init__(
+        self, build: Builder, model: LlamaForCausalLM, x: int, operand: tuple[int, int], angles: tuple[int, int]
+    ) -> None:
+        config = self.config = model.config
+        self.x, self.operand, self.angles = x, operand, angles
+        wide = config.num_heads * config.head_dim
+        self.qkv = build.floats(wide + 2 * config.num_kv_heads * config.head_dim)
+        self.attended, self.gated = build.operand(wide), build.operand(config.intermediate_size)
+        quantised = build.dtype == torch.int8
+        self.attended_wide = build.floats(wide) if quantised else 0
+        """Of int8: results before they are quantised; 0 where there is no such step."""
+        self.gated_wide = build.floats(config.intermediate_size) if quantised else 0
+
+
+def check_supported(model: LlamaForCausalLM) -> None:
+    """Say why a model can not run on the kernels.
+
+    Raises:
+        UnusableKernelsError: its dtype or the shape of its heads.
+    """
+    config = model.config
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise UnusableKernelsError(f"they have no {str(model.dtype).removeprefix('torch.')}")
+    if config.head_dim > MAX_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
+        raise UnusableKernelsError(f"they take heads up to {MAX_DIM} wide and groups up to {MAX_GROUP}")
+
+
+def _with_outputs(packed: Packed, outputs: int) -> Packed:
+    return Packed(packed.weight, packed.inputs, outputs, packed.bias, packed.scale, packed.sums)

@@ -1,0 +1,57 @@
+"""What each compiled kernel computes, in plain tensor operations: the specification that tests hold the kernels to.
+
+Rows are float32 unless a function says otherwise; ``operand`` is what a product is fed, in the weights' dtype.
+Shape suffixes as in ``engine.model.attention``: N tokens, H query heads, K key-value heads, D numbers of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.layers import quantise_rows
+
+
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Root mean square norm of rows."""
+    return F.rms_norm(x, gain.shape, gain, eps)
+
+
+def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows as a product of this dtype sees them, again in float32: rounded to bfloat16, or to 8 bits by row."""
+    if dtype == torch.int8:
+        numbers, scale = quantise_rows(x)
+        return numbers.float() * scale
+    return x.to(dtype).float()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b`` in float64, for rows and a weight that were rounded already."""
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double()).float()
+
+
+def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(x G^T) * (x U^T)``."""
+    return F.silu(linear(x, gate)) * linear(x, up)
+
+
+def angles(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of shape ``(N, D / 2)``."""
+    turned = positions.to(torch.float32).unsqueeze(1) * frequencies
+    return turned.cos() * scale, turned.sin() * scale
+
+
+def rope(x_nhd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate heads: the first half of a head against the second."""
+    left, right = x_nhd.chunk(2, -1)
+    cos, sin = cosines.unsqueeze(1), sines.unsqueeze(1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+def attend(q_hd: Tensor, k_skd: Tensor, v_skd: Tensor) -> Tensor:
+    """One token's heads over its whole context of S positions; gives ``(H, D)``."""
+    group = q_hd.shape[0] // k_skd.shape[1]
+    k_hsd, v_hsd = (t.repeat_interleave(group, 1).transpose(0, 1).double() for t in (k_skd, v_skd))
+    scores = (k_hsd @ q_hd.double().unsqueeze(2)).squeeze(2) * q_hd.shape[1] ** -0.5
+    return (scores.softmax(-1).unsqueeze(1) @ v_hsd).squeeze(1).float()

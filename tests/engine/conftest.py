@@ -1,0 +1,49 @@
+"""Compiled kernels for the tests, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance import kernels
+from engine.kernels.library import Library, open_library
+
+VARIANTS = {
+    "native": (),
+    "no tiles": ("-mno-amx-tile",),
+    "no dot products": ("-march=x86-64-v3",),
+}
+"""Compiler flags that leave out what a machine, or its sandbox, may not have."""
+
+
+@pytest.fixture(scope="session")
+def kernel_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directories of compiled kernels by variant; skips where there is no compiler."""
+    made: dict[str, Path] = {}
+
+    def get(variant: str = "native") -> Path:
+        if kernels.find_compiler() is None:
+            pytest.skip("no C compiler on PATH")
+        if "x86" in "".join(VARIANTS[variant]) and "avx2" not in kernels.processor_features():
+            pytest.skip("not an x86-64-v3 machine")
+        if variant not in made:
+            made[variant] = tmp_path_factory.mktemp("kernels")
+            kernels.build(made[variant], extra_flags=VARIANTS[variant])
+        return made[variant]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def open_kernels(kernel_dir: Callable[[str], Path]) -> Callable[[str], Library]:
+    """Opened libraries by variant, with two threads each."""
+    opened: dict[str, Library] = {}
+
+    def get(variant: str = "native") -> Library:
+        if variant not in opened:
+            opened[variant] = open_library(str(kernel_dir(variant)), 2)
+        return opened[variant]
+
+    return get
