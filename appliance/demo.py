@@ -76,6 +76,8 @@ class DemoOptions:
     state_dir: Path = field(default_factory=lambda: Path(".athanor"))
     models: tuple[Path, ...] = ()
     unsafe_no_sandbox: bool = False
+    kernels: Path | None = None
+    """Compiled kernels; None for those beside the packages, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
             held.enter_context(exclusive(state / LOCK, f"the state directory {state}"))
             keys = prepare_keys(state)
             prepare_policy(state)
-            config = write_config(state, options, models, kernels.installed())
+            config = write_config(state, options, models)
         except OSError as error:
             raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
         try:
@@ -218,14 +220,13 @@ def choose_ports(wanted: tuple[int, ...]) -> list[int]:
         return chosen
 
 
-def write_config(
-    state: Path, options: DemoOptions, served: dict[str, Path], kernel_folder: Path | None = None
-) -> Path:
+def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> Path:
     """Write ``athanor.yaml`` for these options and models; gives its path."""
     models = [
         {"name": name, "path": str(path), "dtype": DTYPES.get(name, "auto"), "kv_bytes": KV_BYTES}
         for name, path in served.items()
     ]
+    compiled = options.kernels.resolve() if options.kernels is not None else kernels.installed()
     ports = choose_ports((options.http_port, options.grpc_port, options.admin_port))
     config = {
         "listen": {
@@ -240,7 +241,7 @@ def write_config(
         "run_dir": str(run_directory(state)),
         "sandbox": {
             "unsafe_no_sandbox": options.unsafe_no_sandbox,
-            "kernels": None if kernel_folder is None else str(kernel_folder),
+            "kernels": None if compiled is None else str(compiled),
         },
     }
     path = state / CONFIG

@@ -40,6 +40,15 @@ def demo(
             help="A model folder to serve besides the embedded one; may be repeated.",
         ),
     ] = None,
+    kernels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Kernels from `athanor kernels build`; by default those that `make run` compiled.",
+        ),
+    ] = None,
     unsafe_no_sandbox: Annotated[
         bool,
         typer.Option(
@@ -64,6 +73,7 @@ def demo(
         state_dir=state_dir,
         models=tuple(model or ()),
         unsafe_no_sandbox=unsafe_no_sandbox,
+        kernels=kernels,
     )
     if not as_json and sys.stderr.isatty():
         errors().print("starting: sandboxes, model, a first token ...", style="dim")

@@ -16,7 +16,7 @@ from tests.engine.support import model_config, save_model
 STEPS = 60
 
 PROBE = f"""
-import json, resource, sys
+import json, mmap, resource, sys
 sys.path.insert(0, sys.argv[1])
 from array import array
 from engine.config import EngineConfig
@@ -43,7 +43,8 @@ def serve(first):
     return count
 counts = [serve(1), serve(20)]
 before = faults()
-fresh = bytearray(8 << 20)
+fresh = mmap.mmap(-1, 8 << 20)
+fresh.write(bytes(8 << 20))
 print(json.dumps({{"counts": counts, "control": faults() - before, "backend": engine.runner.backend}}))
 """
 
@@ -52,7 +53,7 @@ print(json.dumps({{"counts": counts, "control": faults() - before, "backend": en
 def test_decoding_faults_no_pages(
     backend: str, kernel_dir: Callable[[str], Path], root: Path, tmp_path: Path
 ) -> None:
-    """With the sandbox's environment: 60 steps of 8 sequences take fewer than one minor fault a step, first service
+    """With the sandbox's environment: 60 steps of 8 sequences take next to no minor fault, first service
     after the warm-up included; control: fresh memory in the same process faults."""
     save_model(tmp_path, model_config(vocab_size=20_000, hidden_size=64))
     kernels = str(kernel_dir("native")) if backend == "compiled" else ""
@@ -61,6 +62,6 @@ def test_decoding_faults_no_pages(
         env=dict(guest_environment(threads=1)), check=True, capture_output=True, text=True,
     )  # fmt: skip
     seen = json.loads(done.stdout)
-    assert max(seen["counts"]) < STEPS, seen
+    assert max(seen["counts"]) < STEPS // 3, seen
     assert backend in seen["backend"] or backend == "plain"
-    assert sum(seen["counts"]) + seen["control"] > 0
+    assert seen["control"] > 1_000

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from appliance import kernels
 from appliance.api.generated import inference_pb2, inference_pb2_grpc
 
 from .conftest import Appliance, running
@@ -27,17 +28,24 @@ def cases(shared_data: Path) -> list[dict[str, Any]]:
     return list(loaded["stories260K"])
 
 
-@pytest.fixture(scope="module", params=["gvisor", "unsafe"])
+@pytest.fixture(scope="module", params=["gvisor", "gvisor, compiled kernels", "unsafe"])
 def stories(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_data: Path, runsc_path: Path
 ) -> Iterator[Appliance]:
-    """A demo that serves the trained model beside the embedded one, with and without a sandbox."""
+    """A demo that serves the trained model beside the embedded one, with and without a sandbox or compiled kernels."""
     arguments = ["--model", str(shared_data / "models" / MODEL)]
     if request.param == "unsafe":
         arguments.append("--unsafe-no-sandbox")
+    compiled = "kernels" in request.param
+    if compiled:
+        if kernels.find_compiler() is None:
+            pytest.skip("no C compiler on PATH")
+        arguments += ["--kernels", str(kernels.build(tmp_path_factory.mktemp("kernels")).directory)]
     with running(tmp_path_factory.mktemp("stories") / "state", *arguments) as started:
         assert started.ready["models"] == ["athanor-mini", MODEL]
-        assert started.ready["sandbox"] == ("gvisor/systrap" if request.param == "gvisor" else "unsafe/none")
+        assert started.ready["sandbox"] == ("unsafe/none" if request.param == "unsafe" else "gvisor/systrap")
+        said = "engine computes with compiled kernels" in started.log.read_text()
+        assert said or not compiled, started.tail()
         yield started
 
 
