@@ -80,6 +80,8 @@ def make_runner(
         except UnusableKernelsError as error:
             reason = str(error)
         else:
+            # Sampling alone is left to tensor operations; a second pool of threads would get into the way of ours.
+            torch.set_num_threads(1)
             program = NativeModel(library, model, storage, limits, int8=int8)
             return Runner(model, storage, limits, program, backend=library.description)
     if not model.packed:

@@ -22,8 +22,9 @@ from engine.scheduler.plan import StepPlan
 class Program(Protocol):
     """A compiled model."""
 
-    def forward(self, arrays: StepArrays) -> Tensor:
-        """Logits of the wanted tokens, shape ``(M, vocab_size)``; valid until the next call."""
+    def forward(self, arrays: StepArrays) -> tuple[Tensor, Tensor]:
+        """Logits of the wanted tokens, shape ``(M, vocab_size)``, and the place of each row's maximum (negative where
+        it is not finite); valid until the next call."""
 
     def touch(self) -> None:
         """Write every page of its buffers once more."""
@@ -66,9 +67,14 @@ class Runner:
             self._sampler.admit(admission)
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
-        logits, next_positions = self._forward(plan)
+        logits, best, next_positions = self._forward(plan)
         rows = plan.sample_rows
-        samples = self._sampler.sample(logits, rows, next_positions) if rows else Samples([])
+        if not rows:
+            samples = Samples([])
+        elif best is not None and self._sampler.wants_maximum(rows):
+            samples = Samples(best.tolist())
+        else:
+            samples = self._sampler.sample(logits, rows, next_positions)
         self._batches.advance(plan, samples.token_ids)
         return samples
 
@@ -78,10 +84,10 @@ class Runner:
         if self.program is not None:
             self.program.touch()
 
-    def _forward(self, plan: StepPlan) -> tuple[Tensor, Ints]:
+    def _forward(self, plan: StepPlan) -> tuple[Tensor, Tensor | None, Ints]:
         if self.program is not None:
             arrays = self._batches.arrays(plan)
-            return self.program.forward(arrays), arrays.next_positions
+            return *self.program.forward(arrays), arrays.next_positions
         batch = self._batches.build(plan)
         logits = self.model.forward(batch.token_ids, batch.positions, self._attention, batch.attention, batch.wanted)
-        return logits, batch.next_positions
+        return logits, None, batch.next_positions

@@ -80,6 +80,10 @@ class Sampler:
         penalised = self._penalties.admit(admission)
         self._plain[row] = self._temperature[row] == 0 and admission.logprobs < 0 and not penalised
 
+    def wants_maximum(self, rows: list[int]) -> bool:
+        """Whether all these rows take the maximum of their logits as it is, and nothing is to be reported."""
+        return bool(self._plain[rows].all())
+
     def sample(self, logits: Tensor, rows: list[int], positions: NDArray[np.int64]) -> Samples:
         """Choose a token for each row.
 

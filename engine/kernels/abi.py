@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 
-ABI = 1
+ABI = 2
 PANEL = 32
 """Outputs that lie side by side in a packed weight."""
 
@@ -32,6 +32,7 @@ class Kind(IntEnum):
     ROPE = 4
     ATTEND = 5
     QUANTISE = 6
+    BEST = 7
 
 
 class Type(IntEnum):

@@ -96,6 +96,7 @@ class NativeModel:
         dtype = torch.int8 if int8 else model.dtype
         self._builder = Builder(max_tokens=limits.max_num_batched_tokens, dtype=dtype)
         self._logits = torch.zeros(limits.max_num_seqs, limits.vocab_size)
+        self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
         self._products = 0
         self._storage = storage
         self._build(model)
@@ -115,11 +116,12 @@ class NativeModel:
             counters=-(-self._counters.data_ptr() // CACHE_LINE) * CACHE_LINE,
         )
 
-    def forward(self, arrays: StepArrays) -> Tensor:
+    def forward(self, arrays: StepArrays) -> tuple[Tensor, Tensor]:
         """Compute one step.
 
         Returns:
-            float32 logits of shape ``(len(arrays.wanted), vocab_size)``, valid until the next call.
+            Float32 logits of shape ``(len(arrays.wanted), vocab_size)`` and the place of each row's maximum (-1 where
+            it is not finite); valid until the next call.
         """
         step = self._step
         step.tokens, step.wanted_count = len(arrays.token_ids), len(arrays.wanted)
@@ -131,7 +133,7 @@ class NativeModel:
         step.tables = arrays.tables.ctypes.data
         step.table_width = arrays.tables.shape[1]
         self._library.run(self._program, step)
-        return self._logits[: step.wanted_count]
+        return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 
     def touch(self) -> None:
         """Write every page of the logits once more."""
@@ -160,6 +162,10 @@ class NativeModel:
             self._build_layer(layer, rooms)
         self._norm(model.norm.weight, config.rms_norm_eps, x, operand, wanted=True)
         build.linear(head, operand, build.keep(self._logits), Mode.STORE, wanted=True)
+        build.add(
+            Kind.BEST, wanted=True, inputs=config.vocab_size, input=self._logits.data_ptr(),
+            output=build.keep(self._best),
+        )  # fmt: skip
 
     def _build_layer(self, layer: LlamaLayer, rooms: _Rooms) -> None:
         config, build, x, operand = rooms.config, self._builder, rooms.x, rooms.operand

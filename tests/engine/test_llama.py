@@ -83,6 +83,10 @@ class Recorder:
         self.logits: dict[int, torch.Tensor] = {}
         """By row and position of the next token."""
 
+    def wants_maximum(self, rows: list[int]) -> bool:
+        """No: it looks at the logits."""
+        return False
+
     def admit(self, admission: Admission) -> None:
         """Sampling numbers do not matter here."""
 

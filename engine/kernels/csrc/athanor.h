@@ -12,10 +12,10 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ATHANOR_ABI 1
+#define ATHANOR_ABI 2
 #define PANEL 32 /* outputs that lie side by side in a packed weight */
 
-enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE };
+enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE, KIND_BEST };
 enum { TYPE_F32, TYPE_BF16, TYPE_INT8 };
 enum { MODE_STORE, MODE_ADD, MODE_SWIGLU };
 
@@ -76,6 +76,7 @@ void run_embed(const athanor_op *op, const context *at);
 void run_angles(const athanor_op *op, const context *at);
 void run_norm(const athanor_op *op, const context *at, int64_t rows);
 void run_rope(const athanor_op *op, const context *at);
+void run_best(const athanor_op *op, const context *at, int64_t rows);
 void run_quantise(const athanor_op *op, const context *at, int64_t rows);
 int probe_amx(void);
 

@@ -29,14 +29,42 @@ static void load_rows(float *to, const void *from, int64_t type, int64_t count, 
             for (int64_t d = whole; d < dim; d++) row[d] = one_from_bf16(line[d]);
         } else {
             const float *line = (const float *)from + p * stride;
-            for (int64_t d = 0; d < whole; d += LANES) store(row + d, load(line + d));
-            for (int64_t d = whole; d < dim; d++) row[d] = line[d];
+            memcpy(row, line, dim * sizeof(float));
         }
     }
 }
 
-/* Take `count` positions, starting at `start`, into the running softmax of every query row. `vectors` is a constant
- * where this is inlined with one. */
+/* 16 x 16 numbers, rows to columns: in four rounds pairs of rows at distance 1, 2, 4, 8 trade their halves. */
+#define TRADE(low, high, distance, first, second)                           \
+    do {                                                                    \
+        vf kept = __builtin_shuffle(low, high, (vi)first);                  \
+        high = __builtin_shuffle(low, high, (vi)second);                    \
+        low = kept;                                                         \
+    } while (0)
+
+static void transpose(float *block, int64_t stride) {
+    const vi first[4] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+                         {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+                         {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+                         {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}};
+    const vi second[4] = {{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31},
+                          {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31},
+                          {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31},
+                          {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}};
+    vf row[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) row[i] = load(block + i * stride);
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++)
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            if (!(i >> round & 1)) TRADE(row[i], row[i + (1 << round)], round, first[round], second[round]);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) store(block + i * stride, row[i]);
+}
+
+/* Take `count` positions, starting at `start`, into the running softmax of every query row. The keys lie transposed,
+ * 16 numbers of a head at a time. `vectors` is a constant where this is inlined with one. */
 INLINE void take_tile(const tile *t, int64_t vectors, int64_t start, int64_t count, const int64_t *positions) {
     const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     int64_t padded = vectors * LANES;
@@ -44,28 +72,31 @@ INLINE void take_tile(const tile *t, int64_t vectors, int64_t start, int64_t cou
         int64_t seen = least(count, positions[r / t->group] - start + 1);
         if (seen <= 0) continue;
         const float *query = t->queries + r * padded;
-        float scores[LANES] __attribute__((aligned(64)));
-        for (int64_t p = 0; p < LANES; p++) {
-            vf part = splat(0);
-            for (int64_t v = 0; v < vectors; v++)
-                part = fma16(load(query + v * LANES), load(t->keys + p * padded + v * LANES), part);
-            scores[p] = sum16(part);
-        }
+        vf parts[4] = {splat(0), splat(0), splat(0), splat(0)};
+        for (int64_t v = 0; v < vectors; v++)
+#pragma GCC unroll 16
+            for (int64_t d = 0; d < LANES; d++)
+                parts[d % 4] = fma16(splat(query[v * LANES + d]), load(t->keys + d * padded + v * LANES), parts[d % 4]);
         vi hidden = lanes >= (int32_t)seen;
-        vf score = (vf)(((vi)load(scores) & ~hidden) | ((vi)splat(-INFINITY) & hidden));
+        vf score = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        score = (vf)(((vi)score & ~hidden) | ((vi)splat(-INFINITY) & hidden));
         float best = max16(score), before = t->largest[r];
         best = best > before ? best : before;
         vf weight = exp16(score - splat(best));
         float shrink = exp16(splat(before - best))[0];
         t->largest[r] = best;
         t->totals[r] = t->totals[r] * shrink + sum16(weight);
-        store(scores, weight);
+        float weights[LANES] __attribute__((aligned(64)));
+        store(weights, weight);
         float *sum = t->sums + r * padded;
         for (int64_t v = 0; v < vectors; v++) {
-            vf part = load(sum + v * LANES) * splat(shrink);
-            for (int64_t p = 0; p < LANES; p++)
-                part = fma16(splat(scores[p]), load(t->values + p * padded + v * LANES), part);
-            store(sum + v * LANES, part);
+            vf even = load(sum + v * LANES) * splat(shrink), odd = splat(0);
+#pragma GCC unroll 8
+            for (int64_t p = 0; p < LANES; p += 2) {
+                even = fma16(splat(weights[p]), load(t->values + p * padded + v * LANES), even);
+                odd = fma16(splat(weights[p + 1]), load(t->values + (p + 1) * padded + v * LANES), odd);
+            }
+            store(sum + v * LANES, even + odd);
         }
     }
 }
@@ -105,7 +136,13 @@ static void attend_stretch(const athanor_op *op, const context *at, int64_t firs
         int64_t place = ((table[start / size] * size + start % size) * kv + kv_head * dim) * item;
         load_rows(t.keys, (const char *)op->keys + place, type, count, kv, dim, padded);
         load_rows(t.values, (const char *)op->values + place, type, count, kv, dim, padded);
-        if (count < ATTEND_POSITIONS) memset(t.values + count * padded, 0, (ATTEND_POSITIONS - count) * padded * 4);
+        if (count < ATTEND_POSITIONS) {
+            memset(t.keys + count * padded, 0, (ATTEND_POSITIONS - count) * padded * 4);
+            memset(t.values + count * padded, 0, (ATTEND_POSITIONS - count) * padded * 4);
+        }
+        if (dim % LANES) /* the transposition has filled what lies behind a head with other positions' numbers */
+            for (int64_t p = 0; p < count; p++) memset(t.keys + p * padded + dim, 0, (padded - dim) * 4);
+        for (int64_t v = 0; v < vectors; v++) transpose(t.keys + v * LANES, padded);
         take(&t, start, count, step->positions + first);
         start += count;
     }

@@ -73,6 +73,7 @@ static void run_one(const athanor_op *op, const context *at) {
     case KIND_ROPE: run_rope(op, at); break;
     case KIND_ATTEND: run_attend(op, at); break;
     case KIND_QUANTISE: run_quantise(op, at, rows); break;
+    case KIND_BEST: run_best(op, at, rows); break;
     default: break;
     }
 }

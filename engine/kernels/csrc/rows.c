@@ -140,3 +140,31 @@ void run_rope(const athanor_op *op, const context *at) {
         }
     }
 }
+
+/* The place of each row's maximum, the lowest among equals; -1 where the maximum is not finite or a number is NaN. */
+void run_best(const athanor_op *op, const context *at, int64_t rows) {
+    MY_ROWS(at, rows, first, last);
+    int64_t width = op->inputs, whole = width / LANES * LANES;
+    for (int64_t i = first; i < last; i++) {
+        const float *row = (const float *)op->in + i * width;
+        vf most = splat(-INFINITY), broken = splat(0);
+        for (int64_t k = 0; k < whole; k += LANES) {
+            vf value = load(row + k);
+            vi larger = value > most;
+            most = (vf)(((vi)value & larger) | ((vi)most & ~larger));
+            broken += value * splat(0);
+        }
+        float best = max16(most), odd = sum16(broken);
+        for (int64_t k = whole; k < width; k++) {
+            best = row[k] > best ? row[k] : best;
+            odd += row[k] * 0.0f;
+        }
+        int64_t place = 0;
+        while (place < width && row[place] != best) place++;
+        /* A sum of zeros is NaN when a number was infinite too: look again, minus infinity is allowed. */
+        int nan = 0;
+        if (odd != odd)
+            for (int64_t k = 0; k < width; k++) nan |= row[k] != row[k];
+        ((int64_t *)op->out)[i] = nan || !isfinite(best) ? -1 : place;
+    }
+}

@@ -1,0 +1,330 @@
+"""The engine on a CPU: share of the memory roofline, and beside ``transformers`` with the same weights, in one run.
+
+A round measures, one after the other: how fast memory can be read (the best of several probes, over one core and over
+all of them), our engine on compiled kernels, our engine on plain operations, and ``transformers``. The order turns
+around from round to round. Reported are medians over the rounds, the best round, and ratios.
+
+* ``half-b``: a Llama of 0.5 billion weights (24 layers, hidden 896, 14/2 heads of 64, inner 4864, vocabulary 151,936,
+  tied), bfloat16, normal random weights; 1, 4 and 16 streams of 32 prompt tokens; against continuous batching
+  (``generate_batch``) at 16 streams and ``generate`` at 1.
+* ``stories``: the trained stories260K in float32 (``--data``, skipped where absent), 1 and 16 streams, against
+  ``generate`` at batch 1 and 16.
+
+A decode step must read every weight once (of a tied embedding the head's use only) and the keys and values of its
+context: share = those bytes / time of a step / best probe of the same round.
+
+Times are wall times; on a machine that others use, ``--cpu-time`` uses the processor time of the calling thread (one
+thread then, also of the probe), which other processes disturb less.
+
+Run: ``python bench/cpu.py [--rounds 3] [--threads N] [--weights stored|int8] [--json FILE] [--only half-b|stories]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from appliance import kernels
+from engine.config import EngineConfig
+from engine.load import load_engine
+from engine.loop import Engine
+from isolation.ipc.messages import Sampling, Submit
+
+PROBE_BYTES = 512 << 20
+"""Far beyond any cache level that one core gets for itself."""
+
+PROBES_AHEAD = (0, 1024, 2048)
+"""Bytes that the probe prefetches ahead."""
+
+PROMPT = 32
+KV_BYTES = 256 << 20
+
+HALF_B = {
+    "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4_864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4_096,
+    "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Series:
+    """What one measured thing gave, a figure a round."""
+
+    name: str
+    streams: int
+    seconds: list[float] = field(default_factory=list)
+    """Of one decode step, the median of a round."""
+    shares: list[float] = field(default_factory=list)
+    """Of that round's best probe; empty where it is not asked."""
+
+    @property
+    def step_s(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens a second."""
+        return self.streams / self.step_s
+
+
+class Probe:
+    """Reads memory as fast as this machine lets a program do it."""
+
+    def __init__(self, folder: Path, cores: int, *, cpu_time: bool) -> None:
+        clock = "CLOCK_THREAD_CPUTIME_ID" if cpu_time else "CLOCK_MONOTONIC"
+        source = (ROOT / "bench" / "read_probe.c").read_text().replace("CLOCK_MONOTONIC", clock)
+        (folder / "probe.c").write_text(source)
+        compiler = kernels.find_compiler()
+        if compiler is None:
+            sys.exit("the probe needs a C compiler on PATH")
+        library = folder / "probe.so"
+        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
+        subprocess.run([compiler, *flags, str(folder / "probe.c"), "-o", str(library), "-lpthread"], check=True)
+        self._read = ctypes.CDLL(str(library)).read_seconds
+        self._read.restype = ctypes.c_double
+        self._read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
+        self._buffer = torch.ones(PROBE_BYTES, dtype=torch.uint8)
+        self._cores = 1 if cpu_time else cores
+
+    def best(self, cores: int = 0) -> float:
+        """Bytes a second, the best of all probes over so many cores (all: 0)."""
+        threads = cores or self._cores
+        taken = (
+            self._read(self._buffer.data_ptr(), PROBE_BYTES, threads, ahead) for ahead in PROBES_AHEAD for _ in range(3)
+        )
+        return PROBE_BYTES / min(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and what is measured on it."""
+
+    name: str
+    folder: Path
+    dtype: str
+    streams: tuple[int, ...]
+    tokens: int
+    """Tokens of each stream."""
+    context: int
+
+
+class Ours:
+    """Our engine on one model."""
+
+    def __init__(self, case: Case, options: argparse.Namespace, kernel_folder: Path | None) -> None:
+        config = EngineConfig(
+            model_dir=str(case.folder), model_digest="00", dtype=case.dtype, threads=options.threads,
+            kv_bytes=KV_BYTES, max_context=case.context, max_num_seqs=32, prefix_caching=False,
+            kernels=str(kernel_folder or ""), quantization="int8" if options.weights == "int8" else "none",
+        )  # fmt: skip
+        self.engine: Engine = load_engine(config)
+        self._next = 1
+
+    def step_seconds(self, streams: int, tokens: int, clock: Clock) -> float:
+        """Median time of a decode step of so many streams."""
+        vocab = self.engine.scheduler.limits.vocab_size
+        for number in range(self._next, self._next + streams):
+            prompt = array("I", [(number * 7 + place) % min(vocab, 500) for place in range(PROMPT)])
+            key = number.to_bytes(32, "little")
+            self.engine.add(Submit(number, key, prompt, tokens, Sampling(temperature=0.0), ignore_eos=True))
+        self._next += streams
+        times = []
+        while self.engine.has_work:
+            start = clock()
+            output = self.engine.step()
+            if output is not None and len(output.requests) == streams and not output.starts:
+                times.append(clock() - start)
+        return statistics.median(times)
+
+
+class Theirs:
+    """The same weights in ``transformers``."""
+
+    def __init__(self, case: Case, threads: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        dtype = getattr(torch, case.dtype)
+        self.model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=dtype).eval()
+        self.vocab = self.model.config.vocab_size
+
+    def _prompts(self, streams: int) -> torch.Tensor:
+        rows = [[(row * 7 + place) % min(self.vocab, 500) for place in range(PROMPT)] for row in range(1, streams + 1)]
+        return torch.tensor(rows)
+
+    def generate(self, streams: int, tokens: int, clock: Clock) -> float:
+        """Time of a step of ``generate``, prompts included once and taken off by a run of one token."""
+        prompts, took = self._prompts(streams), {}
+        for count in (1, tokens):
+            start = clock()
+            with torch.inference_mode():
+                self.model.generate(
+                    prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=count, min_new_tokens=count,
+                    do_sample=False, pad_token_id=0,
+                )  # fmt: skip
+            took[count] = clock() - start
+        return (took[tokens] - took[1]) / (tokens - 1)
+
+    def generate_batch(self, streams: int, tokens: int, clock: Clock) -> float:
+        """Time of a step of continuous batching, prompts and the manager's start taken off by a run of one token."""
+        from transformers import GenerationConfig
+
+        prompts, took = self._prompts(streams).tolist(), {}
+        for count in (1, tokens):
+            config = GenerationConfig(
+                max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cuda_graph=False
+            )
+            start = clock()
+            with torch.inference_mode():
+                answers = self.model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+            took[count] = clock() - start
+            done = sum(len(answer.generated_tokens) for answer in answers.values())
+            if done != streams * count:
+                raise SystemExit(f"continuous batching gave {done} tokens, not {streams * count}")
+        return (took[tokens] - took[1]) / (tokens - 1)
+
+
+def bytes_of_step(engine: Engine, case: Case, streams: int, *, int8: bool) -> float:
+    """Bytes that a decode step has to read: every product's weight, and keys and values of the mean context."""
+    config = engine.runner.model.config
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    layer = config.hidden_size * (width + config.num_heads * config.head_dim + 3 * config.intermediate_size)
+    weights = config.num_layers * layer + config.vocab_size * config.hidden_size
+    size = torch.empty(0, dtype=getattr(torch, case.dtype)).element_size()
+    keys = 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
+    return weights * (1 if int8 else size) + streams * keys * (PROMPT + case.tokens / 2)
+
+
+def make_half_b(folder: Path) -> Path:
+    """The 0.5B shape with random weights, as a checkpoint."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    target = folder / "half-b"
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        LlamaForCausalLM(LlamaConfig(**HALF_B)).save_pretrained(target)
+    finally:
+        torch.set_default_dtype(default)
+    return target
+
+
+def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder: Path) -> tuple[list[Series], dict]:
+    """All rounds of one model."""
+    clock: Clock = time.thread_time if options.cpu_time else time.perf_counter
+    int8 = options.weights == "int8"
+    compiled, plain = Ours(case, options, kernel_folder), Ours(case, options, None)
+    theirs = None if options.cpu_time else Theirs(case, options.threads)
+    series: dict[str, Series] = {}
+    works: list[tuple[Series, Callable[[], float], bool]] = []
+
+    def add(name: str, streams: int, work: Callable[[int, int, Clock], float], *, shared: bool) -> None:
+        one = series[f"{name} x{streams}"] = Series(name, streams)
+        works.append((one, lambda: work(streams, case.tokens, clock), shared))
+
+    for streams in case.streams:
+        add("compiled", streams, compiled.step_seconds, shared=True)
+        add("plain", streams, plain.step_seconds, shared=True)
+        if theirs is not None and streams in (1, 16):
+            add("transformers generate", streams, theirs.generate, shared=False)
+    if theirs is not None and case.name == "half-b":
+        add("transformers continuous batching", 16, theirs.generate_batch, shared=False)
+    probes: dict[str, list[float]] = {"one core": [], "all cores": []}
+    for turn in range(options.rounds):
+        for one, work, shared in works if turn % 2 == 0 else works[::-1]:
+            before = probe.best()
+            torch.set_num_threads(options.threads)
+            one.seconds.append(work())
+            best = max(before, probe.best())
+            probes["all cores"].append(best)
+            if shared:
+                needed = bytes_of_step(compiled.engine, case, one.streams, int8=int8)
+                one.shares.append(needed / one.seconds[-1] / best)
+        probes["one core"].append(probe.best(1))
+    figures = {
+        "backends": [compiled.engine.runner.backend, plain.engine.runner.backend],
+        "probe_gb_s": {name: max(values) / 1e9 for name, values in probes.items()},
+    }
+    return list(series.values()), figures
+
+
+def show(case: Case, series: list[Series], figures: dict) -> None:
+    """The table."""
+    print(f"\n{case.name}, {case.dtype}: {figures['backends'][0]}")
+    print("  " + ", ".join(f"{name} {value:.1f} GB/s" for name, value in figures["probe_gb_s"].items()))
+    print(f"  {'what':<34}{'streams':>8}{'ms/step':>10}{'tokens/s':>11}{'share of roofline: median':>27}{'best':>7}")
+    for one in series:
+        share = f"{statistics.median(one.shares):>27.2f}{max(one.shares):>7.2f}" if one.shares else ""
+        print(f"  {one.name:<34}{one.streams:>8}{one.step_s * 1e3:>10.2f}{one.tokens_s:>11.1f}{share}")
+    by_key = {(one.name, one.streams): one for one in series}
+    for one in series:
+        ours = by_key.get(("compiled", one.streams))
+        if ours is not None and one is not ours:
+            ratios = [theirs / own for theirs, own in zip(one.seconds, ours.seconds, strict=True)]
+            print(
+                f"  compiled is {statistics.median(ratios):.2f}x {one.name} at {one.streams} "
+                f"(rounds: {', '.join(f'{ratio:.2f}' for ratio in ratios)})"
+            )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=cores)
+    parser.add_argument("--weights", choices=("stored", "int8"), default="stored")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of each stream of the large model")
+    parser.add_argument("--only", choices=("half-b", "stories"))
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--cpu-time", action="store_true")
+    options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
+    report = {}
+    with tempfile.TemporaryDirectory(prefix="athanor-cpu-") as scratch:
+        folder = Path(scratch)
+        compiled = kernels.build(folder / "kernels").directory
+        probe = Probe(folder, cores, cpu_time=options.cpu_time)
+        cases = []
+        if options.only != "stories":
+            streams, tokens = (1, 4, 16), options.tokens
+            cases.append(Case("half-b", make_half_b(folder), "bfloat16", streams, tokens, 1_024))
+        stories = options.data / "models" / "stories260K-hf"
+        if options.only != "half-b" and stories.is_dir():
+            cases.append(Case("stories", stories, "float32", (1, 16), 200, 512))
+        for case in cases:
+            series, figures = measure(case, options, probe, compiled)
+            show(case, series, figures)
+            rows = [
+                {"name": one.name, "streams": one.streams, "step_s": one.seconds, "shares": one.shares}
+                for one in series
+            ]
+            report[case.name] = {**figures, "series": rows}
+    if options.json is not None:
+        options.json.write_text(json.dumps({"options": vars(options) | {"data": "", "json": ""}, **report}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
