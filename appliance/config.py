@@ -89,8 +89,8 @@ class ModelConfig(_Section):
 class SandboxConfig(_Section):
     """How sandboxes are made. Without ``image`` the running Python is mounted read-only; with one, ``image_digest``
     pins it (`athanor image build` prints it) and another image is refused. ``cores`` bounds each sandbox where the
-    machine's cgroups allow it; 0 means all of the machine's. ``kernels`` is a directory that `athanor kernels build` made
-    on this machine; engines that cannot use it compute without and say so in the log."""
+    machine's cgroups allow it; 0 means all of the machine's. ``kernels`` is a directory that `athanor kernels build`
+    made on this machine; engines that cannot use it compute without and say so in the log."""
 
     runsc: str = ""
     image: Path | None = Field(default=None, strict=False)

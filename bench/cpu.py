@@ -6,7 +6,7 @@ around from round to round. Reported are medians over the rounds, the best round
 
 * ``half-b``: a Llama of 0.5 billion weights (24 layers, hidden 896, 14/2 heads of 64, inner 4864, vocabulary 151,936,
   tied), bfloat16, normal random weights; 1, 4 and 16 streams of 32 prompt tokens; against continuous batching
-  (``generate_batch``) at 16 streams and ``generate`` at 1.
+  (its manager) at 16 streams and ``generate`` at 1.
 * ``stories``: the trained stories260K in float32 (``--data``, skipped where absent), 1 and 16 streams, against
   ``generate`` at batch 1 and 16.
 
@@ -37,14 +37,15 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance import kernels
 from engine.config import EngineConfig
 from engine.load import load_engine
 from engine.loop import Engine
 from isolation.ipc.messages import Sampling, Submit
+
+ROOT = Path(__file__).resolve().parents[1]
 
 PROBE_BYTES = 512 << 20
 """Far beyond any cache level that one core gets for itself."""
@@ -160,8 +161,11 @@ class Theirs:
     """The same weights in ``transformers``."""
 
     def __init__(self, case: Case, threads: int) -> None:
+        import transformers
         from transformers import AutoModelForCausalLM
 
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(threads)
         dtype = getattr(torch, case.dtype)
         self.model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=dtype).eval()
@@ -184,22 +188,35 @@ class Theirs:
             took[count] = clock() - start
         return (took[tokens] - took[1]) / (tokens - 1)
 
-    def generate_batch(self, streams: int, tokens: int, clock: Clock) -> float:
-        """Time of a step of continuous batching, prompts and the manager's start taken off by a run of one token."""
-        from transformers import GenerationConfig
+    def continuous(self, streams: int, tokens: int, clock: Clock) -> float:
+        """Time of a step of continuous batching: the manager is made and warmed before, and ended after, each round; a
+        run of one token takes the prompts off."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
 
+        manager = self.model.init_continuous_batching(
+            GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1_024),
+            ContinuousBatchingConfig(
+                num_blocks=128, max_batch_tokens=512, max_requests_per_batch=32, allow_block_sharing=False,
+                use_cuda_graph=False,
+            ),
+        )
+        manager.start()
         prompts, took = self._prompts(streams).tolist(), {}
-        for count in (1, tokens):
-            config = GenerationConfig(
-                max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cuda_graph=False
-            )
-            start = clock()
-            with torch.inference_mode():
-                answers = self.model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
-            took[count] = clock() - start
-            done = sum(len(answer.generated_tokens) for answer in answers.values())
-            if done != streams * count:
-                raise SystemExit(f"continuous batching gave {done} tokens, not {streams * count}")
+        try:
+            for count in (2, 1, tokens):
+                start = clock()
+                left = len(manager.add_requests(prompts, max_new_tokens=count))
+                while left:
+                    result = manager.get_result(timeout=1)
+                    if result is not None and result.is_finished():
+                        left -= 1
+                        if len(result.generated_tokens) != count:
+                            sys.exit("continuous batching gave another number of tokens than asked for")
+                    elif result is None and not manager.is_running():
+                        sys.exit("continuous batching ended by itself")
+                took[count] = clock() - start
+        finally:
+            manager.stop(block=True)
         return (took[tokens] - took[1]) / (tokens - 1)
 
 
@@ -248,7 +265,7 @@ def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder
         if theirs is not None and streams in (1, 16):
             add("transformers generate", streams, theirs.generate, shared=False)
     if theirs is not None and case.name == "half-b":
-        add("transformers continuous batching", 16, theirs.generate_batch, shared=False)
+        add("transformers continuous batching", 16, theirs.continuous, shared=False)
     probes: dict[str, list[float]] = {"one core": [], "all cores": []}
     for turn in range(options.rounds):
         for one, work, shared in works if turn % 2 == 0 else works[::-1]:
@@ -256,6 +273,8 @@ def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder
             torch.set_num_threads(options.threads)
             one.seconds.append(work())
             best = max(before, probe.best())
+            took = one.seconds[-1] * 1e3
+            print(f"  {one.name} x{one.streams}: {took:.2f} ms, {best / 1e9:.1f} GB/s", file=sys.stderr)
             probes["all cores"].append(best)
             if shared:
                 needed = bytes_of_step(compiled.engine, case, one.streams, int8=int8)

@@ -21,7 +21,7 @@ athanor demo --model ./Qwen3-0.6B | another model beside the embedded one
 """
 
 
-def demo(
+def demo(  # noqa: PLR0913 - one parameter an option
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, for scripts.")] = False,
     http_port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65_535, help="OpenAI API; 0 is any free one.")

@@ -77,11 +77,11 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """Rows of two maps (or biases) in alternating runs of 16, as a SWIGLU panel holds them; the tail padded by zeros."""
+    """Rows of two maps (or biases) in alternating runs of 16, as a SWIGLU panel holds them; zeros behind the last."""
     inner, half = gate.shape[0], PANEL // 2
     missing = -inner % half
     pads = (0,) * (2 * (gate.dim() - 1)) + (0, missing)
-    parts = [F.pad(part, pads).unflatten(0, (-1, half)) for part in (gate, up)]
+    parts = [F.pad(part, pads).view(-1, half, *gate.shape[1:]) for part in (gate, up)]
     return torch.stack(parts, 1).flatten(0, 2)
 
 

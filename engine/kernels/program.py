@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import StepArrays
-from engine.kernels.abi import MAX_DIM, MAX_GROUP, Kind, Mode, Op, Program, Step, Type
+from engine.kernels.abi import MAX_DIM, MAX_GROUP, Kind, Mode, Op, Program, Step
 from engine.kernels.library import Library, UnusableKernelsError
 from engine.kernels.packing import TYPES, Packed, interleave, pack, padded_inputs
 from engine.kv.storage import KvStorage
@@ -47,7 +47,8 @@ class Builder:
 
     def keep(self, tensor: Tensor) -> int:
         """Keep a tensor and give its address."""
-        assert tensor.is_contiguous() and tensor.device.type == "cpu", "kernels read host memory as it lies"
+        assert tensor.is_contiguous(), "kernels read memory as it lies"
+        assert tensor.device.type == "cpu", "kernels read host memory"
         self._kept.append(tensor)
         return tensor.data_ptr()
 
@@ -65,7 +66,9 @@ class Builder:
         """Append an operation."""
         self.ops.append(Op(kind=kind, **fields))
 
-    def linear(self, packed: Packed, operand: tuple[int, int], output: int, mode: Mode, *, wanted: bool = False) -> None:
+    def linear(
+        self, packed: Packed, operand: tuple[int, int], output: int, mode: Mode, *, wanted: bool = False
+    ) -> None:
         """Append a product."""
         addresses = {
             name: self.keep(value)

@@ -54,4 +54,5 @@ def attend(q_hd: Tensor, k_skd: Tensor, v_skd: Tensor) -> Tensor:
     group = q_hd.shape[0] // k_skd.shape[1]
     k_hsd, v_hsd = (t.repeat_interleave(group, 1).transpose(0, 1).double() for t in (k_skd, v_skd))
     scores = (k_hsd @ q_hd.double().unsqueeze(2)).squeeze(2) * q_hd.shape[1] ** -0.5
-    return (scores.softmax(-1).unsqueeze(1) @ v_hsd).squeeze(1).float()
+    out_hd: Tensor = (scores.softmax(-1).unsqueeze(1) @ v_hsd).squeeze(1)
+    return out_hd.float()

@@ -1,6 +1,7 @@
 """The Llama family against ``transformers``: logits of random tiny models, in chunks, in batches, and while decoding.
 
-The same on plain operations and on compiled kernels. Every model is written by ``transformers`` and read by our own loader, so configuration and weights take the real path.
+The same on plain operations and on compiled kernels. Every model is written by ``transformers`` and read by our own
+loader, so configuration and weights take the real path.
 """
 
 from __future__ import annotations
@@ -290,8 +291,8 @@ def test_compiled_rows_are_bit_equal_alone_and_in_any_company(
 def test_an_outlier_of_a_neighbour_moves_no_number_of_an_8_bit_model(
     backend: str, kernel_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """W8A8 scales activations by row: with a neighbour whose numbers are a thousand times larger, or broken, the others'
-    logits are the same bits. Control: the neighbour's own are not."""
+    """W8A8 scales activations by row: with a neighbour whose numbers are a thousand times larger, or broken, the
+    others' logits are the same bits. Control: the neighbour's own are not."""
     reference = save_reference(tmp_path)
     tokens = random_tokens({0: 30, 1: 30, 2: 30})
     kernels = str(kernel_dir("native")) if backend == "compiled" else ""
