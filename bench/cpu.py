@@ -13,8 +13,8 @@ around from round to round. Reported are medians over the rounds, the best round
 A decode step must read every weight once (of a tied embedding the head's use only) and the keys and values of its
 context: share = those bytes / time of a step / best probe of the same round.
 
-Times are wall times; on a machine that others use, ``--cpu-time`` uses the processor time of the calling thread (one
-thread then, also of the probe), which other processes disturb less.
+Times are wall times; on a machine that others use, ``--cpu-time`` takes processor time instead, which other processes
+disturb less. Then everything computes with one thread, the probe too.
 
 Run: ``python bench/cpu.py [--rounds 3] [--threads N] [--weights stored|int8] [--json FILE] [--only half-b|stories]``.
 """
@@ -248,10 +248,10 @@ def make_half_b(folder: Path) -> Path:
 
 def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder: Path) -> tuple[list[Series], dict]:
     """All rounds of one model."""
-    clock: Clock = time.thread_time if options.cpu_time else time.perf_counter
+    clock: Clock = time.process_time if options.cpu_time else time.perf_counter
     int8 = options.weights == "int8"
     compiled, plain = Ours(case, options, kernel_folder), Ours(case, options, None)
-    theirs = None if options.cpu_time else Theirs(case, options.threads)
+    theirs = Theirs(case, options.threads)
     series: dict[str, Series] = {}
     works: list[tuple[Series, Callable[[], float], bool]] = []
 
@@ -262,9 +262,9 @@ def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder
     for streams in case.streams:
         add("compiled", streams, compiled.step_seconds, shared=True)
         add("plain", streams, plain.step_seconds, shared=True)
-        if theirs is not None and streams in (1, 16):
+        if streams in (1, 16):
             add("transformers generate", streams, theirs.generate, shared=False)
-    if theirs is not None and case.name == "half-b":
+    if case.name == "half-b":
         add("transformers continuous batching", 16, theirs.continuous, shared=False)
     probes: dict[str, list[float]] = {"one core": [], "all cores": []}
     for turn in range(options.rounds):

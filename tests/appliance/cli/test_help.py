@@ -32,6 +32,8 @@ COMMANDS = [
     ("image",),
     ("image", "build"),
     ("image", "verify"),
+    ("kernels",),
+    ("kernels", "build"),
     ("version",),
 ]
 
