@@ -135,7 +135,7 @@ def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
             place.touch()
             place.chmod(0o644)
     for mount in locate_ours(install):
-        copy(mount.source, tree / mount.target[1:], _skip_common)
+        copy(mount.source, tree / mount.target[1:], _skip_compiled)
     _link_check(tree / OURS_DIR[1:])
     kept = [path for path in loadable_files(install, packages) if _is_kept(path, install, packages)]
     for mount in library_mounts(closure(kept, inside=[install.stdlib, *packages])):
@@ -161,6 +161,11 @@ Skip = Callable[[str], bool]
 
 def _skip_common(path: str) -> bool:
     return path.rpartition("/")[2] == "__pycache__" or path.endswith(UNUSED_SUFFIXES)
+
+
+def _skip_compiled(path: str) -> bool:
+    """Of our own packages the C sources stay: the engine compares kernels with them."""
+    return path.rpartition("/")[2] == "__pycache__" or path.endswith(".pyc")
 
 
 def _skip_stdlib(path: str) -> bool:

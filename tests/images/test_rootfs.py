@@ -71,6 +71,17 @@ def test_each_role_has_its_own_packages(image, role, there, absent):
     assert sorted(os.listdir(image / role / "opt/athanor/isolation")) == ["__init__.py", "__pycache__", "ipc"]
 
 
+def test_the_engine_image_holds_what_kernels_are_compared_with(image):
+    """The C sources are the same as here, so kernels compiled from this checkout are taken inside."""
+    from engine.kernels.library import SOURCES
+
+    inside = image / "engine" / "opt/athanor/engine/kernels/csrc"
+    names = sorted(path.name for path in SOURCES.iterdir())
+    assert "linear.c" in names
+    assert sorted(path.name for path in inside.iterdir()) == names
+    assert all((inside / name).read_bytes() == (SOURCES / name).read_bytes() for name in names)
+
+
 def test_compiled_modules_do_not_look_at_times(image):
     """Every module has its compiled form with an unchecked hash (PEP 552): flags 1, whatever the time of its source."""
     modules = [path for path in files(image / "text") if path.suffix == ".py"]
