@@ -58,7 +58,6 @@ class NullRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.limits = limits
-        self.backend = "nothing: ids are given by rule"
         self.storage = NullStorage(layout)
         self._walk = walk(limits)
         self._at = [0] * limits.max_num_seqs
@@ -67,6 +66,14 @@ class NullRunner:
         self._clock = clock
         self._sleep = sleep
         self._due = 0.0
+
+    @property
+    def backend(self) -> str:
+        """What answers."""
+        return "nothing: ids are given by rule"
+
+    def touch(self) -> None:
+        """Nothing: there is no memory."""
 
     @property
     def writes_code(self) -> bool:

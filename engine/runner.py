@@ -44,8 +44,7 @@ class Runner:
     ) -> None:
         self.model = model
         self.program = program
-        self.backend = backend
-        """What computes, and why nothing faster does, for people."""
+        self._backend = backend
         self.storage = storage
         self.limits = limits
         self._attention = PagedAttention(storage, model.config.num_heads)
@@ -53,9 +52,15 @@ class Runner:
         self._batches = BatchBuilder(limits, storage)
 
     @property
+    def backend(self) -> str:
+        """What computes, and why nothing faster does, for people."""
+        return self._backend
+
+    @property
     def writes_code(self) -> bool:
-        """oneDNN multiplies the 16-bit types, and writes a kernel for every new number of rows."""
-        return self.model.dtype != torch.float32
+        """oneDNN multiplies the 16-bit types, and writes a kernel for every new number of rows; a compiled program never
+        calls it."""
+        return self.program is None and self.model.dtype != torch.float32
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Samples:

@@ -41,6 +41,15 @@ class StepRunner(Protocol):
         """Whether a library that it calls writes machine code as it meets new shapes."""
         ...
 
+    @property
+    def backend(self) -> str:
+        """What computes, for people."""
+        ...
+
+    def touch(self) -> None:
+        """Write every page of its large buffers once more; only while no request is live."""
+        ...
+
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
         ...
