@@ -58,8 +58,7 @@ class Runner:
 
     @property
     def writes_code(self) -> bool:
-        """oneDNN multiplies the 16-bit types, and writes a kernel for every new number of rows; a compiled program never
-        calls it."""
+        """oneDNN multiplies the 16-bit types and writes a kernel for every new number of rows; a program needs none."""
         return self.program is None and self.model.dtype != torch.float32
 
     @torch.inference_mode()
