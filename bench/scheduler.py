@@ -2,8 +2,8 @@
 
 A null model answers at once, so that a step is all overhead. Times are processor time of the thread, in microseconds a
 step; a column says how many objects a step leaves behind. The tables of the runner (block tables, slots, groups) are
-numpy and torch work of ``engine.batch`` and are timed apart, with ``--batch``.
-Run: ``python bench/scheduler.py [--steps 2000] [--batch]``.
+numpy and torch work of ``engine.batch`` and are not in these figures.
+Run: ``python bench/scheduler.py [--steps 2000]``.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ import os
 from pathlib import Path
 
 SENTRY_SLACK_NS = 1_000_000
-"""1 ms: an engine's overhead falls from 50 to 5 % of its processor time, and on a contended core one token of one idle
-request comes in 6 instead of 25 ms. 4 ms saves nothing more there and takes 11 ms; 10 ms takes 18 (all measured)."""
+"""1 ms: an engine's processor seconds in a sandbox fall by a quarter to a third, and on a contended core one token of
+one idle request comes in 6 instead of 25 ms. 4 ms saves nothing more there and takes 11 ms; 10 ms takes 18 (all
+measured)."""
 
 _ROUNDS = 2
 """A thread that is started while the first round goes on may have been missed by it."""
