@@ -18,6 +18,12 @@ from isolation.ipc.messages import Sampling
 ROUNDS = 2
 """Times that every step is run."""
 
+SMALL = (1, 2, 4, 16)
+"""Rows of the smaller steps: libraries multiply one row, a few and many in different ways."""
+
+SMALL_WIDTH = 1
+"""Blocks of a row in them: what matters is the number of rows."""
+
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
 """Sampling numbers that reach every branch of the sampler."""
 
@@ -28,21 +34,14 @@ def warm_up(runner: StepRunner) -> None:
     length = min(limits.max_num_batched_tokens, limits.max_context - 1)
     num_rows = limits.max_num_seqs
     width = -(-limits.max_context // limits.block_size)
-    for rows in _doubling(num_rows):
-        runner.execute(_admissions(rows, width))
+    for rows in (rows for rows in SMALL if rows < num_rows):
+        runner.execute(_admissions(rows, SMALL_WIDTH))
         runner.execute(StepPlan(decode_rows=list(range(rows))))
-    for tokens in _doubling(length):
-        runner.execute(_prefill(tokens, width))
     for _ in range(ROUNDS):
         runner.execute(_prefill(length, width))
         runner.execute(_admissions(num_rows, width))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
         runner.touch()
-
-
-def _doubling(limit: int) -> list[int]:
-    """1, 2, 4 and so on, below the limit."""
-    return [1 << power for power in range(limit.bit_length()) if 1 << power < limit]
 
 
 def _prefill(length: int, width: int) -> StepPlan:

@@ -42,6 +42,9 @@ ALLOWED = {
     "engine.attach": {"socket"},
     "engine.lockdown": {"ctypes"},
     "engine.config": {"json"},
+    "engine.kernels.abi": {"ctypes"},
+    "engine.kernels.library": {"ctypes"},
+    "engine.kernels.program": {"ctypes"},
     "engine.model.config": {"json"},
     "engine.model.safetensors": {"json"},
 }

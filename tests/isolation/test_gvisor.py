@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from isolation.spec import Mount
 
 pytestmark = pytest.mark.runsc
 
-BOOT_BAR_S = 0.5
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 SECRETS = ("/etc/passwd", "/etc/shadow", "/root", "/home", "/bin/sh", "/usr/bin", "/proc/1/root/etc/passwd")
 
@@ -146,24 +144,6 @@ def test_exit_status(runtime, make_spec, code, expected):
     assert not ending.out_of_memory
     sandbox.delete()
     assert sandbox.poll() == expected
-
-
-def test_boot_is_quick(runtime, make_spec, record_property):
-    """Starting a sandbox costs less than half a second of our own; the best of three, since machines are busy."""
-    took = []
-    for number in range(3):
-        sandbox, seconds = timed(lambda number=number: runtime.boot(make_spec(f"quick-{number}", SLEEP)))
-        _, gone = timed(sandbox.delete)
-        took.append((seconds, gone))
-    record_property("boot_s", min(took))
-    print("boot, delete in seconds:", [(round(a, 3), round(b, 3)) for a, b in took])
-    assert min(seconds for seconds, _ in took) < BOOT_BAR_S
-
-
-def timed(action):
-    """The result of ``action`` and the seconds it took."""
-    before = time.monotonic()
-    return action(), time.monotonic() - before
 
 
 def test_killed_from_outside_leaves_nothing(runtime, make_spec, run_dir, printed):

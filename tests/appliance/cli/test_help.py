@@ -39,8 +39,8 @@ COMMANDS = [
 
 HEAVY = ("torch", "grpc", "opentelemetry", "starlette", "uvicorn", "structlog", "numpy")
 
-HELP_S = 0.4
-"""The bar for ``athanor --help``, processor time; measured 0.12 s, and as long by the clock."""
+HELP_COSTS = 3.0
+"""Most that ``athanor --help`` may cost, in imports of the two libraries that print it; measured 1.7, or 0.12 s."""
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -100,13 +100,21 @@ def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def spent_s(*args: str) -> float:
+    """Processor time of an interpreter, the least of three: a busy machine does not count."""
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert python(*args).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(taken)
+
+
 def test_help_comes_at_once() -> None:
-    """``athanor --help`` costs less processor time than the bar; a busy machine does not count."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert python("-m", "appliance.cli", "--help").returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert spent_s < HELP_S
+    """``athanor --help`` costs little more than the libraries that it is printed with."""
+    bare = spent_s("-c", "import typer.main, rich.panel, rich.table")
+    assert spent_s("-m", "appliance.cli", "--help") < HELP_COSTS * bare
 
 
 def test_help_imports_nothing_heavy() -> None:
