@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
+import subprocess
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -216,20 +218,41 @@ BOMBS = {
 }
 
 
+BOMB_PROGRAM = """
+import sys, time
+from engine.errors import RequestRejectedError
+from engine.text import template
+from engine.text.conversation import Conversation
+from engine.text.marks import ControlTokens
+template.RENDER_SECONDS = 0.2
+bomb = template.ChatTemplate(
+    template.parse_template(sys.argv[1]), ControlTokens(("<s>",)), special={"bos_token": "<s>"}, limit_bytes=1 << 20
+)
+begun = time.process_time()
+try:
+    bomb.render(Conversation([{"role": "user", "content": "Hi"}]))
+except RequestRejectedError as error:
+    print(error.code.name)
+    print(bomb.render(Conversation([{"role": "user", "content": "Hello"}])))
+    print(time.process_time() - begun)
+"""
+"""In a process of its own, as the worker is: time and memory are bounded for a whole process, and that of the tests has
+a gigabyte of freed memory that no bound on new memory sees. A shorter alarm, to spare the machine; the worker's own is
+tried in test_process. Processor time: on a busy machine the alarm rings on time, but what it ends ends later."""
+
+
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bomb in one branch of a template fails that request, long before it would have ended; the next is served."""
+def test_bombs_end(name: str, root: Path) -> None:
+    """A bomb in one branch of a template fails that request within two seconds; the next is served."""
     source = "{% set c = messages[0].content %}{% if c == 'Hi' %}" + BOMBS[name] + "{% endif %}ok"
-    bomb = template(source)
-    # A shorter alarm, to spare the machine; the worker's own is tried in test_process.
-    monkeypatch.setattr("engine.text.template.RENDER_SECONDS", 0.2)
-    # Processor time: on a busy machine the alarm rings on time, but what it ends ends later.
-    start = time.process_time()
-    with pytest.raises(RequestRejectedError) as caught:
-        bomb.render(Conversation([USER]))
-    assert time.process_time() - start < 10
-    assert caught.value.code in (FailureCode.INVALID, FailureCode.TOO_LONG)
-    assert bomb.render(Conversation([{"role": "user", "content": "Hello"}])) == "ok"
+    done = subprocess.run(
+        [sys.executable, "-c", BOMB_PROGRAM, source], cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    code, served, spent_s = done.stdout.split()
+    assert code in ("INVALID", "TOO_LONG")
+    assert served == "ok"
+    assert float(spent_s) < 2
 
 
 @pytest.mark.parametrize(
