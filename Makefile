@@ -33,7 +33,7 @@ bench: setup-dev ## figures of the hot paths
 # For this machine's processor; without a compiler the engine does without them.
 KERNELS := $(VENV)/share/athanor/kernels
 kernels: $(KERNELS)/kernels.so
-$(KERNELS)/kernels.so: $(wildcard engine/kernels/csrc/*) appliance/kernels.py | $(VENV)/.run
+$(KERNELS)/kernels.so: $(wildcard engine/kernels/csrc/*) engine/kernels/manifest.py appliance/kernels.py | $(VENV)/.run
 	-@$(BIN)/athanor kernels build $(KERNELS)
 
 setup: $(VENV)/.run $(BIN)/runsc

@@ -1,14 +1,13 @@
 """Compiles the engine's kernels for this machine, ahead of time: ``athanor kernels build DIR``.
 
-The sources are part of the engine package; they are read as files and never imported. The compiler runs here, on the
-host, when the operator says so: nothing that serves requests imports this module (an import contract), and no compiler
-is in any sandbox. The result fits every model, and this processor only: ``engine.kernels.library`` checks it.
+The sources are part of the engine package. The compiler runs here, on the host, when the operator says so: nothing that
+serves requests imports this module (an import contract), and no compiler is in any sandbox. The result fits every
+model, and this processor only: ``engine.kernels.library`` checks it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import sys
@@ -17,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError
+from engine.kernels.manifest import LIBRARY, MANIFEST, processor_features, source_digest, source_files
 from isolation.errors import ProcessError
 from isolation.process import MINIMAL_ENVIRONMENT, run
-
-LIBRARY = "kernels.so"
-MANIFEST = "kernels.txt"
-"""Names in the directory, as the engine looks for them."""
 
 COMPILERS = ("gcc", "cc", "clang")
 """Looked for in this order."""
@@ -45,7 +41,7 @@ FEATURES = frozenset({
 class Built:
     """Compiled kernels."""
 
-    directory: Path
+    library: Path
     compiler: str
     library_bytes: int
     """Size of the library."""
@@ -61,6 +57,8 @@ def build(directory: Path, *, extra_flags: tuple[str, ...] = ()) -> Built:
     if compiler is None:
         raise ConfigError(f"no C compiler is on PATH ({', '.join(COMPILERS)}); install one, or do without kernels")
     sources = source_files()
+    if not sources:
+        raise ConfigError("the sources of the kernels are missing from the engine package; install it again")
     directory.mkdir(parents=True, exist_ok=True)
     os.chmod(directory, 0o755)  # noqa: S103 - read by the sandbox, whose user owns nothing
     with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
@@ -77,14 +75,14 @@ def build(directory: Path, *, extra_flags: tuple[str, ...] = ()) -> Built:
         content = library.read_bytes()
         manifest = Path(scratch) / MANIFEST
         manifest.write_text(
-            f"sources {digest_of(sources)}\n"
+            f"sources {source_digest()}\n"
             f"library {hashlib.sha256(content).hexdigest()}\n"
             f"features {' '.join(sorted(FEATURES & processor_features()))}\n"
         )
         for path in (library, manifest):
             path.chmod(0o644)
             path.replace(directory / path.name)
-    return Built(directory, compiler, len(content))
+    return Built(directory / LIBRARY, compiler, len(content))
 
 
 def is_current(directory: Path) -> bool:
@@ -93,7 +91,7 @@ def is_current(directory: Path) -> bool:
         lines = (directory / MANIFEST).read_text().splitlines()
     except OSError:
         return False
-    return f"sources {digest_of(source_files())}" in lines and (directory / LIBRARY).is_file()
+    return f"sources {source_digest()}" in lines and (directory / LIBRARY).is_file()
 
 
 def installed() -> Path | None:
@@ -106,36 +104,3 @@ def find_compiler() -> str | None:
     """A C compiler, or None."""
     found = (shutil.which(name, path=MINIMAL_ENVIRONMENT["PATH"]) for name in COMPILERS)
     return next((path for path in found if path), None)
-
-
-def source_files() -> tuple[Path, ...]:
-    """The kernels' sources, in the order in which they are digested.
-
-    Raises:
-        ConfigError: the engine package has none.
-    """
-    spec = importlib.util.find_spec("engine")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    files = [path for folder in folders for path in sorted((Path(folder) / "kernels" / "csrc").glob("*.[ch]"))]
-    if not files:
-        raise ConfigError("the sources of the kernels are missing from the engine package; install it again")
-    return tuple(files)
-
-
-def digest_of(sources: tuple[Path, ...]) -> str:
-    """Hex SHA-256 over names and contents, as the engine computes it."""
-    digest = hashlib.sha256(b"athanor kernels 1\0")
-    for path in sources:
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
-def processor_features() -> frozenset[str]:
-    """What the kernel says of this processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(flags, "").split())

@@ -32,4 +32,4 @@ def build(
         fail(exits.REFUSED, str(error))
     except OSError as error:
         fail(exits.REFUSED, f"cannot write to {directory}: {(error.strerror or str(error)).lower()}")
-    output().print(f"{built.directory / kernels.LIBRARY} ({built.library_bytes // 1024} KiB)", soft_wrap=True)
+    output().print(f"{built.library} ({built.library_bytes // 1024} KiB)", soft_wrap=True)

@@ -1,9 +1,9 @@
 """Finds, checks and opens the compiled kernels; anything wrong with them is a reason to do without, never a failure.
 
-A kernel directory holds ``kernels.so`` and ``kernels.txt``, lines of ``name value``: the digests of the sources that
-it was compiled from and of the library itself, and the processor features that the compiler was allowed to use. The
-directory comes from the operator, read-only; it is opened before the lock-down. What the features do not tell is
-tried: the library runs one product with each instruction that it was compiled for, and says whether they exist here.
+A kernel directory holds a library and its manifest (``manifest.py``): the digests of the sources that it was compiled
+from and of the library itself, and the processor features that the compiler was allowed to use. The directory comes
+from the operator, read-only; it is opened before the lock-down. What the features do not tell is tried: the library
+runs one product with each instruction that it was compiled for, and says whether they exist here.
 
 ``ctypes`` lets go of the interpreter lock during a call, and a call costs a microsecond.
 """
@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.kernels.abi import Program, Step, layout
-
-LIBRARY = "kernels.so"
-MANIFEST = "kernels.txt"
-SOURCES = Path(__file__).parent / "csrc"
+from engine.kernels.manifest import LIBRARY, MANIFEST, processor_features, source_digest
 
 MAX_MANIFEST_BYTES = 16 << 10
 MAX_LIBRARY_BYTES = 16 << 20
@@ -87,28 +84,6 @@ def open_library(directory: str, threads: int) -> Library:
     if handle.athanor_start(threads) != threads:
         raise UnusableKernelsError(f"{threads} threads cannot be had")
     return Library(handle, threads, abilities)
-
-
-def source_digest() -> str:
-    """Hex SHA-256 over names and contents of the kernels' sources."""
-    digest = hashlib.sha256(b"athanor kernels 1\0")
-    for path in sorted(SOURCES.glob("*.[ch]")):
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
-def processor_features() -> frozenset[str]:
-    """What the kernel says of the processor; empty where it says nothing."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
 
 
 def _read_manifest(path: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 
 from appliance import kernels
 from engine.kernels.library import Library, open_library
+from engine.kernels.manifest import processor_features
 
 VARIANTS = {
     "native": (),
@@ -26,7 +27,7 @@ def kernel_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def get(variant: str = "native") -> Path:
         if kernels.find_compiler() is None:
             pytest.skip("no C compiler on PATH")
-        if "x86" in "".join(VARIANTS[variant]) and "avx2" not in kernels.processor_features():
+        if "x86" in "".join(VARIANTS[variant]) and "avx2" not in processor_features():
             pytest.skip("not an x86-64-v3 machine")
         if variant not in made:
             made[variant] = tmp_path_factory.mktemp("kernels")

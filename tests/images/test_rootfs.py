@@ -73,7 +73,7 @@ def test_each_role_has_its_own_packages(image, role, there, absent):
 
 def test_the_engine_image_holds_what_kernels_are_compared_with(image):
     """The C sources are the same as here, so kernels compiled from this checkout are taken inside."""
-    from engine.kernels.library import SOURCES
+    from engine.kernels.manifest import SOURCES
 
     inside = image / "engine" / "opt/athanor/engine/kernels/csrc"
     names = sorted(path.name for path in SOURCES.iterdir())

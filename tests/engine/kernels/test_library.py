@@ -19,11 +19,6 @@ from engine.offline import generate
 from tests.engine.support import model_config, save_model, submit
 
 
-def test_both_sides_digest_the_sources_alike() -> None:
-    """The builder, which cannot import the engine, and the engine agree on what the sources are."""
-    assert builder.digest_of(builder.source_files()) == library.source_digest()
-
-
 def copy(folder: Path, tmp_path: Path) -> Path:
     """A kernel directory to spoil."""
     target = tmp_path / "kernels"
