@@ -332,7 +332,7 @@ def main() -> None:
     report = {}
     with tempfile.TemporaryDirectory(prefix="athanor-cpu-") as scratch:
         folder = Path(scratch)
-        compiled = kernels.build(folder / "kernels").directory
+        compiled = kernels.build(folder / "kernels").library.parent
         probe = Probe(folder, cores, cpu_time=options.cpu_time)
         cases = []
         if options.only != "stories":

@@ -40,7 +40,7 @@ def stories(
     if compiled:
         if kernels.find_compiler() is None:
             pytest.skip("no C compiler on PATH")
-        arguments += ["--kernels", str(kernels.build(tmp_path_factory.mktemp("kernels")).directory)]
+        arguments += ["--kernels", str(kernels.build(tmp_path_factory.mktemp("kernels")).library.parent)]
     with running(tmp_path_factory.mktemp("stories") / "state", *arguments) as started:
         assert started.ready["models"] == ["athanor-mini", MODEL]
         assert started.ready["sandbox"] == ("unsafe/none" if request.param == "unsafe" else "gvisor/systrap")
