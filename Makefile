@@ -45,6 +45,8 @@ PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --require-h
 define install
 	$(PIP_INSTALL) -r $(1) -r requirements/$(TORCH).lock || $(PIP_INSTALL) -r $(1) -r requirements/cuda.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@# In a sandbox the sources are read-only: what is not compiled here is compiled at every start.
+	@$(BIN)/python -m compileall -q appliance bench engine isolation policy
 endef
 
 $(BIN)/python:

@@ -33,6 +33,8 @@ class Engine:
         self.runner = runner
         self._clock_ns = clock_ns
         self._failures: list[RequestFailure] = []
+        self.urgent = True
+        """Whether the last output has something that its reader waits for: a start, a first token, an end."""
 
     @property
     def has_work(self) -> bool:
@@ -81,12 +83,15 @@ class Engine:
         for request_id in self.scheduler.expire(now_ns=now_ns):
             self.refuse(request_id, FailureCode.DEADLINE)
         plan = self.scheduler.schedule(now_ns=now_ns)
+        self.urgent = True
         if plan is None:
             return self._output(StepResult(), ()) if self._failures else None
         samples = self.runner.execute(plan)
         result = self.scheduler.commit(plan, samples.token_ids)
         if not plan.num_tokens and not self._failures:
             return None
+        first = len(samples.token_ids) > len(plan.decode_rows)
+        self.urgent = first or bool(result.starts or result.failures or self._failures or any(result.finishes))
         return self._output(result, _place_logprobs(samples, result) if samples.logprobs else ())
 
     def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:

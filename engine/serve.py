@@ -57,8 +57,9 @@ class Collector:
 class Channel(Protocol):
     """What the loop needs of ``isolation.ipc.channel.Channel``."""
 
-    def send(self, message: Message) -> None:
-        """Put one frame into the ring, or raise ``RingFull``."""
+    def send(self, message: Message, *, urgent: bool) -> None:
+        """Put one frame into the ring, or raise ``RingFull``; one that is not urgent may wait for the host's next
+        look."""
 
     def receive(self, limit: int) -> list[Message]:
         """Take up to ``limit`` messages that are there, without waiting."""
@@ -95,7 +96,7 @@ def serve(engine: Engine, channel: Channel) -> None:
             output = engine.step()
             collector.stepped()
             if output is not None:
-                _send(channel, output, backlog)
+                _send(channel, output, backlog, urgent=engine.urgent)
         elif draining:
             return
         else:
@@ -119,13 +120,13 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     return False
 
 
-def _send(channel: Channel, output: StepOutput, backlog: list[Message]) -> None:
+def _send(channel: Channel, output: StepOutput, backlog: list[Message], *, urgent: bool) -> None:
     """Send a frame, waiting for room. What the host sends meanwhile goes into the backlog, up to ``RECEIVE_LIMIT``:
     left in the ring, it would end every wait at once."""
     deadline = time.monotonic() + SEND_TIMEOUT_S
     while True:
         try:
-            channel.send(output)
+            channel.send(output, urgent=urgent)
         except RingFull:
             left = deadline - time.monotonic()
             if left <= 0:

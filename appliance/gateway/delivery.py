@@ -1,4 +1,7 @@
-"""Hands arrived tokens to their sessions, all streams of a step in one pass; ``cadence`` says how often."""
+"""Hands arrived tokens to their sessions, all streams of a step in one pass; ``cadence`` says how often.
+
+While passes follow each other the engine need not ring for its frames: each pass begins by taking what is there.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from appliance.gateway.stream import TokenStream
 
 
 class Delivery:
-    """One engine's passes. ``live`` says how many streams there are."""
+    """One engine's passes. ``live`` says how many streams there are; ``look`` takes the frames that are there, and
+    while a pass ``will_look`` the engine rings for what is urgent only."""
 
-    def __init__(self, live: Callable[[], int]) -> None:
+    def __init__(self, live: Callable[[], int], look: Callable[[], None]) -> None:
         self._live = live
+        self._look = look
         self._cadence = Cadence()
         self._loop = asyncio.get_running_loop()
         self._due: list[TokenStream] = []
@@ -22,6 +27,12 @@ class Delivery:
         self._soon = False
         self._planned: asyncio.TimerHandle | None = None
         self._planned_for = 0.0
+        self._looks = False
+
+    @property
+    def will_look(self) -> bool:
+        """Whether a pass is to come that looks by itself."""
+        return self._planned is not None and self._looks
 
     def add(self, stream: TokenStream) -> None:
         """Tokens arrived: hand them on in the next pass."""
@@ -40,9 +51,12 @@ class Delivery:
             self._loop.call_soon(self._hand_on_urgent)
         if self._due and self._planned is None:
             now = time.monotonic()
-            wait_s = self._cadence.wait_s(now, self._live())
-            self._planned_for = now + wait_s
-            self._planned = self._loop.call_later(wait_s, self._pass)
+            self._plan_pass(now, self._cadence.wait_s(now, self._live()))
+
+    def _plan_pass(self, now: float, wait_s: float) -> None:
+        self._planned_for = now + wait_s
+        self._looks = wait_s > 0
+        self._planned = self._loop.call_later(wait_s, self._pass)
 
     def _hand_on_urgent(self) -> None:
         self._soon = False
@@ -51,10 +65,18 @@ class Delivery:
             stream.notify()
 
     def _pass(self) -> None:
-        self._planned = None
         now = time.monotonic()
         self._cadence.passed(now, now - self._planned_for)
+        looked = self._looks
+        if looked:
+            self._look()
+        self._planned = None
         due, self._due = self._due, []
+        wait_s = self._cadence.wait_s(now, self._live())
+        if due and wait_s > 0:
+            self._plan_pass(now, wait_s)
+        elif looked:
+            self._look()  # Nobody looks from here on: the engine is to ring again.
         for stream in due:
             stream.due = False
             stream.notify()

@@ -71,8 +71,8 @@ class EngineLink:
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
-        self._delivery = Delivery(lambda: len(self._live))
-        self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._live))
+        self._delivery = Delivery(lambda: len(self._live), self._look)
+        self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._live), self._naps)
 
     @property
     def live(self) -> tuple[TokenStream, ...]:
@@ -128,6 +128,13 @@ class EngineLink:
         if not self._link.closed:
             self._link.close()
             self._lose("the sandbox was let go")
+
+    def _look(self) -> None:
+        self._link.look()
+
+    def _naps(self) -> bool:
+        """Whether nothing but what is urgent need be taken before the next pass."""
+        return self._delivery.will_look and not any(stream.every_step for stream in self._live.values())
 
     def _on_message(self, message: Message) -> None:
         if not isinstance(message, StepOutput):

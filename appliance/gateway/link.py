@@ -47,7 +47,8 @@ class LinkFullError(Exception):
 
 class Link:
     """One channel in one event loop. ``on_message`` gets each frame; ``on_end`` is called once, with the reason;
-    ``awaited`` says whether an answer is outstanding."""
+    ``awaited`` says whether an answer is outstanding, ``naps`` whether ``look`` will be called soon, so that only
+    what is urgent needs the bell."""
 
     def __init__(
         self,
@@ -55,11 +56,13 @@ class Link:
         on_message: Callable[[Message], None],
         on_end: Callable[[str, bool], None],
         awaited: Callable[[], bool],
+        naps: Callable[[], bool] = lambda: False,
     ) -> None:
         self._channel = channel
         self._on_message = on_message
         self._on_end = on_end
         self._awaited = awaited
+        self._naps = naps
         self._pending: deque[Message] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -68,7 +71,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._loop.add_reader(channel.fileno(), self._bell)
-        self._loop.call_soon(self._again)
+        self._loop.call_soon(self.look)
 
     @property
     def closed(self) -> bool:
@@ -110,6 +113,11 @@ class Link:
                 return True
         return False
 
+    def look(self) -> None:
+        """Take what is there."""
+        if not self._closed and self._pause is None:
+            self._pump(time.thread_time())
+
     def close(self) -> None:
         """End the link without a word to ``on_end``."""
         self._release()
@@ -144,13 +152,9 @@ class Link:
 
     def _look_again(self) -> None:
         self._timer = None
-        self._again()
+        self.look()
         if not self._closed and (self._pending or self._awaited()):
             self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
-
-    def _again(self) -> None:
-        if not self._closed and self._pause is None:
-            self._pump(time.thread_time())
 
     def _pump(self, began: float) -> None:
         """Take what is there, then ask for a bell; when more came meanwhile, or time is up, take a further turn."""
@@ -166,7 +170,7 @@ class Link:
                 # The clock of a thread is a system call: it is asked only where a batch was full.
                 if more and time.thread_time() - began >= TURN_S:
                     break
-            more = more or self._channel.arm()
+            more = more or self._channel.arm(napping=self._naps())
         except RemoteProtocolError as error:
             self._finish(f"broke the protocol: {error}", at_fault=True)
             return
@@ -175,13 +179,13 @@ class Link:
             self._loop.remove_reader(self._channel.fileno())
             self._pause = self._loop.call_later(pause_s, self._resume)
         elif more:
-            self._loop.call_soon(self._again)
+            self._loop.call_soon(self.look)
 
     def _resume(self) -> None:
         self._pause = None
         if not self._closed:
             self._loop.add_reader(self._channel.fileno(), self._bell)
-            self._again()
+            self.look()
 
     def _drain_last(self) -> None:
         """The guest is gone; what it had sent before still counts."""

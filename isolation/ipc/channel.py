@@ -13,6 +13,9 @@ and in an event loop (the gateway), which sets a timer of ``LOOK_AGAIN_S`` besid
     readable or timer:  channel.disarm(), handle(channel.receive()) until it is empty
     then:               channel.arm(); when that says True, receive again
 
+An event loop that will look again soon by itself, for it hands tokens on at a cadence, arms with ``napping=True``:
+then only what is sent as urgent rings.
+
 Why a fence stands between each flag and the look behind it, and why a sleeper looks again all the
 same, is told in ``memory``.
 
@@ -99,8 +102,9 @@ class Channel:
         """How far the conversation has come."""
         return self._conversation.state
 
-    def send(self, message: Message) -> None:
-        """Put one message into the outbound ring and wake the peer when it sleeps.
+    def send(self, message: Message, *, urgent: bool = True) -> None:
+        """Put one message into the outbound ring and wake the peer when it sleeps; when it only naps, for what is
+        urgent or when the ring is half full.
 
         Raises:
             RingFull: there is no room now. The peer will ring our bell once it has read.
@@ -113,7 +117,7 @@ class Channel:
         if after is not self._conversation.state:
             self._conversation.enter(after)
         fence()
-        if self._writer.take_sleeper():
+        if self._writer.take_sleeper(urgent=urgent):
             self._bell_out.ring()
 
     def receive(self, limit: int = 64) -> list[Message]:
@@ -170,13 +174,15 @@ class Channel:
         """The descriptor that becomes readable when an armed channel's bell rings."""
         return self._bell_in.fd
 
-    def arm(self) -> bool:
+    def arm(self, *, napping: bool = False) -> bool:
         """Ask for the bell; True when something is there already and the wish was withdrawn.
+
+        ``napping``: only for what is urgent; the caller looks by itself soon.
 
         Raises:
             RemoteProtocolError: the peer's cursor is not possible.
         """
-        self._reader.set_asleep(asleep=True)
+        self._reader.set_asleep(asleep=True, napping=napping)
         fence()
         if not self._reader.pending():
             return False

@@ -6,7 +6,8 @@ capacity. The control page holds four words, each alone on its pair of cache lin
 
     tail     written by the producer: frames end here
     head     written by the consumer: everything before is free
-    asleep   set by the consumer before it blocks, taken by the producer that rings its bell
+    asleep   set by the consumer before it blocks, taken by the producer that rings its bell; a consumer that
+             naps will look by itself soon, and is rung for what is urgent or when the ring is half full
     waiting  set by the producer that met a full ring, taken by the consumer that made room
 
     0 <= head <= tail <= head + capacity,   frames fill [head, tail),   all cursors multiples of 8
@@ -37,6 +38,8 @@ _TAIL = 0
 _HEAD = 16
 _ASLEEP = 32
 _WAITING = 48
+
+_UP, _SLEEPS, _NAPS = 0, 1, 2
 
 _GRID = 8
 """Bytes; frames start on multiples of it."""
@@ -112,9 +115,14 @@ class RingWriter:
         self._tail = end
         self._words[_TAIL] = end
 
-    def take_sleeper(self) -> bool:
-        """Whether the consumer sleeps; if so its flag is now down and its bell is ours to ring."""
-        if not self._words[_ASLEEP]:
+    def take_sleeper(self, *, urgent: bool = True) -> bool:
+        """Whether the consumer is to be woken; if so its flag is now down and its bell is ours to ring.
+
+        Raises:
+            RemoteProtocolError: the consumer's cursor is not where it can be.
+        """
+        sleep = self._words[_ASLEEP]
+        if sleep == _UP or (sleep == _NAPS and not urgent and not self._half_full()):
             return False
         self._words[_ASLEEP] = 0
         return True
@@ -127,6 +135,12 @@ class RingWriter:
         """Let go of the arena."""
         self._words.release()
         self._data.release()
+
+    def _half_full(self) -> bool:
+        half = self._capacity // 2
+        if self._tail - self._head > half:
+            self._look()
+        return self._tail - self._head > half
 
     def _look(self) -> None:
         """Read the consumer's cursor once and check it."""
@@ -184,9 +198,9 @@ class RingReader:
         """
         return self._head != self._tail or self._look()
 
-    def set_asleep(self, *, asleep: bool) -> None:
-        """Ask the producer for a bell with its next frame, or withdraw that."""
-        self._words[_ASLEEP] = asleep
+    def set_asleep(self, *, asleep: bool, napping: bool = False) -> None:
+        """Ask the producer for a bell with its next frame (``napping``: its next urgent one), or withdraw that."""
+        self._words[_ASLEEP] = (_NAPS if napping else _SLEEPS) if asleep else _UP
 
     def take_waiter(self) -> bool:
         """Whether the producer waits for room; if so its flag is now down and its bell is ours."""

@@ -47,11 +47,12 @@ class ScriptedChannel:
     def __init__(self, *script: list[Message], full: int = 0) -> None:
         self.script = deque(script)
         self.sent: list[StepOutput] = []
+        self.urgent: list[bool] = []
         self.waits: list[float] = []
         self.full = full
         self.refused = False
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, *, urgent: bool) -> None:
         """Take a frame, or refuse it while the ring is full."""
         if self.full:
             self.full -= 1
@@ -59,6 +60,7 @@ class ScriptedChannel:
             raise RingFull
         assert isinstance(message, StepOutput)
         self.sent.append(message)
+        self.urgent.append(urgent)
 
     def receive(self, limit: int) -> list[Message]:
         """The next entry of the script, never more than asked for."""
@@ -94,6 +96,20 @@ def test_one_frame_a_step_and_sleep_when_idle() -> None:
         serve(make_engine(MODEL), channel)
     assert [len(output.requests) for output in channel.sent] == [2, 2, 1, 1]
     assert channel.waits == [IDLE_WAIT_S]
+
+
+def test_what_a_reader_waits_for_is_urgent() -> None:
+    """The step with a first token, an end or a refusal rings for a host that naps; the ones between do not."""
+    channel = ScriptedChannel([submit(1, [5], 6)], [], [], [submit(2, [6], 2)], [])
+    with pytest.raises(PeerGoneError):
+        serve(make_engine(MODEL), channel)
+    assert [len(output.requests) for output in channel.sent] == [1, 1, 1, 2, 2, 1]
+    assert channel.urgent == [True, False, False, True, True, True]
+    channel = ScriptedChannel([submit(1, [5], 4)], [], [submit(2, [6] * 400, 2)], [])
+    with pytest.raises(PeerGoneError):
+        serve(make_engine(MODEL), channel)
+    assert [bool(output.failures) for output in channel.sent] == [False, False, True, False]
+    assert channel.urgent == [True, False, True, True]
 
 
 def test_drain_finishes_what_runs_and_refuses_the_rest() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -41,6 +42,31 @@ def leftovers(state: Path) -> list[str]:
     found += [f"mount {line}" for line in mounts.splitlines() if str(state) in line]
     config = json.loads((state / "athanor.yaml").read_text().split("\n", 1)[1])
     return found + [f"file {path}" for path in [Path(config["run_dir"])] if path.exists()]
+
+
+@pytest.fixture(scope="module")
+def battered(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """One demo that the tests of single deaths share: each finds it whole, and leaves it so."""
+    with running(tmp_path_factory.mktemp("battered") / "state") as started:
+        kinds = {entry.split()[0] for entry in census(started)}
+        assert kinds >= {"process", "directory"}, kinds  # The control: what lives is seen.
+        yield started
+
+
+def wait_nothing_added(appliance: Appliance, before: list[str]) -> None:
+    """Until as many processes, mounts and bundles are there as before the death; what has died may take a moment."""
+    bundles = len(before)
+    deadline = time.monotonic() + 10
+    while len(found := census(appliance)) > bundles:
+        assert time.monotonic() < deadline, (before, found)
+        time.sleep(0.05)
+
+
+def census(appliance: Appliance) -> list[str]:
+    """The processes, mounts and sandboxes of a demo that is at rest."""
+    config = json.loads((appliance.state / "athanor.yaml").read_text().split("\n", 1)[1])
+    places = [path for path in Path(config["run_dir"]).glob("*/*") if path.is_dir()]
+    return leftovers(appliance.state) + [f"directory {path}" for path in places]
 
 
 async def stream_one(appliance: Appliance, tenant: str, started: asyncio.Event) -> str:
@@ -77,30 +103,55 @@ async def streams_under_death(appliance: Appliance, role: str) -> list[str]:
     return await asyncio.gather(*tasks)
 
 
-async def test_a_killed_engine_is_heard_and_replaced(own_appliance: Appliance) -> None:
-    """Every one of 16 streams ends typed or complete within ten seconds; the next request succeeds."""
-    results = await streams_under_death(own_appliance, "engine")
+async def test_a_killed_engine_is_heard_and_replaced(battered: Appliance) -> None:
+    """Every one of 16 streams ends typed or complete within ten seconds; the next request succeeds; of the dead
+    sandbox nothing stays."""
+    before = census(battered)
+    results = await streams_under_death(battered, "engine")
     assert set(results) <= {"complete", "503", "mid-stream server_is_overloaded"}
-    answer = own_appliance.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
+    answer = battered.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
         model="athanor-mini", prompt="hello", max_tokens=2
     )
     assert answer.usage is not None and answer.usage.completion_tokens == 2
-    await asyncio.to_thread(own_appliance.wait_generation, "engine", 1)
-    state = own_appliance.state
-    assert own_appliance.stop() == 0
-    assert leftovers(state) == []
+    await asyncio.to_thread(battered.wait_generation, "engine", 1)
+    wait_nothing_added(battered, before)
 
 
-async def test_a_killed_text_worker_is_replaced_and_streams_go_on(own_appliance: Appliance) -> None:
+async def test_a_killed_text_worker_is_replaced_and_streams_go_on(battered: Appliance) -> None:
     """Streams that already have their ids do not notice; a new prompt waits for the next worker."""
-    results = await streams_under_death(own_appliance, "text")
+    before = census(battered)
+    results = await streams_under_death(battered, "text")
     assert set(results) == {"complete"}
-    answer = own_appliance.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
+    answer = battered.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
         model="athanor-mini", prompt="hello", max_tokens=2
     )
     assert answer.usage is not None
-    state = own_appliance.state
-    assert own_appliance.stop() == 0
+    wait_nothing_added(battered, before)
+
+
+@pytest.mark.parametrize("role", ["gateway", "supervisor"])
+def test_a_killed_host_process_comes_back(battered: Appliance, role: str) -> None:
+    """kill -9 of gateway or supervisor: service returns on the same addresses, nothing stays of the dead."""
+    before = census(battered)
+    os.kill(host_pid(battered, role), signal.SIGKILL)
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            answer = battered.openai(timeout=5).completions.create(
+                model="athanor-mini", prompt="hello", max_tokens=2
+            )
+            break
+        except openai.APIError:
+            assert time.monotonic() < deadline, battered.tail()
+            time.sleep(0.2)
+    assert answer.usage is not None
+    wait_nothing_added(battered, before)
+
+
+def test_a_stop_after_all_that_leaves_nothing(battered: Appliance) -> None:
+    """The demo in which sandboxes and host processes died stops with status 0; no process, mount or file remains."""
+    state = battered.state
+    assert battered.stop() == 0
     assert leftovers(state) == []
 
 
@@ -188,26 +239,6 @@ def host_pid(appliance: Appliance, role: str) -> int:
         ["pgrep", "-f", f"appliance.child {role} {appliance.state}/"], capture_output=True, text=True, check=True
     )
     return int(done.stdout.split()[0])
-
-
-@pytest.mark.parametrize("role", ["gateway", "supervisor"])
-def test_a_killed_host_process_comes_back(own_appliance: Appliance, role: str) -> None:
-    """kill -9 of gateway or supervisor: service returns on the same addresses, and a stop leaves nothing."""
-    os.kill(host_pid(own_appliance, role), signal.SIGKILL)
-    deadline = time.monotonic() + 40
-    while True:
-        try:
-            answer = own_appliance.openai(timeout=5).completions.create(
-                model="athanor-mini", prompt="hello", max_tokens=2
-            )
-            break
-        except openai.APIError:
-            assert time.monotonic() < deadline, own_appliance.tail()
-            time.sleep(0.2)
-    assert answer.usage is not None
-    state = own_appliance.state
-    assert own_appliance.stop() == 0
-    assert leftovers(state) == []
 
 
 def test_a_clean_stop_finishes_what_runs_and_leaves_nothing(tmp_path: Path, runsc_path: Path) -> None:

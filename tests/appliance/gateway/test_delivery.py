@@ -15,8 +15,19 @@ class Shelf:
     """A delivery, and streams that note when they are handed on."""
 
     def __init__(self, live: int) -> None:
-        self.delivery = Delivery(lambda: live)
+        self.delivery = Delivery(lambda: live, self._look)
         self.passes: list[int] = []
+        self.looks: list[bool] = []
+        self.frames: list[TokenStream] = []
+        """What the next look finds."""
+
+    def _look(self) -> None:
+        """Take the frames that are there, as a link does; notes whether the engine is then asked to ring for each."""
+        for stream in self.frames:
+            self.delivery.add(stream)
+            self.delivery.plan()
+        self.frames = []
+        self.looks.append(self.delivery.will_look)
 
     def stream(self, number: int) -> TokenStream:
         """A stream that notes its number."""
@@ -87,6 +98,43 @@ async def test_a_pass_takes_all_that_is_due_once() -> None:
         while len(shelf.passes) < 4:
             await asyncio.sleep(0.001)
     assert shelf.passes == [0, 1, 2, 0]
+
+
+async def test_passes_follow_each_other_and_look_until_nothing_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first pass the engine need not ring: the next one takes what is there by itself. One that finds
+    nothing is the last, and leaves the engine asked to ring."""
+    monkeypatch.setattr(cadence, "MOST_S", 0.002)
+    monkeypatch.setattr(cadence, "CHUNK_S", 1.0)
+    shelf = Shelf(live=2)
+    stream = shelf.stream(1)
+    shelf.delivery.add(stream)
+    shelf.delivery.plan()
+    assert not shelf.delivery.will_look  # The first pass comes at once.
+    for turns in range(1, 4):
+        async with asyncio.timeout(5):
+            while len(shelf.passes) < turns:
+                await asyncio.sleep(0)
+        assert shelf.delivery.will_look
+        shelf.frames = [stream] if turns < 3 else []
+    async with asyncio.timeout(5):
+        while shelf.delivery.will_look:
+            await asyncio.sleep(0.001)
+    assert shelf.passes == [1, 1, 1]
+    assert shelf.looks[-1] is False and shelf.looks.count(False) == 1
+
+
+async def test_a_lone_stream_never_lets_the_engine_be_silent() -> None:
+    """Its passes come at once, so nobody looks, and the engine rings for each frame."""
+    shelf = Shelf(live=1)
+    stream = shelf.stream(1)
+    for frames in range(1, 4):
+        shelf.delivery.add(stream)
+        shelf.delivery.plan()
+        assert not shelf.delivery.will_look
+        async with asyncio.timeout(5):
+            while len(shelf.passes) < frames:
+                await asyncio.sleep(0)
+    assert shelf.looks == []
 
 
 async def test_a_stream_without_a_callback_is_woken() -> None:

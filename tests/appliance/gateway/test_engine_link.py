@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from appliance.gateway import engine_link
+from appliance.gateway import cadence, engine_link
 from appliance.gateway.engine_link import EngineFullError, EngineLink
 from appliance.gateway.stream import TokenStream
 from isolation.ipc.errors import LocalProtocolError
@@ -37,12 +37,13 @@ class Watched:
     def _ended(self, _link: EngineLink, reason: str, at_fault: bool) -> None:
         self.ends.append((reason, at_fault))
 
-    def submit(self, request: int, grant: int = 4) -> TokenStream:
+    def submit(self, request: int, grant: int = 4, *, every_step: bool = False) -> TokenStream:
         """Send a request."""
         prompt = array("I", [1])
-        return self.link.submit(Submit(request, b"k" * 32, prompt, grant, Sampling()), b"mark")
+        message = Submit(request, b"k" * 32, prompt, grant, Sampling())
+        return self.link.submit(message, b"mark", every_step=every_step)
 
-    def say(self, *tokens: tuple[int, int, Finish], **rest: object) -> None:
+    def say(self, *tokens: tuple[int, int, Finish], urgent: bool = True, **rest: object) -> None:
         """One step's output from the engine."""
         self.pair.guest.send(
             StepOutput(
@@ -50,7 +51,8 @@ class Watched:
                 array("I", [token for _, token, _ in tokens]),
                 bytes(finish for _, _, finish in tokens),
                 **rest,  # type: ignore[arg-type]
-            )
+            ),
+            urgent=urgent,
         )
 
 
@@ -197,3 +199,29 @@ async def test_who_leaves_before_being_sent_was_never_there(watched: Watched) ->
     assert not any(isinstance(message, Submit) for message in waiting)
     assert {stream.request for stream in watched.link.inside} == {1}
     assert watched.ends == []
+
+
+async def test_streams_at_a_cadence_are_fed_without_a_bell(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many streams, frames sent as not urgent arrive with the next pass though no bell rang for them; once a
+    stream of a fixed cadence is among them, every frame rings."""
+    monkeypatch.setattr(cadence, "CHUNK_S", 1.0)
+    streams = [watched.submit(number, grant=100) for number in range(7, 10)]
+    watched.say(*((number, 1, Finish.NONE) for number in range(7, 10)), starts=())
+    await until(lambda: all(stream.received == 1 for stream in streams))
+    rung: list[bool] = []
+    take = watched.pair.guest._writer.take_sleeper
+    monkeypatch.setattr(
+        watched.pair.guest._writer, "take_sleeper", lambda *, urgent: rung.append(take(urgent=urgent)) or rung[-1]
+    )
+    for turn in range(2, 8):
+        watched.say(*((number, turn, Finish.NONE) for number in range(7, 10)), urgent=False)
+        await until(lambda turn=turn: all(stream.received == turn for stream in streams))
+    assert rung[2:] == [False] * 4  # Before the first passes nobody looks.
+    steady = watched.submit(11, grant=100, every_step=True)
+    watched.say((11, 1, Finish.NONE), urgent=True)
+    await until(lambda: steady.received == 1)
+    rung.clear()
+    for turn in range(2, 6):
+        watched.say((11, turn, Finish.NONE), urgent=False)
+        await until(lambda turn=turn: steady.received == turn)
+    assert rung == [True] * 4

@@ -171,7 +171,7 @@ def test_wait_is_woken(wire):
 def test_a_lost_bell_costs_one_look(wire, monkeypatch):
     """When no bell rings (the control for the stress test) the sleeper finds the message itself,
     soon, and counts it."""
-    monkeypatch.setattr(wire.guest._writer, "take_sleeper", lambda: False)
+    monkeypatch.setattr(wire.guest._writer, "take_sleeper", lambda *, urgent: False)
     timer = threading.Timer(0.02, wire.guest.send, [STEP])
     timer.start()
     began = time.monotonic()
@@ -189,6 +189,20 @@ def test_arm_withdraws_itself_when_something_is_there(wire):
     wire.guest.send(STEP)
     assert not wire.host._bell_in.wait(0)
     assert wire.host.receive() == [STEP, STEP]
+
+
+def test_a_nap_is_not_broken_by_what_can_wait(wire):
+    """Armed for a nap, a plain frame does not ring; an urgent one does, and both are there."""
+    assert not wire.host.arm(napping=True)
+    wire.guest.send(STEP, urgent=False)
+    assert not wire.host._bell_in.wait(0)
+    wire.guest.send(STEP)
+    assert wire.host._bell_in.wait(20)
+    wire.host.disarm()
+    assert wire.host.receive() == [STEP, STEP]
+    assert not wire.host.arm()
+    wire.guest.send(STEP, urgent=False)
+    assert wire.host._bell_in.wait(20)
 
 
 async def test_in_an_event_loop(wire):

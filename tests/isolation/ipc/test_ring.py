@@ -277,3 +277,26 @@ def test_flags_are_taken_once():
     reader.set_asleep(asleep=True)
     reader.set_asleep(asleep=False)
     assert not writer.take_sleeper()
+
+
+def test_a_nap_is_broken_by_what_is_urgent_and_by_a_ring_half_full():
+    """A reader that naps is left alone by plain frames until they fill half the ring."""
+    arena = Arena()
+    writer, reader = RingWriter(arena.view), RingReader(arena.view)
+    reader.set_asleep(asleep=True, napping=True)
+    assert not writer.take_sleeper(urgent=False)
+    assert writer.take_sleeper()
+    assert not writer.take_sleeper()
+    reader.set_asleep(asleep=True, napping=True)
+    content = bytes_frame(CAPACITY // 8 // 8 * 8)
+    pushed = 0
+    while not writer.take_sleeper(urgent=False):
+        writer.push(content)
+        pushed += len(content)
+    assert CAPACITY // 2 < pushed <= CAPACITY // 2 + len(content)
+    while reader.pop() is not None:
+        pass
+    reader.set_asleep(asleep=True, napping=True)
+    assert not writer.take_sleeper(urgent=False)
+    reader.set_asleep(asleep=True)
+    assert writer.take_sleeper(urgent=False)
