@@ -31,6 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
+from appliance.supervisor.layout import GUEST_KERNELS
 from bench.syscalls import named_seconds, seconds, tree
 from engine.config import EngineConfig
 from isolation.environment import guest_environment
@@ -46,6 +47,8 @@ from tests.engine.support import model_config, save_model
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "images" / "mini" / "athanor-mini"
 MEMORY_BYTES = 4 << 30
+PASS_S = 0.02
+"""Tokens are taken so often, as the gateway does with 32 streams (``appliance.gateway.cadence``)."""
 SLEEP = "import signal; signal.pause()"
 FILTER = """
 import os, time
@@ -131,8 +134,8 @@ class Guest:
                 produced += len(message.requests)
                 live -= sum(1 for finish in message.finishes if finish)
                 assert not [failure for failure in message.failures if failure.code != FailureCode.ABORTED]
-            if live:
-                channel.wait(1.0)
+            if live and not channel.arm(napping=True):
+                time.sleep(PASS_S)
         wall = time.perf_counter() - begun
         return produced / wall, seconds(tree(self.pids)) - before
 
@@ -144,11 +147,13 @@ def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace)
     folder = Path(tempfile.mkdtemp(prefix="ath-ipc-"))
     spec = SandboxSpec(
         name="engine-bench", argv=rootfs.argv("engine", "/ipc/host.sock"), env=guest_environment(threads=1, extra=isa),
-        rootfs=rootfs, mounts=(Mount(folder, "/ipc"), Mount(model, "/model")), limits=Limits(MEMORY_BYTES),
+        rootfs=rootfs, mounts=(Mount(folder, "/ipc"), Mount(model, "/model"), *_kernel_mounts(options.kernels)),
+        limits=Limits(MEMORY_BYTES),
     )  # fmt: skip
     configuration = EngineConfig(
         model_dir=runtime.guest_path(spec, "/model"), model_digest="00", dtype=options.dtype, kv_bytes=64 << 20,
         max_context=1_024, prefix_caching=False,
+        kernels="" if options.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
     ).to_json()  # fmt: skip
     plan = BootPlan("engine-bench", "bench", Role.ENGINE, spec, folder, configuration)
     everywhere = os.sched_getaffinity(0)
@@ -158,6 +163,10 @@ def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace)
     finally:
         os.sched_setaffinity(0, everywhere)
     return Guest(booted, sorted(booted.sandbox.peer_pids | {booted.sandbox.pid}), booted.ready["vocab_size"])
+
+
+def _kernel_mounts(directory: Path | None) -> tuple[Mount, ...]:
+    return () if directory is None else (Mount(directory.resolve(), GUEST_KERNELS),)
 
 
 def engine(options: argparse.Namespace) -> dict[str, object]:
@@ -182,6 +191,7 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
             stack.callback(guest.booted.channel.send, Drain())
             stack.callback(guest.signal, signal.SIGCONT)
             guest.run(options.streams, 16)
+            guest.booted.sandbox.settle(busy=True)  # As the supervisor does after a busy second.
             guest.signal(signal.SIGSTOP)
         os.sched_setaffinity(0, {options.core} if options.same_core else os.sched_getaffinity(0) - {options.core})
         found: dict[str, list[tuple[float, float]]] = {"inside": [], "outside": []}
@@ -194,6 +204,7 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
     pairs = list(zip(found["inside"], found["outside"], strict=True))
     return {
         "model": str(options.model), "dtype": options.dtype, "isa": options.isa, "streams": options.streams,
+        "kernels": options.kernels is not None,
         "tokens_per_s": {name: [round(speed) for speed, _ in runs] for name, runs in found.items()},
         "cpu_s": {name: [round(cpu, 2) for _, cpu in runs] for name, runs in found.items()},
         "tokens_per_s_ratio": round(statistics.median(inside[0] / outside[0] for inside, outside in pairs), 3),
@@ -239,6 +250,7 @@ def main() -> int:
     parser.add_argument("--model", default=str(MINI), help="a model's directory, or 'big' for random weights")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--isa", help="oneDNN's ONEDNN_MAX_CPU_ISA for both; AVX512_CORE_BF16 leaves AMX out")
+    parser.add_argument("--kernels", type=Path, help="a directory of compiled kernels")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)

@@ -32,7 +32,8 @@ from isolation.runsc import Runsc, RunscCommand
 from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
-from isolation.timerslack import let_timers_ring_late
+from isolation.timerslack import BUSY_SLACK_NS, SENTRY_SLACK_NS, let_timers_ring_late
+from isolation.usage import processor_seconds
 from isolation.userns import current_profile
 
 _VERB_TIMEOUT_S = 30.0
@@ -241,11 +242,16 @@ class GvisorSandbox:
                 self._ending = Ending(status, self._parts.cgroup.oom_kills() > 0)
             return self._ending
 
-    def settle(self) -> None:
-        """Let the sentry's timers ring late."""
+    def settle(self, *, busy: bool = False) -> None:
+        """Let the sentry's timers ring late, later while it is busy."""
         with self._lock:
             if self.pidfd >= 0 and self.poll() is None:
-                let_timers_ring_late(self.pid)
+                let_timers_ring_late(self.pid, BUSY_SLACK_NS if busy else SENTRY_SLACK_NS)
+
+    def processor_s(self) -> float:
+        """Of sentry and stubs."""
+        with self._lock:
+            return processor_seconds(self.pid) if self.pidfd >= 0 and self.poll() is None else 0.0
 
     def kill(self) -> None:
         """SIGKILL to the sentry; its stubs and gofer end with it."""

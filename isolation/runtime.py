@@ -74,8 +74,13 @@ class Sandbox(Protocol):
         """How it ended, or None while it runs; stays known after ``delete``."""
         ...
 
-    def settle(self) -> None:
-        """Its start is over: from now on it shall cost little. May be called at any time, and more than once."""
+    def settle(self, *, busy: bool = False) -> None:
+        """Its start is over: from now on it shall cost little; while it is ``busy`` even at the price of slow sleeps.
+        May be called at any time, and more than once."""
+        ...
+
+    def processor_s(self) -> float:
+        """Processor time it has used, in seconds: its own and that of whatever keeps it; 0 after its end."""
         ...
 
     def kill(self) -> None:

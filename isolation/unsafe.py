@@ -19,6 +19,7 @@ from isolation.rundir import RunDirectory
 from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
+from isolation.usage import processor_seconds
 
 _END_TIMEOUT_S = 20.0
 
@@ -121,8 +122,12 @@ class UnsafeSandbox:
         status = self.poll()
         return None if status is None else Ending(status, out_of_memory=False)
 
-    def settle(self) -> None:
+    def settle(self, *, busy: bool = False) -> None:
         """Nothing of ours runs beside the program."""
+
+    def processor_s(self) -> float:
+        """Of the program and what it started."""
+        return processor_seconds(self.pid) if self.poll() is None else 0.0
 
     def kill(self) -> None:
         """SIGKILL to its process group."""

@@ -17,9 +17,10 @@ import structlog
 from appliance.control import Control, SandboxDown, SandboxUp
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Happening, Life, State
+from appliance.supervisor.load import LOOK_S, LoadWatch
 from isolation.errors import IsolationError
 from isolation.ipc.errors import ProtocolError
-from isolation.runtime import Runtime
+from isolation.runtime import Runtime, Sandbox
 
 log = structlog.get_logger()
 
@@ -107,11 +108,13 @@ class Keeper:
         self._ending = loop.create_future()
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
+        watch = asyncio.create_task(_watch_load(booted.sandbox), name=f"load of {self.plan.name}")
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:
             ending = await self._ending
         finally:
+            watch.cancel()
             loop.remove_reader(pidfd)
             self._ending = None
         if ending.cause == "the process ended":
@@ -167,3 +170,13 @@ class Keeper:
             await asyncio.wait_for(self._stopping.wait(), delay_s)
         except TimeoutError:
             return
+
+
+async def _watch_load(sandbox: Sandbox) -> None:
+    """Tell the sandbox whether it is busy, as often as that changes."""
+    watch = LoadWatch(time.monotonic(), sandbox.processor_s())
+    while True:
+        await asyncio.sleep(LOOK_S)
+        busy = watch.look(time.monotonic(), sandbox.processor_s())
+        if busy is not None:
+            sandbox.settle(busy=busy)

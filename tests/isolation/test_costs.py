@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from isolation.timerslack import SENTRY_SLACK_NS, let_timers_ring_late
+from isolation.timerslack import BUSY_SLACK_NS, SENTRY_SLACK_NS, let_timers_ring_late
 
 CPUID = """
 import ctypes, json, mmap
@@ -53,9 +54,28 @@ def test_a_settled_sentrys_timers_may_ring_late_and_ours_may_not(runtime, make_s
         sandbox.settle()
         assert {slack(thread) for thread in threads} == {SENTRY_SLACK_NS}
         assert slack(threading.get_native_id()) == own != SENTRY_SLACK_NS
+        sandbox.settle(busy=True)
+        assert {slack(thread) for thread in threads} == {BUSY_SLACK_NS}
+        sandbox.settle()
+        assert {slack(thread) for thread in threads} == {SENTRY_SLACK_NS}
     finally:
         sandbox.delete()
-    sandbox.settle()
+    sandbox.settle(busy=True)
+    assert sandbox.processor_s() == 0
+
+
+def test_a_sandboxs_processor_time_is_that_of_its_guest(runtime, make_spec) -> None:
+    """Two seconds of counting in a sandbox are seen from outside, though a stub and not the sentry spends them."""
+    code = "import time\nend = time.process_time() + 2\nwhile time.process_time() < end: pass\nimport signal; "
+    sandbox = runtime.boot(make_spec("count", code + "print('done', flush=True); signal.pause()"))
+    try:
+        deadline = time.monotonic() + 60
+        while "done" not in sandbox.output_tail():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert 1.8 <= sandbox.processor_s() < 6
+    finally:
+        sandbox.delete()
 
 
 def test_an_ended_process_has_no_timers() -> None:

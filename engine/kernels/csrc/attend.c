@@ -34,6 +34,13 @@ static void load_rows(float *to, const void *from, int64_t type, int64_t count, 
     }
 }
 
+/* Ask for the rows that the next tile will read: they lie far apart, in a block that no prefetcher of the machine can
+ * guess, and behind page tables that are dear to walk in a virtual machine. */
+static void expect_rows(const char *from, int64_t count, int64_t stride_bytes, int64_t bytes) {
+    for (int64_t p = 0; p < count; p++)
+        for (int64_t b = 0; b < bytes; b += 64) prefetch(from + p * stride_bytes + b);
+}
+
 /* 16 x 16 numbers, rows to columns: in four rounds pairs of rows at distance 1, 2, 4, 8 trade their halves. */
 #define TRADE(low, high, distance, first, second)                           \
     do {                                                                    \
@@ -131,9 +138,12 @@ static void attend_stretch(const athanor_op *op, const context *at, int64_t firs
     }
     int64_t size = at->program->block_size, end = step->positions[first + tokens - 1] + 1;
     const int64_t *table = step->tables + step->rows[first] * step->table_width;
-    for (int64_t start = 0; start < end;) {
-        int64_t count = least(least(ATTEND_POSITIONS, size - start % size), end - start);
-        int64_t place = ((table[start / size] * size + start % size) * kv + kv_head * dim) * item;
+    int64_t next, place = (table[0] * size * kv + kv_head * dim) * item;
+    for (int64_t start = 0; start < end; place = next) {
+        int64_t count = least(least(ATTEND_POSITIONS, size - start % size), end - start), after = start + count;
+        next = after < end ? ((table[after / size] * size + after % size) * kv + kv_head * dim) * item : place;
+        expect_rows((const char *)op->keys + next, count, kv * item, dim * item);
+        expect_rows((const char *)op->values + next, count, kv * item, dim * item);
         load_rows(t.keys, (const char *)op->keys + place, type, count, kv, dim, padded);
         load_rows(t.values, (const char *)op->values + place, type, count, kv, dim, padded);
         if (count < ATTEND_POSITIONS) {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ class Sandbox:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.pidfd, self._write = os.pipe()
+        self.settled: list[bool] = []
+        self.used_s: Callable[[], float] | None = None
 
     def die(self) -> None:
         """Its descriptor becomes readable."""
@@ -35,8 +39,13 @@ class Sandbox:
     def ending(self) -> None:
         """Not known."""
 
-    def settle(self) -> None:
-        """Nothing runs beside it."""
+    def settle(self, *, busy: bool = False) -> None:
+        """Note it."""
+        self.settled.append(busy)
+
+    def processor_s(self) -> float:
+        """What the test says."""
+        return self.used_s() if self.used_s is not None else 0.0
 
     def output_tail(self) -> tuple[str, ...]:
         """Nothing was said."""
@@ -97,3 +106,37 @@ async def test_a_sandbox_that_cannot_be_removed_does_not_end_its_keeper(monkeypa
         assert any("it does not end" in getattr(message, "cause", "") for message in published)
         keeper.stop()
         await running
+
+
+async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told once at each change, by its own processor time; nobody looks any more once it has ended."""
+    sandbox = Sandbox()
+    busy = [True]
+    used = [0.0, time.monotonic()]
+
+    def used_s() -> float:
+        now = time.monotonic()
+        used[0] += (now - used[1]) * busy[0]
+        used[1] = now
+        return used[0]
+
+    sandbox.used_s = used_s
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "end", lambda _: None)
+    keeper = make([])
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(5):
+        while sandbox.settled != [True]:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        assert sandbox.settled == [True]
+        busy[0] = False
+        while sandbox.settled != [True, False]:
+            await asyncio.sleep(0.005)
+        busy[0] = True
+        keeper.stop()
+        await running
+    await asyncio.sleep(0.05)
+    assert sandbox.settled == [True, False]
+    assert [task.get_name() for task in asyncio.all_tasks() if "load of" in task.get_name()] == []
