@@ -50,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROBE_BYTES = 512 << 20
 """Far beyond any cache level that one core gets for itself."""
 
+PROBE_BUFFERS = 3
 PROBES_AHEAD = (0, 1024, 2048)
 """Bytes that the probe prefetches ahead."""
 
@@ -105,15 +106,15 @@ class Probe:
         self._read = ctypes.CDLL(str(library)).read_seconds
         self._read.restype = ctypes.c_double
         self._read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
-        self._buffer = torch.ones(PROBE_BYTES, dtype=torch.uint8)
         self._cores = 1 if cpu_time else cores
 
     def best(self, cores: int = 0) -> float:
         """Bytes a second, the best of all probes over so many cores (all: 0)."""
         threads = cores or self._cores
-        taken = (
-            self._read(self._buffer.data_ptr(), PROBE_BYTES, threads, ahead) for ahead in PROBES_AHEAD for _ in range(3)
-        )
+        taken = []
+        # How fast a buffer is read depends on where its pages lie, by a fifth here: several are tried.
+        for buffer in [torch.ones(PROBE_BYTES, dtype=torch.uint8) for _ in range(PROBE_BUFFERS)]:
+            taken += [self._read(buffer.data_ptr(), PROBE_BYTES, threads, ahead) for ahead in PROBES_AHEAD]
         return PROBE_BYTES / min(taken)
 
 
@@ -326,13 +327,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--no-tiles", action="store_true", help="without AMX, which gVisor of 2024 refuses its guests")
     options = parser.parse_args()
     if options.cpu_time:
         options.threads = 1
     report = {}
     with tempfile.TemporaryDirectory(prefix="athanor-cpu-") as scratch:
         folder = Path(scratch)
-        compiled = kernels.build(folder / "kernels").library.parent
+        flags = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8") if options.no_tiles else ()
+        compiled = kernels.build(folder / "kernels", extra_flags=flags).library.parent
         probe = Probe(folder, cores, cpu_time=options.cpu_time)
         cases = []
         if options.only != "stories":

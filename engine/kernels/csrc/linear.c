@@ -22,7 +22,7 @@
 
 #define MOST_ROWS 12            /* 24 sums of 16 numbers in 32 registers */
 #define BLOCK_BYTES (512 << 10) /* of x: stays in the second-level cache while panels pass */
-#define AHEAD 2048              /* bytes of weight prefetched ahead of use */
+#define AHEAD 4096              /* bytes of weight asked for ahead of use, into the second-level cache */
 
 int64_t padded_inputs(int64_t inputs, int64_t dtype) {
     int64_t step = dtype == TYPE_BF16 ? 32 : dtype == TYPE_INT8 ? 64 : 1;
@@ -73,8 +73,8 @@ INLINE void panel_rows(int rows, int64_t dtype, const char *x, int64_t x_stride,
     for (int r = 0; r < rows; r++) part[r][0] = part[r][1] = splat(0);
     for (int64_t g = 0; g < groups; g++) {
         vf left = load32(w + g * 128), right = load32(w + g * 128 + 64);
-        prefetch(next + g * 128);
-        prefetch(next + g * 128 + 64);
+        expect(next + g * 128);
+        expect(next + g * 128 + 64);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const char *four = x + r * x_stride + g * 4;
@@ -116,7 +116,7 @@ PANEL_FUNCTIONS(panel_int8, TYPE_INT8)
 
 #if defined(HAVE_AMX)
 /* Up to 32 rows times one panel on tiles: x in 0 and 1, w in 2 and 3, sums in 4 to 7. The rows of x that do not exist
- * are read from the buffer's spare rows and never looked at. */
+ * are read from the buffer's spare rows, or are the one row again, and are never looked at. */
 INLINE void panel_tiles(int two, int64_t dtype, const char *x, int64_t x_stride, const char *w, const char *next,
                         int64_t groups, float *sums) {
     _tile_zero(4);
@@ -130,7 +130,7 @@ INLINE void panel_tiles(int two, int64_t dtype, const char *x, int64_t x_stride,
         if (two) _tile_loadd(1, x + 16 * x_stride + g * 4, x_stride);
         _tile_loadd(2, w + g * 128, 128);
         _tile_loadd(3, w + g * 128 + 64, 128);
-        for (int line = 0; line < 32; line++) prefetch(next + g * 128 + line * 64);
+        for (int line = 0; line < 32; line++) expect(next + g * 128 + line * 64);
         if (dtype == TYPE_BF16) {
             _tile_dpbf16ps(4, 0, 2);
             _tile_dpbf16ps(5, 0, 3);
@@ -211,10 +211,11 @@ static void one_panel(const athanor_op *op, const shape *of, int64_t panel, int6
             const char *next = w + (last - m > 32 ? 0 : last - first > 32 ? of->panel_bytes : AHEAD);
             int two = last - m > 16, bf16 = op->dtype == TYPE_BF16;
             const char *rows = x + m * of->x_stride;
-            if (bf16 && two) panel_tiles(1, TYPE_BF16, rows, of->x_stride, w, next, of->groups, sums);
-            if (bf16 && !two) panel_tiles(0, TYPE_BF16, rows, of->x_stride, w, next, of->groups, sums);
-            if (!bf16 && two) panel_tiles(1, TYPE_INT8, rows, of->x_stride, w, next, of->groups, sums);
-            if (!bf16 && !two) panel_tiles(0, TYPE_INT8, rows, of->x_stride, w, next, of->groups, sums);
+            int64_t stride = last - m == 1 ? 0 : of->x_stride;
+            if (bf16 && two) panel_tiles(1, TYPE_BF16, rows, stride, w, next, of->groups, sums);
+            if (bf16 && !two) panel_tiles(0, TYPE_BF16, rows, stride, w, next, of->groups, sums);
+            if (!bf16 && two) panel_tiles(1, TYPE_INT8, rows, stride, w, next, of->groups, sums);
+            if (!bf16 && !two) panel_tiles(0, TYPE_INT8, rows, stride, w, next, of->groups, sums);
             for (int64_t r = m; r < least(last, m + 32); r++)
                 finish(op, r, panel, load(sums + (r - m) * PANEL), load(sums + (r - m) * PANEL + 16));
         }

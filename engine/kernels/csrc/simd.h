@@ -138,6 +138,9 @@ INLINE void configure_tiles(void) {
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* Into the first-level cache, for what is used within some hundred cycles; into the second for what comes later, where
+ * more lines may be on their way at once. */
 INLINE void prefetch(const void *where) { __builtin_prefetch(where, 0, 3); }
+INLINE void expect(const void *where) { __builtin_prefetch(where, 0, 2); }
 
 #endif
