@@ -20,6 +20,7 @@ from appliance.supervisor.lifecycle import Happening, Life, State
 from appliance.supervisor.load import LOOK_S, LoadWatch
 from isolation.errors import IsolationError
 from isolation.ipc.errors import ProtocolError
+from isolation.ipc.messages import Role
 from isolation.runtime import Runtime, Sandbox
 
 log = structlog.get_logger()
@@ -108,7 +109,9 @@ class Keeper:
         self._ending = loop.create_future()
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
-        watch = asyncio.create_task(_watch_load(booted.sandbox), name=f"load of {self.plan.name}")
+        # A text worker is never busy for long.
+        watched = _watch_load(booted.sandbox) if self.plan.role is Role.ENGINE else asyncio.sleep(0)
+        watch = asyncio.create_task(watched, name=f"load of {self.plan.name}")
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:

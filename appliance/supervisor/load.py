@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-LOOK_S = 1.0
-"""Seconds between two looks: short beside a minute of work, long beside the 0.2 ms that a look takes."""
+LOOK_S = 2.0
+"""Seconds between two looks: short beside a minute of work, long beside the 0.6 ms that a look takes."""
 
 BUSY_SHARE = 0.5
 """Of one core. An engine that decodes takes all of it, one that answers now and then a tenth."""
