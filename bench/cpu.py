@@ -11,7 +11,8 @@ around from round to round. Reported are medians over the rounds, the best round
   ``generate`` at batch 1 and 16.
 
 A decode step must read every weight once (of a tied embedding the head's use only) and the keys and values of its
-context: share = those bytes / time of a step / best probe of the same round.
+context: share = those bytes / time of a step / best probe of the same round; ``own memory`` is the same with a probe
+that reads the packed weights themselves, where they lie.
 
 Times are wall times; on a machine that others use, ``--cpu-time`` takes processor time instead, which other processes
 disturb less. Then everything computes with one thread, the probe too.
@@ -22,11 +23,9 @@ Run: ``python bench/cpu.py [--rounds 3] [--threads N] [--weights stored|int8] [-
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,19 +39,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance import kernels
+from bench.probe import Probe, Stretch
 from engine.config import EngineConfig
+from engine.kernels.abi import Kind
+from engine.kernels.program import NativeModel
 from engine.load import load_engine
 from engine.loop import Engine
 from isolation.ipc.messages import Sampling, Submit
 
 ROOT = Path(__file__).resolve().parents[1]
-
-PROBE_BYTES = 512 << 20
-"""Far beyond any cache level that one core gets for itself."""
-
-PROBE_BUFFERS = 3
-PROBES_AHEAD = (0, 1024, 2048)
-"""Bytes that the probe prefetches ahead."""
 
 PROMPT = 32
 KV_BYTES = 256 << 20
@@ -78,6 +73,8 @@ class Series:
     """Of that round's best probe, from the median step; empty where it is not asked."""
     best_share: float = 0.0
     """The same from the fastest step of any round: as the probe, which is a best time too."""
+    own_shares: list[float] = field(default_factory=list)
+    """As ``shares``, of how fast the memory that holds this engine's weights is read; of compiled kernels."""
 
     @property
     def step_s(self) -> float:
@@ -88,34 +85,6 @@ class Series:
     def tokens_s(self) -> float:
         """Tokens a second."""
         return self.streams / self.step_s
-
-
-class Probe:
-    """Reads memory as fast as this machine lets a program do it."""
-
-    def __init__(self, folder: Path, cores: int, *, cpu_time: bool) -> None:
-        clock = "CLOCK_THREAD_CPUTIME_ID" if cpu_time else "CLOCK_MONOTONIC"
-        source = (ROOT / "bench" / "read_probe.c").read_text().replace("CLOCK_MONOTONIC", clock)
-        (folder / "probe.c").write_text(source)
-        compiler = kernels.find_compiler()
-        if compiler is None:
-            sys.exit("the probe needs a C compiler on PATH")
-        library = folder / "probe.so"
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, str(folder / "probe.c"), "-o", str(library), "-lpthread"], check=True)
-        self._read = ctypes.CDLL(str(library)).read_seconds
-        self._read.restype = ctypes.c_double
-        self._read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
-        self._cores = 1 if cpu_time else cores
-
-    def best(self, cores: int = 0) -> float:
-        """Bytes a second, the best of all probes over so many cores (all: 0)."""
-        threads = cores or self._cores
-        taken = []
-        # How fast a buffer is read depends on where its pages lie, by a fifth here: several are tried.
-        for buffer in [torch.ones(PROBE_BYTES, dtype=torch.uint8) for _ in range(PROBE_BUFFERS)]:
-            taken += [self._read(buffer.data_ptr(), PROBE_BYTES, threads, ahead) for ahead in PROBES_AHEAD]
-        return PROBE_BYTES / min(taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +113,15 @@ class Ours:
         self._next = 1
         self.fastest_s = 0.0
         """Fastest step of the last measurement."""
+
+    def weights(self) -> list[Stretch]:
+        """Where the weights of its products lie; nothing without compiled kernels."""
+        program = getattr(self.engine.runner, "program", None)
+        if not isinstance(program, NativeModel):
+            return []
+        products = [op for op in program._ops if op.kind == Kind.LINEAR]
+        item = 1 if program._builder.dtype == torch.int8 else program._builder.dtype.itemsize
+        return [Stretch(op.weight, op.inputs * op.outputs * item) for op in products]
 
     def step_seconds(self, streams: int, tokens: int, clock: Clock) -> float:
         """Median time of a decode step of so many streams."""
@@ -286,6 +264,8 @@ def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder
                 needed = bytes_of_step(ours.engine, case, one.streams, int8=int8)
                 one.shares.append(needed / one.seconds[-1] / best)
                 one.best_share = max(one.best_share, needed / ours.fastest_s / best)
+                if stretches := ours.weights():
+                    one.own_shares.append(needed / one.seconds[-1] / probe.of(stretches))
         probes["one core"].append(probe.best(1))
     figures = {
         "backends": [compiled.engine.runner.backend, plain.engine.runner.backend],
@@ -300,9 +280,11 @@ def show(case: Case, series: list[Series], figures: dict) -> None:
     print("  " + ", ".join(f"{name} {value:.1f} GB/s" for name, value in figures["probe_gb_s"].items()))
     print(
         f"  {'what':<34}{'streams':>8}{'ms/step':>10}{'tokens/s':>11}{'roofline: median':>27}{'fastest step':>14}"
+        f"{'own memory':>12}"
     )
     for one in series:
         share = f"{statistics.median(one.shares):>27.2f}{one.best_share:>14.2f}" if one.shares else ""
+        share += f"{statistics.median(one.own_shares):>12.2f}" if one.own_shares else ""
         print(f"  {one.name:<34}{one.streams:>8}{one.step_s * 1e3:>10.2f}{one.tokens_s:>11.1f}{share}")
     by_key = {(one.name, one.streams): one for one in series}
     for one in series:
@@ -349,7 +331,7 @@ def main() -> None:
             show(case, series, figures)
             rows = [
                 {"name": one.name, "streams": one.streams, "step_s": one.seconds, "shares": one.shares,
-                 "best_share": one.best_share}
+                 "best_share": one.best_share, "own_shares": one.own_shares}
                 for one in series
             ]
             report[case.name] = {**figures, "series": rows}
