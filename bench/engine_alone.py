@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     config = EngineConfig(
         model_dir=str(options.model), model_digest="00", dtype=options.dtype, threads=options.threads,
         max_num_seqs=max(batches), max_num_batched_tokens=max(512, *batches), kv_bytes=options.kv_mib << 20,
-        max_context=sum(shape) + 16, prefix_caching=False,
+        max_context=sum(shape) + 16, prefix_caching=False, kernels=options.kernels,
     )  # fmt: skip
     rate = read_bytes_per_s()
     engine = load_engine(config)
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         rows.append(row)
     return {
         "model": options.model.name, "dtype": str(model.dtype).removeprefix("torch."), "threads": options.threads,
-        "read_bytes_per_s": rate, "weight_bytes": weights, "cache_bytes": cache_bytes(),
+        "backend": runner.backend, "read_bytes_per_s": rate, "weight_bytes": weights, "cache_bytes": cache_bytes(),
         "prompt_tokens": shape[0], "output_tokens": shape[1], "rows": rows,
     }
 
@@ -134,6 +134,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Figures of the engine alone, as one JSON object.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kernels", default="")
     parser.add_argument("--batches", default="1,4,16,64")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)

@@ -44,7 +44,7 @@ def engine_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) ->
         f"{facts['model']}, {facts['dtype']}, {facts['threads']} thread(s); memory read at "
         f"{facts['read_bytes_per_s'] / 1e9:.1f} GB/s in this run, weights {facts['weight_bytes'] / 1e6:,.1f} MB"
     )
-    parts: list[RenderableType] = ["", table, "", Text(f"  {text}", "dim")]
+    parts: list[RenderableType] = ["", table, "", Text(f"  {text}", "dim"), Text(f"  {facts['backend']}", "dim")]
     if facts["weight_bytes"] < facts["cache_bytes"]:
         parts.append(Text("  these weights fit the processor's cache: the roofline of memory says little here", "dim"))
     return Group(*parts, "")

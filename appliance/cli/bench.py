@@ -33,6 +33,11 @@ OutputTokens = Annotated[int, typer.Option(metavar="N", min=1, max=MIB, help="Of
 Tenants = Annotated[int, typer.Option(metavar="N", min=1, max=2, help="Tenants that take turns, of ours.")]
 KvMib = Annotated[int, typer.Option(metavar="MIB", min=1, max=MIB, help="KV memory of ours.")]
 Dtype = Annotated[str, typer.Option(metavar="TYPE", help="Weights of ours: auto, float32 or bfloat16.")]
+Kernels = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", exists=True, file_okay=False, show_default=False,
+                 help="Compiled kernels for ours; by default those that `make run` compiled."),
+]  # fmt: skip
 Seed = Annotated[int, typer.Option(metavar="N", help="Of prompts and arrivals.")]
 Price = Annotated[float | None, typer.Option(metavar="PRICE", min=0, help="Of the machine, for the cost of a token.")]
 Pid = Annotated[int | None, typer.Option(metavar="PID", min=1, help="A server here, to count its processor time.")]
@@ -50,6 +55,7 @@ def bench(  # noqa: PLR0913 - a parameter is an option
     tenants: Tenants = 2,
     kv_mib: KvMib = 256,
     dtype: Dtype = "auto",
+    kernels: Kernels = None,
     seed: Seed = 0,
     price_per_hour: Price = None,
     pid: Pid = None,
@@ -74,6 +80,7 @@ def bench(  # noqa: PLR0913 - a parameter is an option
         tenants=tenants,
         kv_bytes=kv_mib * MIB,
         dtype=dtype,
+        kernels=kernels,
         seed=seed,
         price_per_hour=price_per_hour,
         pid=pid,

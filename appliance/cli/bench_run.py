@@ -46,6 +46,8 @@ class Wish:
     tenants: int
     kv_bytes: int
     dtype: str
+    kernels: Path | None
+    """Compiled kernels; None for those beside the packages, if any."""
     seed: int
     price_per_hour: float | None
     pid: int | None
@@ -101,7 +103,7 @@ def _target(wish: Wish) -> Iterator[Target]:
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--model {folder} is no folder; without --url it names the model to serve")
     _say("starting: sandboxes, model, a first token ...")
-    with own_appliance(folder, wish.kv_bytes, wish.dtype) as target:
+    with own_appliance(folder, wish.kv_bytes, wish.dtype, wish.kernels) as target:
         yield replace(target, api_keys=target.api_keys[: wish.tenants])
 
 
@@ -121,6 +123,7 @@ async def _measure(target: Target, loads: Sequence[Load], wish: Wish) -> list[Fi
 
 def _engine(load: Load, wish: Wish) -> dict[str, Any]:
     """The engine alone, in a process of its own: this one has no tensors."""
+    from appliance import kernels
     from appliance.catalog import embedded_model
     from isolation.process import MINIMAL_ENVIRONMENT
     from isolation.process import run as run_program
@@ -130,6 +133,9 @@ def _engine(load: Load, wish: Wish) -> dict[str, Any]:
     argv = [sys.executable, "-m", "bench.engine_alone", "--model", str(folder.resolve()), "--dtype", wish.dtype]
     argv += ["--batches", ",".join(map(str, load.batches)), "--prompt-tokens", str(wish.prompt_tokens)]
     argv += ["--output-tokens", str(wish.output_tokens)]
+    compiled = wish.kernels or kernels.installed()
+    if compiled is not None:
+        argv += ["--kernels", str(compiled.resolve())]
     with tempfile.TemporaryDirectory(prefix="athanor-bench-") as scratch:
         done = run_program(argv, timeout_s=ENGINE_TIMEOUT_S, env=MINIMAL_ENVIRONMENT, cwd=Path(scratch))
     found: dict[str, Any] = json.loads(done.stdout)

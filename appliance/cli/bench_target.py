@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance import demo
+from appliance import demo, kernels
 from appliance.catalog import EMBEDDED_MODEL
 from appliance.errors import ConfigError, StartError
 from isolation.process import MINIMAL_ENVIRONMENT, Child, start
@@ -65,8 +65,11 @@ class Target:
 
 
 @contextlib.contextmanager
-def own_appliance(model_folder: Path | None, kv_bytes: int, dtype: str) -> Iterator[Target]:
-    """Serve a model (the embedded one when None) for the time of the block.
+def own_appliance(
+    model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None = None
+) -> Iterator[Target]:
+    """Serve a model (the embedded one when None) for the time of the block, on compiled kernels (those beside the
+    packages when None, if there are any).
 
     Raises:
         ApplianceError: it cannot start; with the last lines of its log.
@@ -74,7 +77,7 @@ def own_appliance(model_folder: Path | None, kv_bytes: int, dtype: str) -> Itera
     """
     with tempfile.TemporaryDirectory(prefix="athanor-bench-") as folder:
         state = Path(folder) / "state"
-        config, keys = _prepare(state, model_folder, kv_bytes, dtype)
+        config, keys = _prepare(state, model_folder, kv_bytes, dtype, kernels_folder)
         log = Path(folder) / "log"
         argv = (sys.executable, "-m", "appliance.cli", "serve", "--config", str(config))
         with log.open("wb") as file:
@@ -91,7 +94,9 @@ def own_appliance(model_folder: Path | None, kv_bytes: int, dtype: str) -> Itera
             shutil.rmtree(demo.run_directory(state), ignore_errors=True)
 
 
-def _prepare(state: Path, model_folder: Path | None, kv_bytes: int, dtype: str) -> tuple[Path, dict[str, str]]:
+def _prepare(
+    state: Path, model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None
+) -> tuple[Path, dict[str, str]]:
     """State directory with keys, policy and configuration."""
     models = demo.choose_models((model_folder,) if model_folder is not None else ())
     name = EMBEDDED_MODEL if model_folder is None else model_folder.resolve().name
@@ -103,6 +108,7 @@ def _prepare(state: Path, model_folder: Path | None, kv_bytes: int, dtype: str) 
     keys = demo.prepare_keys(state)
     (state / "policy.yaml").write_text(POLICY + "".join(TENANT.format(name=tenant) for tenant in keys))
     ports = demo.choose_ports((0, 0, 0))
+    compiled = kernels_folder.resolve() if kernels_folder is not None else kernels.installed()
     config = {
         "listen": {role: f"127.0.0.1:{port}" for role, port in zip(("http", "grpc", "admin"), ports, strict=True)},
         "models": [
@@ -112,6 +118,7 @@ def _prepare(state: Path, model_folder: Path | None, kv_bytes: int, dtype: str) 
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(demo.run_directory(state)),
+        "sandbox": {"kernels": None if compiled is None else str(compiled)},
     }
     path = state / "athanor.yaml"
     path.write_text(json.dumps(config))

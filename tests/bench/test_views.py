@@ -30,7 +30,7 @@ PEERS = {
 }
 ENGINE = {
     "model": "m", "dtype": "float32", "threads": 1, "read_bytes_per_s": 2.5e10, "weight_bytes": 10**9,
-    "cache_bytes": 10**6,
+    "cache_bytes": 10**6, "backend": "compiled kernels with tiles, 1 thread",
     "rows": [
         {"batch": batch, "prefill_tokens_per_s": 900.0, "decode_tokens_per_s": 20.0 * batch, "step_s": 0.05,
          "roofline_share": 0.8}
@@ -63,7 +63,8 @@ def test_tables_fit_a_terminal_and_name_every_failure() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "\u2026" not in text
     assert "1 of 3 failed (1 http 429); its rates are void" in " ".join(text.split())
-    for word in ("closed:8,requests=16", "500/30 ms", "SANDBOXES", "key 2", "$/M TOKENS", "80 %", "25.0 GB/s"):
+    words = ("closed:8,requests=16", "500/30 ms", "SANDBOXES", "key 2", "$/M TOKENS", "80 %", "25.0 GB/s", "with tiles")
+    for word in words:
         assert word in text
 
 
