@@ -80,7 +80,7 @@ class Sandbox(Protocol):
         ...
 
     def processor_s(self) -> float:
-        """Processor time it has used, in seconds: its own and that of whatever keeps it; 0 after its end."""
+        """Processor time it has used, in seconds: its program and what runs it; 0 after its end."""
         ...
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""Processor time of a process and of all below it: of a sandbox, sentry, stubs and gofer together."""
+"""Processor time of a process and of all below it: of a sandbox the sentry and its stubs, not the gofer."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import structlog
 from appliance.control import Control, SandboxDown, SandboxUp
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Happening, Life, State
-from appliance.supervisor.load import LOOK_S, LoadWatch
+from appliance.supervisor.load_watch import LOOK_S, LoadWatch
 from isolation.errors import IsolationError
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
@@ -109,15 +109,16 @@ class Keeper:
         self._ending = loop.create_future()
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
-        # A text worker is never busy for long.
-        watched = _watch_load(booted.sandbox) if self.plan.role is Role.ENGINE else asyncio.sleep(0)
-        watch = asyncio.create_task(watched, name=f"load of {self.plan.name}")
+        watch = None
+        if self.plan.role is Role.ENGINE:  # A text worker is never busy for long.
+            watch = asyncio.create_task(_watch_load(booted.sandbox), name=f"load of {self.plan.name}")
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:
             ending = await self._ending
         finally:
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
             loop.remove_reader(pidfd)
             self._ending = None
         if ending.cause == "the process ended":

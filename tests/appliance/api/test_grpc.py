@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
-from google.protobuf.message import Message
 from google.rpc import error_details_pb2 as details
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_status import rpc_status
 
 from appliance.api.auth import Auth, Resolver
 from appliance.api.generated import inference_pb2 as pb
@@ -24,55 +19,15 @@ from appliance.api.limits import MAX_BODY_BYTES
 from appliance.errors import ContextLengthError, RateLimitedError, UnavailableError
 from appliance.request import ChatPrompt, Started, TextPrompt
 from isolation.ipc.messages import Priority, Sampling
-from tests.appliance.api.support import MODEL, Running, logprob_script, serving, text_script
-
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-
-@pytest_asyncio.fixture
-async def channel(running: Running) -> AsyncIterator[grpc.aio.Channel]:
-    """A client's channel."""
-    async with grpc.aio.insecure_channel(running.target, options=OPTIONS) as opened:
-        yield opened
-
-
-def _proof(running: Running) -> tuple[tuple[str, str], ...]:
-    return tuple(running.authorization.items())
-
-
-def _ask(**fields: Any) -> pb.GenerateRequest:
-    if not fields.keys() & {"conversation", "text", "token_ids"}:
-        fields["text"] = "hi"
-    return pb.GenerateRequest(**{"model": MODEL, **fields})
-
-
-def _detail(error: grpc.aio.AioRpcError, kind: type[Message]) -> Any:
-    status = rpc_status.from_call(error)
-    for box in status.details:
-        if box.Is(kind.DESCRIPTOR):
-            found = kind()
-            box.Unpack(found)
-            return found
-    return None
-
-
-async def _refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await _drained(call)
-    return caught.value
-
-
-async def _drained(call: Any) -> list[Any]:
-    if hasattr(call, "__aiter__"):
-        return [event async for event in call]
-    return [await call]
+from tests.appliance.api.grpc_client import ask, detail_of, drained, proof_of, refused
+from tests.appliance.api.support import MODEL, logprob_script, text_script
 
 
 async def test_generate(running, channel):
     """Started, deltas, Finished; the id in the metadata is the one in the event and in the session."""
-    call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
+    call = InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running))
     metadata = dict(await call.initial_metadata())
-    events = await _drained(call)
+    events = await drained(call)
     assert [event.WhichOneof("event") for event in events] == ["started", "delta", "delta", "finished"]
     assert metadata["x-request-id"] == events[0].started.request_id == running.service.requests[0].request_id
     assert (events[0].started.input_tokens, events[0].started.cached_input_tokens) == (7, 3)
@@ -87,7 +42,7 @@ async def test_generate(running, channel):
 async def test_logprobs(running, channel):
     """Bytes of partial characters and alternatives arrive as they are."""
     running.service.script = logprob_script()
-    events = await _drained(InferenceServiceStub(channel).Generate(_ask(logprobs=2), metadata=_proof(running)))
+    events = await drained(InferenceServiceStub(channel).Generate(ask(logprobs=2), metadata=proof_of(running)))
     entries = [entry for event in events for entry in event.delta.logprobs]
     assert [entry.text for entry in entries] == [b"a", b"\xc3", b"\xa9"]
     assert [entry.logprob for entry in entries[0].top] == [-0.5, -1.5]
@@ -97,15 +52,15 @@ async def test_logprobs(running, channel):
 async def test_absent_fields_mean_their_documented_defaults(running, channel):
     """Nothing given: the defaults of the wire, not zeros; zero given: zero."""
     stub = InferenceServiceStub(channel)
-    await _drained(stub.Generate(_ask(), metadata=_proof(running)))
+    await drained(stub.Generate(ask(), metadata=proof_of(running)))
     bare = running.service.requests[0]
     assert bare.sampling == Sampling(seed=bare.sampling.seed)
     assert (bare.max_tokens, bare.logprobs, bare.stop, bare.ignore_eos) == (None, -1, (), False)
     given = pb.Sampling(temperature=0, top_k=5, top_p=0.5, min_p=0.25, seed=0, repetition_penalty=2)
     given.presence_penalty, given.frequency_penalty = -1, 1
-    request = _ask(sampling=given, max_output_tokens=9, logprobs=0, stop=["x"], stop_token_ids=[4], ignore_eos=True,
+    request = ask(sampling=given, max_output_tokens=9, logprobs=0, stop=["x"], stop_token_ids=[4], ignore_eos=True,
                    priority=3)
-    await _drained(stub.Generate(request, metadata=_proof(running)))
+    await drained(stub.Generate(request, metadata=proof_of(running)))
     full = running.service.requests[1]
     assert full.sampling == Sampling(0.0, 5, 0.5, 0.25, 2.0, -1.0, 1.0, 0)
     assert (full.max_tokens, full.logprobs, full.stop, full.stop_ids) == (9, 0, ("x",), (4,))
@@ -122,7 +77,7 @@ async def test_the_three_inputs(running, channel):
         {"text": "\u00e9"},
         {"token_ids": pb.TokenIds(ids=[1, 2])},
     ):
-        await _drained(stub.Generate(_ask(**fields), metadata=_proof(running)))
+        await drained(stub.Generate(ask(**fields), metadata=proof_of(running)))
     prompts = [request.prompt for request in running.service.requests]
     assert prompts[0] == ChatPrompt(
         b'{"messages":[{"role":"system","content":"s","name":"n"},{"role":"user","content":"u"}]}'
@@ -159,14 +114,14 @@ async def test_the_three_inputs(running, channel):
 )
 async def test_bad_fields_are_named(running, channel, field, fields):
     """INVALID_ARGUMENT with the field's path in BadRequest, before any session begins."""
-    request = _ask(**fields)
+    request = ask(**fields)
     if field == "input":
         request.ClearField("text")
-    error = await _refused(InferenceServiceStub(channel).Generate(request, metadata=_proof(running)))
+    error = await refused(InferenceServiceStub(channel).Generate(request, metadata=proof_of(running)))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert _detail(error, details.BadRequest).field_violations[0].field == field
-    assert _detail(error, details.ErrorInfo).domain == "athanor"
-    assert _detail(error, details.RequestInfo).request_id.startswith("req_")
+    assert detail_of(error, details.BadRequest).field_violations[0].field == field
+    assert detail_of(error, details.ErrorInfo).domain == "athanor"
+    assert detail_of(error, details.RequestInfo).request_id.startswith("req_")
     assert running.service.requests == []
     assert running.service.refusals[0][2] == "acme"
 
@@ -174,17 +129,17 @@ async def test_bad_fields_are_named(running, channel, field, fields):
 @pytest.mark.parametrize("body", [b"\xff", b"\x0a\x02\xff\xfe", b"\x0a\xff\xff\xff\xff\x7f", b"\x00" * 50])
 async def test_malformed_messages_are_the_callers_fault(running, channel, body):
     """Garbage, strings that are not UTF-8, forged lengths: INVALID_ARGUMENT, not INTERNAL."""
-    call = channel.unary_stream(f"/{SERVICE}/Generate")(body, metadata=_proof(running))
-    error = await _refused(call)
+    call = channel.unary_stream(f"/{SERVICE}/Generate")(body, metadata=proof_of(running))
+    error = await refused(call)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_oversize_messages_are_refused(running, channel):
     """A message over the limit is not read; one just under it is a valid request."""
     stub = InferenceServiceStub(channel)
-    error = await _refused(stub.Generate(_ask(text="x" * (MAX_BODY_BYTES + (1 << 20))), metadata=_proof(running)))
+    error = await refused(stub.Generate(ask(text="x" * (MAX_BODY_BYTES + (1 << 20))), metadata=proof_of(running)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await _drained(stub.Generate(_ask(text="x" * MAX_BODY_BYTES), metadata=_proof(running)))
+    await drained(stub.Generate(ask(text="x" * MAX_BODY_BYTES), metadata=proof_of(running)))
     assert len(running.service.requests) == 1
 
 
@@ -192,9 +147,9 @@ async def test_metadata_floods_are_refused(running, channel):
     """Headers beyond the limit end the call; the next one is served."""
     flood = tuple((f"x-{i}", "v" * 1_000) for i in range(100))
     stub = InferenceServiceStub(channel)
-    error = await _refused(stub.Generate(_ask(), metadata=_proof(running) + flood))
+    error = await refused(stub.Generate(ask(), metadata=proof_of(running) + flood))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert await _drained(stub.Generate(_ask(), metadata=_proof(running)))
+    assert await drained(stub.Generate(ask(), metadata=proof_of(running)))
 
 
 def _every_method() -> dict[str, Auth]:
@@ -216,8 +171,8 @@ async def test_every_method_without_and_with_a_wrong_key(running, channel, metho
     metadata = {
         "none": (),
         "wrong": (("authorization", "Bearer ath_acme-1_" + "0" * 64),),
-        "two": _proof(running) * 2,
-        "right": _proof(running),
+        "two": proof_of(running) * 2,
+        "right": proof_of(running),
     }[proof]
     call = channel.stream_stream(method)(metadata=metadata)
     with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may be quicker than our message
@@ -228,7 +183,7 @@ async def test_every_method_without_and_with_a_wrong_key(running, channel, metho
         call.cancel()
         return
     try:
-        await _drained(call)
+        await drained(call)
         code = grpc.StatusCode.OK
     except grpc.aio.AioRpcError as error:
         code = error.code()
@@ -255,28 +210,28 @@ async def test_every_method_without_and_with_a_wrong_key(running, channel, metho
 async def test_session_errors_keep_their_details(running, channel, error, late):
     """Before the first event or after some: status, reason, retry time, and the session's own request id."""
     running.service.script = [*text_script("a")[:2], error] if late else [error]
-    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running)))
+    caught = await refused(InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running)))
     assert caught.code().name == error.wire.grpc
     assert caught.details() == error.message
-    assert _detail(caught, details.ErrorInfo).reason == error.wire.reason
-    assert dict(_detail(caught, details.ErrorInfo).metadata) == error.details
-    assert _detail(caught, details.RequestInfo).request_id == running.service.requests[0].request_id
-    retry = _detail(caught, details.RetryInfo)
+    assert detail_of(caught, details.ErrorInfo).reason == error.wire.reason
+    assert dict(detail_of(caught, details.ErrorInfo).metadata) == error.details
+    assert detail_of(caught, details.RequestInfo).request_id == running.service.requests[0].request_id
+    retry = detail_of(caught, details.RetryInfo)
     assert (retry.retry_delay.ToMilliseconds() / 1000 if retry else None) == error.retry_after_s
     assert running.service.refusals == []
 
 
 async def test_an_unknown_model_names_the_resource(running, channel):
     """NOT_FOUND with ResourceInfo."""
-    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(model="nope"), metadata=_proof(running)))
+    caught = await refused(InferenceServiceStub(channel).Generate(ask(model="nope"), metadata=proof_of(running)))
     assert caught.code() is grpc.StatusCode.NOT_FOUND
-    assert _detail(caught, details.ResourceInfo).resource_name == "nope"
+    assert detail_of(caught, details.ResourceInfo).resource_name == "nope"
 
 
 async def test_a_defect_shows_its_id_and_nothing_else(running, channel, capsys):
     """The client sees INTERNAL and the request id; the log has the kind and the place, not the text."""
     running.service.script = [Started(1, 0), ValueError("secret detail")]
-    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running)))
+    caught = await refused(InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running)))
     request_id = running.service.requests[0].request_id
     assert caught.code() is grpc.StatusCode.INTERNAL
     assert request_id in caught.details()
@@ -286,52 +241,18 @@ async def test_a_defect_shows_its_id_and_nothing_else(running, channel, capsys):
     assert "secret" not in logged + caught.details()
 
 
-@pytest.mark.parametrize("started", [False, True])
-async def test_a_cancelled_call_ends_its_session(running, channel, started):
-    """Before the first event or after it, the iterator is closed at once."""
-    running.service.script = [Started(1, 0), asyncio.Event()] if started else [asyncio.Event()]
-    call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
-    await asyncio.wait_for(running.service.asked.wait(), 2.0)
-    if started:
-        await call.read()
-    assert not running.service.closed.is_set()
-    call.cancel()
-    await asyncio.wait_for(running.service.closed.wait(), 1.0)
-
-
-async def test_a_cancel_in_mid_stream_stops_within_an_event(running, channel):
-    """While tokens flow, the session yields no more than a few after the cancel."""
-    running.service.script = [Started(1, 0), *[step for _ in range(5_000) for step in (text_script("x")[1], 0.002)]]
-    call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
-    for _ in range(5):
-        await call.read()
-    call.cancel()
-    at_cancel = running.service.yielded
-    await asyncio.wait_for(running.service.closed.wait(), 1.0)
-    assert running.service.yielded - at_cancel <= 5
-
-
-async def test_a_deadline_reaches_the_session_and_ends_it(running, channel):
-    """The client's deadline is the request's, and when it passes the iterator is closed."""
-    running.service.script = [asyncio.Event()]
-    caught = await _refused(InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running), timeout=0.2))
-    assert caught.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert running.service.requests[0].deadline is not None
-    await asyncio.wait_for(running.service.closed.wait(), 1.0)
-
-
 async def test_a_traceparent_is_passed_on(running, channel):
     """The caller's trace goes on."""
     parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    metadata = (*_proof(running), ("traceparent", parent))
-    await _drained(InferenceServiceStub(channel).Generate(_ask(), metadata=metadata))
+    metadata = (*proof_of(running), ("traceparent", parent))
+    await drained(InferenceServiceStub(channel).Generate(ask(), metadata=metadata))
     assert running.service.contexts[0].traceparent == parent
     assert running.service.contexts[0].route == f"/{SERVICE}/Generate"
 
 
 async def test_models(running, channel):
     """Names, times and contexts."""
-    answer = await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), metadata=_proof(running))
+    answer = await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), metadata=proof_of(running))
     assert [(model.name, model.max_context_tokens) for model in answer.models] == [(MODEL, 4096), ("org/other", 8192)]
 
 
@@ -341,9 +262,9 @@ async def test_health_follows_readiness(running, channel):
     for name in ("", SERVICE):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    error = await _refused(stub.Check(health_pb2.HealthCheckRequest(service="nope")))
+    error = await refused(stub.Check(health_pb2.HealthCheckRequest(service="nope")))
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=_proof(running))
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=proof_of(running))
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     running.ready[0] = False
     async with asyncio.timeout(3.0):
@@ -358,7 +279,7 @@ async def test_reflection_lists_and_describes(running, channel, service):
         f"/{service}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )(metadata=_proof(running))
+    )(metadata=proof_of(running))
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     names = {entry.name for entry in (await call.read()).list_services_response.service}
     assert SERVICE in names
@@ -366,30 +287,6 @@ async def test_reflection_lists_and_describes(running, channel, service):
     files = (await call.read()).file_descriptor_response.file_descriptor_proto
     assert any(b"athanor/inference/v1/inference.proto" in file for file in files)
     await call.done_writing()
-
-
-async def test_a_reader_that_takes_nothing_is_ended():
-    """A call whose client never reads ends after the stall time, and its session with it."""
-    async with serving(grpc_stall_s=0.3) as running:
-        running.service.script = [Started(1, 0), *text_script(*["x" * 65_536] * 2_000)[1:]]
-        async with grpc.aio.insecure_channel(running.target) as channel:
-            call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
-            await asyncio.wait_for(running.service.closed.wait(), 10.0)
-            assert running.service.yielded < 2_000
-            call.cancel()
-
-
-async def test_a_slow_reader_that_reads_is_served():
-    """The positive control: pauses shorter than the stall time cost nothing."""
-    async with serving(grpc_stall_s=0.5) as running:
-        running.service.script = text_script(*["x" * 65_536] * 20)
-        async with grpc.aio.insecure_channel(running.target) as channel:
-            call = InferenceServiceStub(channel).Generate(_ask(), metadata=_proof(running))
-            events = 0
-            async for _ in call:
-                events += 1
-                await asyncio.sleep(0.02)
-            assert events == 22
 
 
 async def test_a_stranger_is_refused_before_its_message(running, channel):
@@ -401,6 +298,6 @@ async def test_a_stranger_is_refused_before_its_message(running, channel):
 
 async def test_a_call_without_its_message_is_refused(running, channel):
     """A tenant's call that ends before any message is its own mistake."""
-    call = channel.stream_stream(f"/{SERVICE}/Generate")(metadata=_proof(running))
+    call = channel.stream_stream(f"/{SERVICE}/Generate")(metadata=proof_of(running))
     await call.done_writing()
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
