@@ -120,8 +120,8 @@ class Ours:
         if not isinstance(program, NativeModel):
             return []
         products = [op for op in program._ops if op.kind == Kind.LINEAR]
-        item = 1 if program._builder.dtype == torch.int8 else program._builder.dtype.itemsize
-        return [Stretch(op.weight, op.inputs * op.outputs * item) for op in products]
+        item = 1.0 if program._builder.dtype == torch.int8 else program._builder.dtype.itemsize
+        return [Stretch(op.weight, int(op.inputs * op.outputs * item * (0.75 if op.palette else 1))) for op in products]
 
     def step_seconds(self, streams: int, tokens: int, clock: Clock) -> float:
         """Median time of a decode step of so many streams."""
@@ -180,7 +180,10 @@ class Theirs:
         manager = self.model.init_continuous_batching(
             GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1_024),
             ContinuousBatchingConfig(
-                num_blocks=128, max_batch_tokens=512, max_requests_per_batch=32, allow_block_sharing=False,
+                num_blocks=128,
+                max_batch_tokens=512,
+                max_requests_per_batch=32,
+                allow_block_sharing=False,
                 use_cuda_graph=False,
             ),
         )
@@ -330,8 +333,14 @@ def main() -> None:
             series, figures = measure(case, options, probe, compiled)
             show(case, series, figures)
             rows = [
-                {"name": one.name, "streams": one.streams, "step_s": one.seconds, "shares": one.shares,
-                 "best_share": one.best_share, "own_shares": one.own_shares}
+                {
+                    "name": one.name,
+                    "streams": one.streams,
+                    "step_s": one.seconds,
+                    "shares": one.shares,
+                    "best_share": one.best_share,
+                    "own_shares": one.own_shares,
+                }
                 for one in series
             ]
             report[case.name] = {**figures, "series": rows}

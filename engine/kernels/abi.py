@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 
-ABI = 2
+ABI = 3
 PANEL = 32
 """Outputs that lie side by side in a packed weight."""
 
@@ -57,7 +57,8 @@ class Op(ctypes.Structure):
     _fields_ = (
         ("kind", _INT), ("dtype", _INT), ("mode", _INT), ("wanted", _INT), ("inputs", _INT), ("outputs", _INT),
         ("heads", _INT), ("kv_heads", _INT), ("dim", _INT), ("number", ctypes.c_double), ("weight", _POINTER),
-        ("scale", _POINTER), ("sums", _POINTER), ("bias", _POINTER), ("input", _POINTER), ("output", _POINTER),
+        ("scale", _POINTER), ("sums", _POINTER), ("bias", _POINTER), ("palette", _POINTER), ("starts", _POINTER),
+        ("patches", _POINTER), ("input", _POINTER), ("output", _POINTER),
         ("in_scale", _POINTER), ("out_scale", _POINTER), ("keys", _POINTER), ("values", _POINTER),
         ("cosines", _POINTER), ("sines", _POINTER),
     )  # fmt: skip

@@ -53,6 +53,16 @@ class Library:
         broken = self.handle.athanor_run(ctypes.byref(program), ctypes.byref(step))
         assert not broken, "a step names a token, row, slot or block that does not exist"
 
+    def compress(self, weights: int, chunks: int, parts: list[int], most: int) -> int:
+        """Compress packed bfloat16 weights; addresses of palette, numbers, starts and patches say where to. Gives the
+        number of patches, or -1 when more than ``most`` would be needed or this processor does not compress."""
+        run = self.handle.athanor_compress
+        run.restype = ctypes.c_int64
+        count: int = run(
+            ctypes.c_void_p(weights), ctypes.c_int64(chunks), *map(ctypes.c_void_p, parts), ctypes.c_int64(most)
+        )
+        return count
+
 
 def open_library(directory: str, threads: int) -> Library:
     """Open the kernels of a directory. At most one library a process: its threads stay.

@@ -30,6 +30,20 @@ ZERO_BYTE = 128
 
 
 @dataclass(frozen=True, slots=True)
+class Compression:
+    """What belongs to a compressed weight (``engine.kernels.compression``)."""
+
+    palette: Tensor
+    """uint8, the upper bytes that four bits name."""
+    starts: Tensor
+    """int32, for each chunk where its patches begin, and their end."""
+    patches: Tensor
+    """int32: place in the chunk in the upper 16 bits, the weight in the lower."""
+    shape: tuple[int, ...]
+    """Of the packed weight before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """A packed weight and what belongs to it."""
 
@@ -42,11 +56,12 @@ class Packed:
     """Of int8: float32, one an output."""
     sums: Tensor | None = None
     """Of int8: 128 times each output's sum over its inputs, float32; activations travel as bytes around 128."""
+    compression: Compression | None = None
 
     @property
     def dtype(self) -> Type:
-        """The dtype as the kernels call it."""
-        return TYPES[self.weight.dtype]
+        """The dtype as the kernels call it; a compressed weight is multiplied as bfloat16."""
+        return Type.BF16 if self.compression is not None else TYPES[self.weight.dtype]
 
 
 def padded_inputs(inputs: int, dtype: torch.dtype) -> int:

@@ -11,12 +11,14 @@ neighbour in the batch holds can not move a request's numbers.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.batch import StepArrays
 from engine.kernels.abi import MAX_DIM, MAX_GROUP, Kind, Mode, Op, Program, Step
+from engine.kernels.compression import compress
 from engine.kernels.library import Library, UnusableKernelsError
 from engine.kernels.packing import TYPES, Packed, interleave, pack, padded_inputs
 from engine.kv.storage import KvStorage
@@ -66,15 +68,18 @@ class Builder:
         """Append an operation."""
         self.ops.append(Op(kind=kind, **fields))
 
+    def addresses(self, packed: Packed) -> dict[str, int]:
+        """Where the parts of a weight besides its numbers lie."""
+        parts = {"scale": packed.scale, "sums": packed.sums, "bias": packed.bias}
+        if (compression := packed.compression) is not None:
+            parts |= {"palette": compression.palette, "starts": compression.starts, "patches": compression.patches}
+        return {name: self.keep(part) for name, part in parts.items() if part is not None}
+
     def linear(
         self, packed: Packed, operand: tuple[int, int], output: int, mode: Mode, *, wanted: bool = False
     ) -> None:
         """Append a product."""
-        addresses = {
-            name: self.keep(value)
-            for name in ("scale", "sums", "bias")
-            if (value := getattr(packed, name)) is not None
-        }
+        addresses = self.addresses(packed)
         self.add(
             Kind.LINEAR, dtype=packed.dtype, mode=mode, wanted=wanted, inputs=packed.inputs, outputs=packed.outputs,
             weight=self.keep(packed.weight), input=operand[0], in_scale=operand[1], output=output, **addresses,
@@ -147,12 +152,12 @@ class NativeModel:
         hidden, half = config.hidden_size, config.head_dim // 2
         head = self._pack(model.head)
         shared = model.head_is_embedding and build.dtype != torch.int8
-        table = head.weight if shared else model.embedding
+        table = head if shared else Packed(model.embedding, config.vocab_size, hidden)
         x, operand = build.floats(hidden), build.operand(hidden)
         angles = build.floats(half), build.floats(half)
         build.add(
-            Kind.EMBED, dtype=TYPES[table.dtype], mode=Mode.ADD if shared else Mode.STORE, outputs=hidden,
-            weight=build.keep(table), output=x,
+            Kind.EMBED, dtype=table.dtype, mode=Mode.ADD if shared else Mode.STORE, outputs=hidden,
+            weight=build.keep(table.weight), output=x, **build.addresses(table),
         )  # fmt: skip
         model.release_embedding()
         frequencies = inverse_frequencies(config.rope, config.head_dim).contiguous()
@@ -211,7 +216,8 @@ class NativeModel:
             bias = None if bias is None else interleave(*bias.chunk(2))
         linear.release()
         packed = pack(weight, bias, int8=self._builder.dtype == torch.int8)
-        return packed if not gated else _with_outputs(packed, outputs)
+        del weight
+        return replace(compress(self._library, packed), outputs=outputs)
 
 
 class _Rooms:
@@ -242,7 +248,3 @@ def check_supported(model: LlamaForCausalLM) -> None:
         raise UnusableKernelsError(f"they have no {str(model.dtype).removeprefix('torch.')}")
     if config.head_dim > MAX_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
         raise UnusableKernelsError(f"they take heads up to {MAX_DIM} wide and groups up to {MAX_GROUP}")
-
-
-def _with_outputs(packed: Packed, outputs: int) -> Packed:
-    return Packed(packed.weight, packed.inputs, outputs, packed.bias, packed.scale, packed.sums)

@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ATHANOR_ABI 2
+#define ATHANOR_ABI 3
 #define PANEL 32 /* outputs that lie side by side in a packed weight */
 
 enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE, KIND_BEST };
@@ -29,6 +29,8 @@ typedef struct {
     const float *scale;         /* of int8 weights, one an output, in packed order */
     const float *sums;          /* of int8 weights: 128 times the sum over inputs, packed order */
     const float *bias;          /* packed order, or null */
+    const uint8_t *palette;     /* of compressed bfloat16 weights (compressed.h), or null */
+    const uint32_t *starts, *patches;
     void *in, *out;
     float *in_scale, *out_scale; /* of int8 rows */
     void *keys, *values;        /* one layer of the cache: (slots, kv_heads, dim) */
@@ -63,7 +65,7 @@ typedef struct {
     float *scratch;             /* of this thread alone */
 } context;
 
-#define SCRATCH_FLOATS (1 << 17)
+#define SCRATCH_FLOATS (1 << 19)
 #define ATTEND_ROWS 32          /* query rows of one tile at the least */
 #define ATTEND_POSITIONS 16     /* context positions of one tile */
 #define MAX_DIM 512

@@ -9,6 +9,7 @@
  * Each output of each row is one chain of sums in the order of its inputs, whatever the number of rows.
  */
 #include "athanor.h"
+#include "compressed.h"
 #include "simd.h"
 
 #include <stddef.h>
@@ -64,73 +65,96 @@ INLINE vf dot_f32(vf sum, const void *x, vf w) {
     return fma16(splat(value), w, sum);
 }
 
-/* `rows` rows times one panel; `rows` and `dtype` are constants where this is inlined. Every group of inputs is four
- * bytes of x and 128 bytes of w in each dtype. */
-INLINE void panel_rows(int rows, int64_t dtype, const char *x, int64_t x_stride, const char *w, const char *next,
-                       int64_t groups, vf (*sums)[2]) {
+/* A group of inputs of some rows times one panel. Every group is four bytes of x and 128 bytes of w in each dtype. */
+INLINE void add_group(int rows, int64_t dtype, const char *x, int64_t x_stride, const char *w, vf (*part)[2]) {
+    vf left = load32(w), right = load32(w + 64);
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        const char *four = x + r * x_stride;
+        if (dtype == TYPE_BF16) {
+            part[r][0] = dot_bf16(part[r][0], four, left);
+            part[r][1] = dot_bf16(part[r][1], four, right);
+        } else if (dtype == TYPE_INT8) {
+            part[r][0] = dot_int8(part[r][0], four, left);
+            part[r][1] = dot_int8(part[r][1], four, right);
+        } else {
+            part[r][0] = dot_f32(part[r][0], four, left);
+            part[r][1] = dot_f32(part[r][1], four, right);
+        }
+    }
+}
+
+/* `rows` rows times one panel; `rows`, `dtype` and `compressed` are constants where this is inlined. */
+INLINE void panel_rows(int rows, int64_t dtype, int compressed, const char *x, int64_t x_stride,
+                       const panel_weights *w, const char *next, int64_t groups, vf (*sums)[2]) {
     vf part[MOST_ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) part[r][0] = part[r][1] = splat(0);
-    for (int64_t g = 0; g < groups; g++) {
-        vf left = load32(w + g * 128), right = load32(w + g * 128 + 64);
-        expect(next + g * 128);
-        expect(next + g * 128 + 64);
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
-            const char *four = x + r * x_stride + g * 4;
-            if (dtype == TYPE_BF16) {
-                part[r][0] = dot_bf16(part[r][0], four, left);
-                part[r][1] = dot_bf16(part[r][1], four, right);
-            } else if (dtype == TYPE_INT8) {
-                part[r][0] = dot_int8(part[r][0], four, left);
-                part[r][1] = dot_int8(part[r][1], four, right);
-            } else {
-                part[r][0] = dot_f32(part[r][0], four, left);
-                part[r][1] = dot_f32(part[r][1], four, right);
-            }
+    if (compressed) {
+        char plain[CHUNK_PLAIN] __attribute__((aligned(64)));
+        for (int64_t chunk = 0; chunk < groups / CHUNK_GROUPS; chunk++) {
+            expand(w, chunk, next + chunk * CHUNK_BYTES, plain);
+            for (int64_t g = 0; g < CHUNK_GROUPS; g++)
+                add_group(rows, dtype, x + (chunk * CHUNK_GROUPS + g) * 4, x_stride, plain + g * 128, part);
+        }
+    } else {
+        for (int64_t g = 0; g < groups; g++) {
+            expect(next + g * 128);
+            expect(next + g * 128 + 64);
+            add_group(rows, dtype, x + g * 4, x_stride, w->at + g * 128, part);
         }
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) sums[r][0] = part[r][0], sums[r][1] = part[r][1];
 }
 
-typedef void panel_function(const char *, int64_t, const char *, const char *, int64_t, vf (*)[2]);
+typedef void panel_function(const char *, int64_t, const panel_weights *, const char *, int64_t, vf (*)[2]);
 
-#define PANEL_FUNCTION(name, type, rows)                                                                        \
-    static void name##_##rows(const char *x, int64_t stride, const char *w, const char *next, int64_t groups,   \
-                              vf (*sums)[2]) {                                                                  \
-        panel_rows(rows, type, x, stride, w, next, groups, sums);                                               \
+#define PANEL_FUNCTION(name, type, compressed, rows)                                                            \
+    static void name##_##rows(const char *x, int64_t stride, const panel_weights *w, const char *next,          \
+                              int64_t groups, vf (*sums)[2]) {                                                  \
+        panel_rows(rows, type, compressed, x, stride, w, next, groups, sums);                                   \
     }
-#define PANEL_FUNCTIONS(name, type)                                                                             \
-    PANEL_FUNCTION(name, type, 1) PANEL_FUNCTION(name, type, 2) PANEL_FUNCTION(name, type, 3)                   \
-    PANEL_FUNCTION(name, type, 4) PANEL_FUNCTION(name, type, 5) PANEL_FUNCTION(name, type, 6)                   \
-    PANEL_FUNCTION(name, type, 7) PANEL_FUNCTION(name, type, 8) PANEL_FUNCTION(name, type, 9)                   \
-    PANEL_FUNCTION(name, type, 10) PANEL_FUNCTION(name, type, 11) PANEL_FUNCTION(name, type, 12)                \
+#define PANEL_FUNCTIONS(name, type, compressed)                                                                 \
+    PANEL_FUNCTION(name, type, compressed, 1) PANEL_FUNCTION(name, type, compressed, 2)                         \
+    PANEL_FUNCTION(name, type, compressed, 3) PANEL_FUNCTION(name, type, compressed, 4)                         \
+    PANEL_FUNCTION(name, type, compressed, 5) PANEL_FUNCTION(name, type, compressed, 6)                         \
+    PANEL_FUNCTION(name, type, compressed, 7) PANEL_FUNCTION(name, type, compressed, 8)                         \
+    PANEL_FUNCTION(name, type, compressed, 9) PANEL_FUNCTION(name, type, compressed, 10)                        \
+    PANEL_FUNCTION(name, type, compressed, 11) PANEL_FUNCTION(name, type, compressed, 12)                       \
     static panel_function *const name[MOST_ROWS + 1] = {                                                        \
         0,        name##_1, name##_2, name##_3, name##_4,  name##_5,  name##_6,                                 \
         name##_7, name##_8, name##_9, name##_10, name##_11, name##_12};
 
-PANEL_FUNCTIONS(panel_f32, TYPE_F32)
-PANEL_FUNCTIONS(panel_bf16, TYPE_BF16)
-PANEL_FUNCTIONS(panel_int8, TYPE_INT8)
+PANEL_FUNCTIONS(panel_f32, TYPE_F32, 0)
+PANEL_FUNCTIONS(panel_bf16, TYPE_BF16, 0)
+PANEL_FUNCTIONS(panel_bf16c, TYPE_BF16, 1)
+PANEL_FUNCTIONS(panel_int8, TYPE_INT8, 0)
 
 #if defined(HAVE_AMX)
 /* Up to 32 rows times one panel on tiles: x in 0 and 1, w in 2 and 3, sums in 4 to 7. The rows of x that do not exist
  * are read from the buffer's spare rows, or are the one row again, and are never looked at. */
-INLINE void panel_tiles(int two, int64_t dtype, const char *x, int64_t x_stride, const char *w, const char *next,
-                        int64_t groups, float *sums) {
+INLINE void panel_tiles(int two, int64_t dtype, int compressed, const char *x, int64_t x_stride,
+                        const panel_weights *w, const char *next, int64_t groups, float *sums) {
+    char plain[CHUNK_PLAIN] __attribute__((aligned(64)));
     _tile_zero(4);
     _tile_zero(5);
     if (two) {
         _tile_zero(6);
         _tile_zero(7);
     }
-    for (int64_t g = 0; g < groups; g += 16) {
+    for (int64_t g = 0; g < groups; g += CHUNK_GROUPS) {
+        const char *here = w->at + g * 128;
+        if (compressed) {
+            expand(w, g / CHUNK_GROUPS, next + g / CHUNK_GROUPS * CHUNK_BYTES, plain);
+            here = plain;
+        } else {
+            for (int line = 0; line < 32; line++) expect(next + g * 128 + line * 64);
+        }
         _tile_loadd(0, x + g * 4, x_stride);
         if (two) _tile_loadd(1, x + 16 * x_stride + g * 4, x_stride);
-        _tile_loadd(2, w + g * 128, 128);
-        _tile_loadd(3, w + g * 128 + 64, 128);
-        for (int line = 0; line < 32; line++) expect(next + g * 128 + line * 64);
+        _tile_loadd(2, here, 128);
+        _tile_loadd(3, here + 64, 128);
         if (dtype == TYPE_BF16) {
             _tile_dpbf16ps(4, 0, 2);
             _tile_dpbf16ps(5, 0, 3);
@@ -201,33 +225,50 @@ typedef struct {
     panel_function *const *functions;
 } shape;
 
-static void one_panel(const athanor_op *op, const shape *of, int64_t panel, int64_t first, int64_t last) {
-    const char *w = (const char *)op->weight + panel * of->panel_bytes;
+/* The weights of a panel. When they are read several times they are expanded once, into this thread's scratch. */
+static panel_weights weights_of(const athanor_op *op, const shape *of, int64_t panel, int often, float *scratch) {
+    panel_weights w = {.at = (const char *)op->weight + panel * of->panel_bytes};
+    if (!op->palette) return w;
+    int64_t chunks = of->groups / CHUNK_GROUPS;
+    w.palette = op->palette, w.starts = op->starts + panel * chunks, w.patches = op->patches;
+    if (!often) return w;
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        expand(&w, chunk, w.at + chunk * CHUNK_BYTES + AHEAD, (char *)scratch + chunk * CHUNK_PLAIN);
+    return (panel_weights){.at = (const char *)scratch};
+}
+
+static void one_panel(const athanor_op *op, const shape *of, int64_t panel, int64_t first, int64_t last,
+                      float *scratch) {
     const char *x = op->in;
+    const int64_t most = of->tiles ? 32 : MOST_ROWS, pieces = (last - first + most - 1) / most;
+    const panel_weights w = weights_of(op, of, panel, pieces > 1, scratch);
+    const char *start = (const char *)op->weight + panel * of->panel_bytes;
 #if defined(HAVE_AMX)
     if (of->tiles) {
         float sums[2 * 16 * PANEL] __attribute__((aligned(64)));
         for (int64_t m = first; m < last; m += 32) {
-            const char *next = w + (last - m > 32 ? 0 : last - first > 32 ? of->panel_bytes : AHEAD);
-            int two = last - m > 16, bf16 = op->dtype == TYPE_BF16;
+            const char *next = start + (last - m > 32 ? 0 : pieces > 1 ? of->panel_bytes : AHEAD);
+            int two = last - m > 16, compressed = w.palette != 0;
             const char *rows = x + m * of->x_stride;
             int64_t stride = last - m == 1 ? 0 : of->x_stride;
-            if (bf16 && two) panel_tiles(1, TYPE_BF16, rows, stride, w, next, of->groups, sums);
-            if (bf16 && !two) panel_tiles(0, TYPE_BF16, rows, stride, w, next, of->groups, sums);
-            if (!bf16 && two) panel_tiles(1, TYPE_INT8, rows, stride, w, next, of->groups, sums);
-            if (!bf16 && !two) panel_tiles(0, TYPE_INT8, rows, stride, w, next, of->groups, sums);
+#define TILES(rows32, type, expanding) \
+    if (two == rows32 && op->dtype == type && compressed == expanding) \
+        panel_tiles(rows32, type, expanding, rows, stride, &w, next, of->groups, sums);
+            TILES(0, TYPE_BF16, 0) TILES(1, TYPE_BF16, 0) TILES(0, TYPE_BF16, 1) TILES(1, TYPE_BF16, 1)
+            TILES(0, TYPE_INT8, 0) TILES(1, TYPE_INT8, 0)
+#undef TILES
             for (int64_t r = m; r < least(last, m + 32); r++)
                 finish(op, r, panel, load(sums + (r - m) * PANEL), load(sums + (r - m) * PANEL + 16));
         }
         return;
     }
 #endif
-    int64_t pieces = (last - first + MOST_ROWS - 1) / MOST_ROWS;
     for (int64_t piece = 0; piece < pieces; piece++) {
         int64_t m = first + (last - first) * piece / pieces, end = first + (last - first) * (piece + 1) / pieces;
         vf sums[MOST_ROWS][2];
-        const char *next = w + (pieces == 1 ? AHEAD : piece + 1 == pieces ? of->panel_bytes : 0);
-        of->functions[end - m](x + m * of->x_stride, of->x_stride, w, next, of->groups, sums);
+        const char *next = start + (pieces == 1 ? AHEAD : piece + 1 == pieces ? of->panel_bytes : 0);
+        panel_function *const *functions = w.palette ? panel_bf16c : of->functions;
+        functions[end - m](x + m * of->x_stride, of->x_stride, &w, next, of->groups, sums);
         for (int64_t r = m; r < end; r++) finish(op, r, panel, sums[r - m][0], sums[r - m][1]);
     }
 }
@@ -235,6 +276,7 @@ static void one_panel(const athanor_op *op, const shape *of, int64_t panel, int6
 void run_linear(const athanor_op *op, const context *at, int64_t rows) {
     int64_t padded = padded_inputs(op->inputs, op->dtype), item = item_bytes(op->dtype);
     shape of = {.groups = padded * item / 4, .x_stride = padded * item, .panel_bytes = padded * item * PANEL};
+    if (op->palette) of.panel_bytes = of.panel_bytes / CHUNK_PLAIN * CHUNK_BYTES;
     of.functions = op->dtype == TYPE_BF16 ? panel_bf16 : op->dtype == TYPE_INT8 ? panel_int8 : panel_f32;
 #if defined(HAVE_AMX)
     of.tiles = op->dtype != TYPE_F32 && probe_amx();
@@ -252,7 +294,7 @@ void run_linear(const athanor_op *op, const context *at, int64_t rows) {
         if (piece >= pieces) break;
         for (int64_t end = least(pieces, piece + take); piece < end; piece++) {
             int64_t first = piece / panels * block;
-            one_panel(op, &of, piece % panels, first, least(rows, first + block));
+            one_panel(op, &of, piece % panels, first, least(rows, first + block), at->scratch);
         }
     }
 #if defined(HAVE_AMX)

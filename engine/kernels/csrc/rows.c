@@ -1,5 +1,6 @@
 /* What is done to one row at a time: embedding, norm, rotation and the write into the cache, quantisation. */
 #include "athanor.h"
+#include "compressed.h"
 #include "simd.h"
 
 #include <math.h>
@@ -49,6 +50,18 @@ void run_quantise(const athanor_op *op, const context *at, int64_t rows) {
                  op->out_scale + i);
 }
 
+/* A row of a compressed table: its panel's chunks are expanded one after the other. */
+static void embed_compressed(const athanor_op *op, int64_t token, float *row) {
+    char plain[CHUNK_PLAIN] __attribute__((aligned(64)));
+    int64_t width = op->outputs, chunks = padded_inputs(width, TYPE_BF16) / 2 / CHUNK_GROUPS, panel = token / PANEL;
+    panel_weights of = {.at = (const char *)op->weight + panel * chunks * CHUNK_BYTES, .palette = op->palette,
+                        .starts = op->starts + panel * chunks, .patches = op->patches};
+    for (int64_t k = 0; k < width; k++) {
+        if (k % (2 * CHUNK_GROUPS) == 0) expand(&of, k / (2 * CHUNK_GROUPS), of.at, plain);
+        row[k] = one_from_bf16(((uint16_t *)plain)[k / 2 % CHUNK_GROUPS * PANEL * 2 + token % PANEL * 2 + k % 2]);
+    }
+}
+
 /* x[i] = table[token]: a plain table, or (mode ADD) the packed weight of a head that shares its numbers. */
 void run_embed(const athanor_op *op, const context *at) {
     MY_ROWS(at, at->step->tokens, first, last);
@@ -57,7 +70,9 @@ void run_embed(const athanor_op *op, const context *at) {
     for (int64_t i = first; i < last; i++) {
         int64_t token = at->step->token_ids[i];
         float *row = (float *)op->out + i * width;
-        if (op->dtype == TYPE_BF16 && packed) {
+        if (op->palette) {
+            embed_compressed(op, token, row);
+        } else if (op->dtype == TYPE_BF16 && packed) {
             const uint16_t *from = (const uint16_t *)op->weight + token / PANEL * PANEL * padded + token % PANEL * 2;
             for (int64_t k = 0; k < width; k++) row[k] = one_from_bf16(from[k / 2 * PANEL * 2 + k % 2]);
         } else if (op->dtype == TYPE_BF16) {

@@ -39,6 +39,7 @@ def run(
     rows: np.ndarray | None = None,
     tables: np.ndarray | None = None,
     kv_dtype: torch.dtype = torch.float32,
+    token_ids: np.ndarray | None = None,
 ) -> None:
     """Run operations over a step of so many tokens, on both threads; rows of x stand for tokens."""
     zeros = np.zeros(tokens, dtype=np.int64)
@@ -50,8 +51,8 @@ def run(
         max_rows=len(wide), kv_dtype=TYPES[kv_dtype], solo_tokens=0,
         counters=-(-counters.data_ptr() // 64) * 64,
     )  # fmt: skip
-    arrays = [zeros, zeros if positions is None else positions, zeros if slots is None else slots,
-              zeros if rows is None else rows, np.arange(tokens)]  # fmt: skip
+    chosen = (token_ids, positions, slots, rows)
+    arrays = [*(zeros if one is None else one for one in chosen), np.arange(tokens)]
     step = Step(tokens, tokens, *(one.ctypes.data for one in arrays), wide.ctypes.data, wide.shape[1])
     library.run(program, step)
 
