@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine.config import EngineConfig
 from engine.load import build_engine, load_engine
 from engine.loop import Engine
+from engine.model.checklist import targets
 from engine.model.config import ModelConfig
-from engine.model.llama import LlamaForCausalLM
+from engine.model.registry import build_model
 from engine.model.rotary import RopeScaling
 from isolation.ipc.messages import Sampling, Submit
 
@@ -50,8 +51,8 @@ def random_engine(config: EngineConfig) -> Engine:
     torch.manual_seed(0)
     torch.set_num_threads(config.threads)
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = LlamaForCausalLM(SHAPE, dtype=dtype, device=torch.device("cpu"))
-    for name, target in model.targets():
+    model, checklist = build_model(SHAPE, dtype, torch.device("cpu"))
+    for name, target in targets(checklist.pieces.values()).items():
         target.fill_(1.0) if "norm" in name else target.normal_(0.0, 0.05)
     model.pack()
     engine = build_engine(config, model)

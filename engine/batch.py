@@ -1,4 +1,4 @@
-"""Turns a step plan into arrays and tensors: token ids, positions, slots, attention groups.
+"""Turns a step plan into arrays and tensors: token ids, positions, slots, and (``engine.grouping``) what is attended.
 
 ``arrays`` is what every backend needs; ``build`` adds the rectangles that the plain attention gathers.
 
@@ -18,16 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.grouping import Grouping
 from engine.kv.block_table import BlockTables
 from engine.kv.storage import KvStorage
-from engine.model.attention import AttentionBatch, ChunkContext, DecodeGroup
+from engine.model.attention import AttentionBatch
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import Admission, Chunk, StepPlan
 
 Ints = NDArray[np.int64]
-
-SMALL_WIDTH = 8
-"""Blocks up to which rows are put together whatever their lengths: padding is then cheaper than another product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +69,7 @@ class BatchBuilder:
     def __init__(self, limits: SchedulerLimits, storage: KvStorage) -> None:
         max_num_seqs, max_num_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         self._tables = BlockTables(max_num_seqs, limits.max_context, limits.block_size)
-        self._block_size = limits.block_size
-        self._gather_blocks = storage.gather_blocks
-        self._dtype = storage.dtype
+        self._grouping = Grouping(storage, self._tables)
         self._device = storage.device
         self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
@@ -129,16 +125,8 @@ class BatchBuilder:
     def build(self, plan: StepPlan) -> StepBatch:
         """The inputs of the plain path for a plan that computes at least one token."""
         arrays = self.arrays(plan, by_length=True)
-        chunks = []
-        place = arrays.num_decode
-        for chunk in plan.prefills:
-            chunks.append(self._context(chunk, place))
-            place += chunk.length
-        attention = AttentionBatch(
-            slots=self._tensor(arrays.slots),
-            groups=self._groups(arrays.rows[: arrays.num_decode]),
-            chunks=tuple(chunks),
-        )
+        rows = arrays.rows[: arrays.num_decode]
+        attention = self._grouping.batch(arrays.slots, rows, self._computed[rows] + 1, plan.prefills)
         return StepBatch(
             token_ids=self._tensor(arrays.token_ids),
             positions=self._tensor(arrays.positions),
@@ -161,43 +149,6 @@ class BatchBuilder:
         self._positions[part] = np.arange(chunk.start, end)
         self._slots[part] = self._tables.chunk_slots(chunk.row, chunk.start, chunk.length)
         self._rows[part] = chunk.row
-
-    def _context(self, chunk: Chunk, place: int) -> ChunkContext:
-        end = chunk.start + chunk.length
-        if chunk.start == 0:
-            return ChunkContext(place, place + chunk.length, None, end, None)
-        row = np.array([chunk.row])
-        blocks = self._tensor(self._tables.rectangle(row, -(-end // self._block_size)))
-        hidden = np.arange(end) > np.arange(chunk.start, end)[:, None]
-        return ChunkContext(place, place + chunk.length, blocks, end, self._mask(hidden))
-
-    def _groups(self, rows: Ints) -> tuple[DecodeGroup, ...]:
-        """Cut the rows, sorted by falling length, into rectangles that waste at most half and fit the buffers."""
-        lengths = self._computed[rows] + 1
-        widths = -(-lengths // self._block_size)
-        groups = []
-        start = 0
-        while start < len(rows):
-            width = int(widths[start])
-            least = 0 if width <= SMALL_WIDTH else (width + 1) // 2
-            similar = int(np.searchsorted(-widths, -least, side="right"))
-            stop = min(similar, start + max(1, self._gather_blocks // width))
-            groups.append(self._group(rows, lengths, start, stop))
-            start = stop
-        return tuple(groups)
-
-    def _group(self, rows: Ints, lengths: Ints, start: int, stop: int) -> DecodeGroup:
-        longest, shortest = int(lengths[start]), int(lengths[stop - 1])
-        blocks = self._tables.rectangle(rows[start:stop], -(-longest // self._block_size))
-        mask = None
-        if shortest < longest:
-            hidden = np.arange(longest) >= lengths[start:stop, None]
-            mask = self._mask(hidden)[:, None, None, :]
-        return DecodeGroup(start, stop, self._tensor(blocks), longest, mask)
-
-    def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(self._tensor(hidden), -torch.inf)
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -9,14 +9,17 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.kernels.library import UnusableKernelsError, open_library
-from engine.kernels.program import NativeModel, check_supported
+from engine.kernels.plain_form import check_supported
+from engine.kernels.program import NativeModel
 from engine.kv.block_pool import BlockPool
 from engine.kv.layout import KvLayout, fit_layout
 from engine.kv.prefix_cache import PrefixCache
 from engine.kv.storage import KvStorage
 from engine.loop import Engine
-from engine.model.config import ModelConfig, load_model_config
-from engine.model.llama import LlamaForCausalLM
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.parallel import ALONE, Parallel
+from engine.model.registry import load_model_config
 from engine.model.weights import DTYPE_NAMES, load_model
 from engine.null import build_null_engine
 from engine.runner import Runner
@@ -56,9 +59,9 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def build_engine(config: EngineConfig, model: LlamaForCausalLM) -> Engine:
+def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     """Put KV memory, scheduler and runner around a loaded model, on compiled kernels where there are some."""
-    layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."))
+    layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."), model.parallel)
     limits = limits_for(config, model.config, layout)
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = make_runner(config, model, storage, limits)
@@ -68,14 +71,14 @@ def build_engine(config: EngineConfig, model: LlamaForCausalLM) -> Engine:
 
 
 def make_runner(
-    config: EngineConfig, model: LlamaForCausalLM, storage: KvStorage, limits: SchedulerLimits
+    config: EngineConfig, model: Decoder, storage: KvStorage, limits: SchedulerLimits
 ) -> Runner:
     """A runner on compiled kernels, or on the plain path with the reason why."""
     int8 = config.quantization == "int8"
     reason = "none were given"
     if config.kernels and model.device.type == "cpu":
         try:
-            check_supported(model)
+            check_supported(model, limits.max_context)
             library = open_library(config.kernels, config.threads)
         except UnusableKernelsError as error:
             reason = str(error)
@@ -89,16 +92,10 @@ def make_runner(
     return Runner(model, storage, limits, backend=f"plain operations; no compiled kernels: {reason}")
 
 
-def layout_for(config: EngineConfig, model: ModelConfig, dtype: str) -> KvLayout:
-    """The KV layout of a model under a configuration."""
-    return fit_layout(
-        kv_bytes=config.kv_bytes,
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        dtype=dtype,
-    )
+def layout_for(config: EngineConfig, model: ModelConfig, dtype: str, parallel: Parallel = ALONE) -> KvLayout:
+    """The KV layout of a model, or of this rank's part of it, under a configuration."""
+    layers = parallel.kv_layers(model.kv_layers)
+    return fit_layout(kv_bytes=config.kv_bytes, layers=layers, block_size=config.block_size, dtype=dtype)
 
 
 def limits_for(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> SchedulerLimits:

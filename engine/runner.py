@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.batch import BatchBuilder, Ints, StepArrays
 from engine.kv.storage import KvStorage
 from engine.model.attention import PagedAttention
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
 from engine.sampler import Sampler, Samples
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import StepPlan
@@ -35,7 +35,7 @@ class Runner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Decoder,
         storage: KvStorage,
         limits: SchedulerLimits,
         program: Program | None = None,
@@ -47,7 +47,7 @@ class Runner:
         self._backend = backend
         self.storage = storage
         self.limits = limits
-        self._attention = PagedAttention(storage, model.config.num_heads)
+        self._attention = PagedAttention(storage)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._batches = BatchBuilder(limits, storage)
 

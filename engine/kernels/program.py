@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from engine.batch import StepArrays
-from engine.kernels.abi import MAX_DIM, MAX_GROUP, Kind, Mode, Op, Program, Step
+from engine.kernels.abi import Kind, Mode, Op, Program, Step
 from engine.kernels.compression import compress
-from engine.kernels.library import Library, UnusableKernelsError
+from engine.kernels.library import Library
 from engine.kernels.packing import TYPES, Packed, interleave, pack, padded_inputs
+from engine.kernels.plain_form import PlainLayer, check_supported
 from engine.kv.storage import KvStorage
+from engine.model.decoder import Decoder
 from engine.model.layers import Linear
-from engine.model.llama import LlamaForCausalLM, LlamaLayer
 from engine.model.rotary import inverse_frequencies
 from engine.scheduler.limits import SchedulerLimits
 
@@ -92,13 +93,13 @@ class NativeModel:
     def __init__(
         self,
         library: Library,
-        model: LlamaForCausalLM,
+        model: Decoder,
         storage: KvStorage,
         limits: SchedulerLimits,
         *,
         int8: bool = False,
     ) -> None:
-        check_supported(model)
+        layers = check_supported(model, limits.max_context)
         self._library = library
         self._step = Step()
         dtype = torch.int8 if int8 else model.dtype
@@ -107,7 +108,7 @@ class NativeModel:
         self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
         self._products = 0
         self._storage = storage
-        self._build(model)
+        self._build(model, layers)
         ops = self._builder.ops
         self._ops = (Op * len(ops))(*ops)
         self._counters = torch.zeros((len(ops) + 1) * CACHE_LINE + CACHE_LINE, dtype=torch.uint8)
@@ -147,12 +148,12 @@ class NativeModel:
         """Write every page of the logits once more."""
         self._logits.zero_()
 
-    def _build(self, model: LlamaForCausalLM) -> None:
+    def _build(self, model: Decoder, layers: list[PlainLayer]) -> None:
         config, build = model.config, self._builder
         hidden, half = config.hidden_size, config.head_dim // 2
-        head = self._pack(model.head)
+        head = self._pack(model.head.linear)
         shared = model.head_is_embedding and build.dtype != torch.int8
-        table = head if shared else Packed(model.embedding, config.vocab_size, hidden)
+        table = head if shared else Packed(model.embedding.weight, config.vocab_size, hidden)
         x, operand = build.floats(hidden), build.operand(hidden)
         angles = build.floats(half), build.floats(half)
         build.add(
@@ -166,7 +167,7 @@ class NativeModel:
             cosines=angles[0], sines=angles[1],
         )  # fmt: skip
         rooms = _Rooms(build, model, x, operand, angles)
-        for layer in model.layers:
+        for layer in layers:
             self._build_layer(layer, rooms)
         self._norm(model.norm.weight, config.rms_norm_eps, x, operand, wanted=True)
         build.linear(head, operand, build.keep(self._logits), Mode.STORE, wanted=True)
@@ -175,12 +176,12 @@ class NativeModel:
             output=build.keep(self._best),
         )  # fmt: skip
 
-    def _build_layer(self, layer: LlamaLayer, rooms: _Rooms) -> None:
+    def _build_layer(self, layer: PlainLayer, rooms: _Rooms) -> None:
         config, build, x, operand = rooms.config, self._builder, rooms.x, rooms.operand
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "dim": config.head_dim}
-        cache = self._storage.layers[layer.index]
         turned = {"cosines": rooms.angles[0], "sines": rooms.angles[1]}
-        places = {"keys": cache[0].data_ptr(), "values": cache[1].data_ptr()}
+        keys, values = self._storage.keys[layer.place], self._storage.values[layer.place]
+        places = {"keys": keys.data_ptr(), "values": values.data_ptr()}
         self._norm(layer.attention_norm.weight, config.rms_norm_eps, x, operand)
         build.linear(self._pack(layer.qkv), operand, rooms.qkv, Mode.STORE)
         build.add(Kind.ROPE, input=rooms.qkv, **heads, **places, **turned)
@@ -224,7 +225,7 @@ class _Rooms:
     """Buffers that all layers use."""
 
     def __init__(
-        self, build: Builder, model: LlamaForCausalLM, x: int, operand: tuple[int, int], angles: tuple[int, int]
+        self, build: Builder, model: Decoder, x: int, operand: tuple[int, int], angles: tuple[int, int]
     ) -> None:
         config = self.config = model.config
         self.x, self.operand, self.angles = x, operand, angles
@@ -235,16 +236,3 @@ class _Rooms:
         self.attended_wide = build.floats(wide) if quantised else 0
         """Of int8: results before they are quantised; 0 where there is no such step."""
         self.gated_wide = build.floats(config.intermediate_size) if quantised else 0
-
-
-def check_supported(model: LlamaForCausalLM) -> None:
-    """Say why a model can not run on the kernels.
-
-    Raises:
-        UnusableKernelsError: its dtype or the shape of its heads.
-    """
-    config = model.config
-    if model.dtype not in (torch.float32, torch.bfloat16):
-        raise UnusableKernelsError(f"they have no {str(model.dtype).removeprefix('torch.')}")
-    if config.head_dim > MAX_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
-        raise UnusableKernelsError(f"they take heads up to {MAX_DIM} wide and groups up to {MAX_GROUP}")

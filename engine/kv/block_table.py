@@ -46,6 +46,7 @@ class BlockTables:
         slots: Ints = self.tables[row, positions // size] * size + positions % size
         return slots
 
-    def rectangle(self, rows: Ints, num_blocks: int) -> Ints:
-        """The first ``num_blocks`` blocks of each row, flat, row after row."""
-        return self.tables[rows, :num_blocks].reshape(-1)
+    def rectangle(self, rows: Ints, begins: Ints, num_blocks: int) -> Ints:
+        """``num_blocks`` blocks of each row from its place ``begins`` on, flat, row after row."""
+        blocks: Ints = self.tables[rows[:, None], begins[:, None] + np.arange(num_blocks)].reshape(-1)
+        return blocks

@@ -1,15 +1,19 @@
-"""Shape of the paged KV cache: bytes of a block, blocks that fit, and the root of every block hash.
+"""Shape of the paged KV cache, layer by layer: bytes of a block, blocks that fit, and the root of every block hash.
 
 A *block* holds keys and values of ``block_size`` consecutive tokens in all layers. Block 0 is the null block: never
 given out, always zero, read by padding. So ``num_blocks`` usable blocks take the room of ``num_blocks + 1``.
+
+Layers may differ: in heads, in the widths of keys and of values, and in how far back they look (``Reach``). A layer
+that stores one latent vector a token (multi-head latent attention) has its values inside its keys.
 
 Pure arithmetic on ints; no tensor library is imported here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Literal
 
 from engine.errors import ConfigurationError
 
@@ -22,39 +26,86 @@ BLOCK_ID_BYTES = 16
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number of each dtype that KV may have."""
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Raised whenever the same tokens would be stored in other bytes."""
 
 MIN_BLOCKS = 4
 """Fewer usable blocks than this is a configuration mistake, not a small cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvLayout:
-    """How keys and values lie in memory, the same for every layer.
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far back a token looks, itself included.
 
-    One layer is one tensor of shape ``(2, num_blocks + 1, block_size, num_kv_heads, head_dim)``; index 0 of the first
-    axis holds keys (already rotated), index 1 values.
+    ``full``: to the first token. ``window``: at the last ``size`` tokens. ``chunk``: to the start of its chunk, where
+    chunks are ``size`` tokens long and begin at position 0.
     """
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kind: Literal["full", "window", "chunk"]
+    size: int = 0
+    """Tokens; 0 for ``full``."""
+
+    def covers(self, context: int) -> bool:
+        """Whether every token of a context of so many tokens sees all tokens before it."""
+        return self.kind == "full" or self.size >= context
+
+
+FULL = Reach("full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLayout:
+    """What one layer stores for a token."""
+
+    heads: int
+    """Key-value heads."""
+    key_dim: int
+    """Numbers of a head's key."""
+    value_dim: int
+    """Numbers of a head's value."""
+    latent: bool = False
+    """Whether the value is the first ``value_dim`` numbers of the key, and not stored again."""
+    reach: Reach = FULL
+
+    @property
+    def numbers(self) -> int:
+        """Numbers stored for a token."""
+        return self.heads * (self.key_dim + (0 if self.latent else self.value_dim))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """How keys (already rotated) and values lie in memory.
+
+    One layer is a tensor of shape ``(num_blocks + 1, block_size, heads, key_dim)`` for keys and one of
+    ``(num_blocks + 1, block_size, heads, value_dim)`` for values, which a latent layer has not.
+    """
+
+    layers: tuple[LayerLayout, ...]
     block_size: int
     dtype: str
     num_blocks: int
     """Usable blocks, the null block not counted."""
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(layer.numbers for layer in self.layers) * ITEM_BYTES[self.dtype]
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers, keys and values."""
-        numbers = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
-        return numbers * ITEM_BYTES[self.dtype]
+        return self.token_bytes * self.block_size
 
     @property
     def capacity(self) -> int:
         """Tokens that all usable blocks hold together."""
         return self.num_blocks * self.block_size
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """The different reaches of its layers, in the order of their first layers."""
+        return tuple(dict.fromkeys(layer.reach for layer in self.layers))
 
     def root(self, model_digest: str) -> bytes:
         """Parent id of every first block: 16 bytes that differ between models, layouts and dtypes.
@@ -62,22 +113,21 @@ class KvLayout:
         Args:
             model_digest: hex digest of the model's files.
         """
-        parts = (
-            model_digest,
-            f"{LAYOUT_VERSION}/{self.num_layers}/{self.num_kv_heads}/{self.head_dim}/{self.block_size}",
-            self.dtype,
-        )
+        parts = (model_digest, f"{LAYOUT_VERSION}/{len(self.layers)}/{self.block_size}", self.dtype)
         digest = blake2b(digest_size=BLOCK_ID_BYTES, person=b"athanor-kv-root")
-        for part in parts:
+        for part in (*parts, *map(_described, self.layers)):
             data = part.encode()
             digest.update(len(data).to_bytes(8, "little"))
             digest.update(data)
         return digest.digest()
 
 
-def fit_layout(
-    *, kv_bytes: int, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: str
-) -> KvLayout:
+def uniform_layers(num_layers: int, heads: int, head_dim: int, reach: Reach = FULL) -> tuple[LayerLayout, ...]:
+    """Layers that are all alike, with values as wide as keys."""
+    return (LayerLayout(heads=heads, key_dim=head_dim, value_dim=head_dim, reach=reach),) * num_layers
+
+
+def fit_layout(*, kv_bytes: int, layers: tuple[LayerLayout, ...], block_size: int, dtype: str) -> KvLayout:
     """The layout with as many blocks as ``kv_bytes`` hold.
 
     Raises:
@@ -85,25 +135,16 @@ def fit_layout(
     """
     if block_size < 1:
         raise ConfigurationError(f"block_size is {block_size}; it must be at least 1")
-    one = KvLayout(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        num_blocks=1,
-    )
+    one = KvLayout(layers=layers, block_size=block_size, dtype=dtype, num_blocks=1)
     num_blocks = kv_bytes // one.block_bytes - 1
     if num_blocks < MIN_BLOCKS:
         needed = (MIN_BLOCKS + 1) * one.block_bytes
         raise ConfigurationError(
             f"kv_bytes is {kv_bytes}: too small for {MIN_BLOCKS} blocks of this model; give at least {needed}"
         )
-    return KvLayout(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        num_blocks=num_blocks,
-    )
+    return replace(one, num_blocks=num_blocks)
+
+
+def _described(layer: LayerLayout) -> str:
+    value = f"{layer.value_dim}{'=' if layer.latent else '+'}"
+    return f"{layer.heads}/{layer.key_dim}/{value}/{layer.reach.kind}/{layer.reach.size}"

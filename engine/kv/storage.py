@@ -1,13 +1,14 @@
-"""The memory of the KV cache: one tensor a layer, and room to gather blocks into.
+"""The memory of the KV cache: keys and values of each layer, and room to gather blocks into.
 
-Layer tensor: ``(2, num_blocks + 1, block_size, num_kv_heads, head_dim)``, keys then values. Its flat views:
-``(slots, num_kv_heads * head_dim)`` to write tokens, ``(blocks, block_size * num_kv_heads * head_dim)`` to read whole
-blocks. All memory is taken and touched at the start and never given back: page faults are dear in a sandbox.
+Keys of a layer: ``(num_blocks + 1, block_size, heads, key_dim)``; values likewise, or, in a latent layer, the first
+numbers of the keys. Flat views: ``(slots, heads * dim)`` to write tokens, ``(blocks, block_size * heads * dim)`` to
+read whole blocks. All memory is taken and touched at the start and never given back: page faults are dear in a sandbox.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from engine.kv.layout import KvLayout
 
@@ -23,25 +24,56 @@ class KvStorage:
         self.layout = layout
         self.dtype = dtype
         self.device = device
-        shape = (2, layout.num_blocks + 1, layout.block_size, layout.num_kv_heads, layout.head_dim)
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.num_layers)]
-        width = layout.num_kv_heads * layout.head_dim
-        self.key_slots = [layer[0].view(-1, width) for layer in self.layers]
-        self.value_slots = [layer[1].view(-1, width) for layer in self.layers]
-        self.key_blocks = [layer[0].view(-1, layout.block_size * width) for layer in self.layers]
-        self.value_blocks = [layer[1].view(-1, layout.block_size * width) for layer in self.layers]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.tensors: list[Tensor] = []
+        """Every tensor that holds tokens; the first axis counts blocks."""
+        for layer in layout.layers:
+            tokens = (layout.num_blocks + 1, layout.block_size, layer.heads)
+            keys = torch.zeros(*tokens, layer.key_dim, dtype=dtype, device=device)
+            values = keys[..., : layer.value_dim] if layer.latent else torch.zeros(
+                *tokens, layer.value_dim, dtype=dtype, device=device
+            )  # fmt: skip
+            self.keys.append(keys)
+            self.values.append(values)
+            self.tensors += [keys] if layer.latent else [keys, values]
         self.gather_blocks = -(-max(max_context, GATHER_TOKENS) // layout.block_size)
-        room = (self.gather_blocks, layout.block_size * width)
-        self.gathered_keys = torch.zeros(room, dtype=dtype, device=device)
-        self.gathered_values = torch.zeros(room, dtype=dtype, device=device)
+        room = self.gather_blocks * layout.block_size
+        wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
+        narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
+        self._gathered_keys = torch.zeros(room * wide, dtype=dtype, device=device)
+        self._gathered_values = torch.zeros(room * narrow, dtype=dtype, device=device)
+
+    def write(self, place: int, slots: Tensor, k_nkd: Tensor, v_nkd: Tensor | None) -> None:
+        """Store tokens of the layer at ``place``: slots int64 ``(N,)``; values None in a latent layer."""
+        self.keys[place].view(-1, k_nkd.shape[1] * k_nkd.shape[2]).index_copy_(0, slots, k_nkd.flatten(1))
+        if v_nkd is not None:
+            self.values[place].view(-1, v_nkd.shape[1] * v_nkd.shape[2]).index_copy_(0, slots, v_nkd.flatten(1))
+
+    def gather(self, place: int, blocks: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``rows`` rectangles of blocks, each ``(B, heads, S, dim)``; valid until the next call."""
+        layer = self.layout.layers[place]
+        keys = _gather(self.keys[place], blocks, rows, self._gathered_keys)
+        if layer.latent:
+            return keys, keys[..., : layer.value_dim]
+        return keys, _gather(self.values[place], blocks, rows, self._gathered_values)
 
     def zero(self, blocks: list[int]) -> None:
         """Make the bytes of these blocks zero, in all layers."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        for layer in self.layers:
-            layer.index_fill_(1, index, 0)
+        for tensor in self.tensors:
+            tensor.index_fill_(0, index, 0)
 
     def touch(self) -> None:
         """Write every page once more. Under gVisor a page costs a fault on its first and on its second pass."""
-        for tensor in (*self.layers, self.gathered_keys, self.gathered_values):
+        for tensor in (*self.tensors, self._gathered_keys, self._gathered_values):
             tensor.zero_()
+
+
+def _gather(source: Tensor, blocks: Tensor, rows: int, room: Tensor) -> Tensor:
+    """Blocks of ``source`` copied into ``room``, as ``(B, heads, S, dim)``."""
+    _, block_size, heads, dim = source.shape
+    width = block_size * heads * dim
+    target = room[: len(blocks) * width].view(-1, width)
+    torch.index_select(source.view(-1, width), 0, blocks, out=target)
+    return target.view(rows, -1, heads, dim).transpose(1, 2)

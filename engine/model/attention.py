@@ -1,13 +1,17 @@
 """Causal attention over the paged cache, for a mixed batch of decoding rows and prompt chunks.
 
 Shape suffixes: N tokens of the step, B rows of a group, T tokens of a chunk, S context positions, H query heads,
-K key-value heads, G = H / K query heads that share one, D head_dim.
+K key-value heads, G = H / K query heads that share one, D numbers of a head's key, V of its value.
 
-The step's metadata (``AttentionBatch``) is computed once and used by all layers. Decoding rows are put into groups of
-similar length, each gathered into one padded rectangle; grouped heads are folded into the query length, so keys are
-read once for all G heads. Padding reads the null block, or slots that were zeroed when the row got the block; the
-mask hides both. A prompt chunk is attended alone: against its own keys when it is the start of its sequence, else
-against the gathered blocks of everything up to its end.
+The step's metadata (``AttentionBatch``, made by ``engine.grouping``) is computed once for each reach that the model's
+layers have, and used by all layers of it. Decoding rows are put into groups of similar length, each gathered into one
+padded rectangle; grouped heads are folded into the query length, so keys are read once for all G heads. Padding reads
+the null block, or slots that were zeroed when the row got the block; the mask hides both. A prompt chunk is attended
+alone: against its own keys when it is the start of its sequence, else against the gathered blocks that it can see.
+
+torch's fused attention computes where it can. Soft-caps (Gemma 2, arXiv 2408.00118, section 2) and sinks (a learnt
+logit a head that takes part in the softmax and brings no value: arXiv 2309.17453, gpt-oss) take an own path with
+scores and softmax in float32.
 """
 
 from __future__ import annotations
@@ -30,9 +34,9 @@ class DecodeGroup:
     blocks: Tensor
     """int64, the rows' blocks row after row."""
     length: int
-    """Context positions attended: the whole rectangle, or the one row's exact length."""
+    """Positions of the rectangle that are attended: up to the end of the longest row."""
     mask: Tensor | None
-    """0 or -inf of shape ``(B, 1, 1, S)``; None for a single row, which is cut to its length."""
+    """0 or -inf of shape ``(B, 1, 1, S)``; None where nothing is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,19 @@ class ChunkContext:
     start: int
     stop: int
     blocks: Tensor | None
-    """int64, blocks of all positions up to the chunk's end; None for the start of a sequence."""
+    """int64, blocks of all positions that the chunk can see; None for the start of a sequence."""
     length: int
-    """Context positions up to the chunk's end."""
+    """Positions of those blocks, up to the chunk's end."""
     mask: Tensor | None
-    """0 or -inf of shape ``(T, S)``; None for the start of a sequence."""
+    """0 or -inf of shape ``(T, S)``; None for plain causal attention of the chunk to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReachBatch:
+    """What the tokens of one step attend to in the layers of one reach."""
+
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[ChunkContext, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,65 +67,134 @@ class AttentionBatch:
 
     slots: Tensor
     """int64 of shape ``(N,)``."""
-    groups: tuple[DecodeGroup, ...]
-    chunks: tuple[ChunkContext, ...]
+    reaches: tuple[ReachBatch, ...]
+    """One for each of the layout's ``reaches``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """How a layer weighs what it sees."""
+
+    scale: float
+    """Of the product of query and key; usually ``head_dim ** -0.5``."""
+    cap: float = 0.0
+    """Scores become ``cap * tanh(score / cap)``; 0: they stay."""
+    sinks: Tensor | None = None
+    """A logit for each query head, shape ``(H,)``."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether fused attention computes it."""
+        return not self.cap and self.sinks is None
 
 
 class PagedAttention:
     """Writes the step's keys and values, then attends. One object serves all layers."""
 
-    def __init__(self, storage: KvStorage, num_heads: int) -> None:
+    def __init__(self, storage: KvStorage) -> None:
         self._storage = storage
-        self._heads = num_heads
-        self._kv_heads = storage.layout.num_kv_heads
-        self._dim = storage.layout.head_dim
-        self._block_size = storage.layout.block_size
+        reaches = storage.layout.reaches
+        self._reach = [reaches.index(layer.reach) for layer in storage.layout.layers]
 
-    def __call__(self, layer: int, q_nhd: Tensor, k_nkd: Tensor, v_nkd: Tensor, batch: AttentionBatch) -> Tensor:
-        """Attend in one layer; gives ``(N, H * D)``."""
-        storage = self._storage
-        storage.key_slots[layer].index_copy_(0, batch.slots, k_nkd.flatten(1))
-        storage.value_slots[layer].index_copy_(0, batch.slots, v_nkd.flatten(1))
-        out_nhd = torch.empty_like(q_nhd, memory_format=torch.contiguous_format)
-        for group in batch.groups:
-            self._decode(layer, q_nhd, group, out_nhd)
-        for chunk in batch.chunks:
-            self._prefill(layer, (q_nhd, k_nkd, v_nkd), chunk, out_nhd)
-        return out_nhd.flatten(1)
+    def __call__(
+        self,
+        place: int,
+        qkv: tuple[Tensor, Tensor, Tensor | None],
+        batch: AttentionBatch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        """Attend in one layer.
 
-    def _decode(self, layer: int, q_nhd: Tensor, group: DecodeGroup, out_nhd: Tensor) -> None:
+        Args:
+            place: the layer's place in the KV layout.
+            qkv: ``(N, H, D)``, ``(N, K, D)`` and ``(N, K, V)``; no values for a latent layer.
+            batch: metadata of the step.
+            rule: how this layer weighs.
+
+        Returns:
+            ``(N, H * V)``.
+        """
+        q_nhd, k_nkd, v_nkv = qkv
+        self._storage.write(place, batch.slots, k_nkd, v_nkv)
+        value_dim = self._storage.layout.layers[place].value_dim
+        out_nhv = q_nhd.new_empty(q_nhd.shape[0], q_nhd.shape[1], value_dim)
+        own = k_nkd, k_nkd[..., :value_dim] if v_nkv is None else v_nkv
+        seen = batch.reaches[self._reach[place]]
+        for group in seen.groups:
+            self._decode(place, q_nhd, group, rule, out_nhv)
+        for chunk in seen.chunks:
+            self._prefill(place, q_nhd, own, chunk, rule, out_nhv)
+        return out_nhv.flatten(1)
+
+    def _decode(self, place: int, q_nhd: Tensor, group: DecodeGroup, rule: AttentionRule, out_nhv: Tensor) -> None:
         rows = group.stop - group.start
-        k_bksd, v_bksd = self._gather(layer, group.blocks, rows, group.length)
-        q_bkgd = q_nhd[group.start : group.stop].reshape(rows, self._kv_heads, -1, self._dim)
-        result = F.scaled_dot_product_attention(q_bkgd, k_bksd, v_bksd, attn_mask=group.mask)
-        out_nhd[group.start : group.stop].view(q_bkgd.shape).copy_(result)
-
-    def _prefill(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], chunk: ChunkContext, out_nhd: Tensor) -> None:
-        q_htd = qkv[0][chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
-        if chunk.blocks is None:
-            k_ksd = qkv[1][chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
-            v_ksd = qkv[2][chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
+        keys, values = self._storage.gather(place, group.blocks, rows)
+        k_bksd, v_bksv = keys[:, :, : group.length], values[:, :, : group.length]
+        q_bkgd = q_nhd[group.start : group.stop].reshape(rows, k_bksd.shape[1], -1, q_nhd.shape[2])
+        if rule.plain:
+            result = F.scaled_dot_product_attention(q_bkgd, k_bksd, v_bksv, attn_mask=group.mask, scale=rule.scale)
         else:
-            k_ksd, v_ksd = self._gather(layer, chunk.blocks, 1, chunk.length)
-        result = F.scaled_dot_product_attention(
-            q_htd,
-            k_ksd,
-            v_ksd,
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            enable_gqa=self._heads != self._kv_heads,
-        )
-        out_nhd[chunk.start : chunk.stop].copy_(result[0].transpose(0, 1))
+            mask = None if group.mask is None else group.mask.unsqueeze(2)
+            result = weigh(q_bkgd.unsqueeze(3), k_bksd, v_bksv, mask, rule).squeeze(3)
+        out = out_nhv[group.start : group.stop]
+        out.view(*q_bkgd.shape[:3], -1).copy_(result)
 
-    def _gather(self, layer: int, blocks: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of ``rows`` rectangles of blocks as ``(B, K, S, D)`` views of the gather buffers."""
-        storage = self._storage
-        gathered = []
-        for source, room in (
-            (storage.key_blocks[layer], storage.gathered_keys),
-            (storage.value_blocks[layer], storage.gathered_values),
-        ):
-            target = room[: len(blocks)]
-            torch.index_select(source, 0, blocks, out=target)
-            gathered.append(target.view(rows, -1, self._kv_heads, self._dim)[:, :length].transpose(1, 2))
-        return gathered[0], gathered[1]
+    def _prefill(
+        self,
+        place: int,
+        q_nhd: Tensor,
+        own: tuple[Tensor, Tensor],
+        chunk: ChunkContext,
+        rule: AttentionRule,
+        out_nhv: Tensor,
+    ) -> None:
+        q_htd = q_nhd[chunk.start : chunk.stop].transpose(0, 1)
+        if chunk.blocks is None:
+            k_ksd, v_ksv = (part[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0) for part in own)
+        else:
+            keys, values = self._storage.gather(place, chunk.blocks, 1)
+            k_ksd, v_ksv = keys[:, :, : chunk.length], values[:, :, : chunk.length]
+        if rule.plain:
+            result = F.scaled_dot_product_attention(
+                q_htd.unsqueeze(0),
+                k_ksd,
+                v_ksv,
+                attn_mask=chunk.mask,
+                is_causal=chunk.mask is None,
+                scale=rule.scale,
+                enable_gqa=q_htd.shape[0] != k_ksd.shape[1],
+            )[0]
+        else:
+            mask = _causal(q_htd) if chunk.mask is None else chunk.mask
+            q_kgtd = q_htd.reshape(1, k_ksd.shape[1], -1, *q_htd.shape[1:])
+            result = weigh(q_kgtd, k_ksd, v_ksv, mask, rule)[0].flatten(0, 1)
+        out_nhv[chunk.start : chunk.stop].copy_(result.transpose(0, 1))
+
+
+def weigh(q_bkgtd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
+    """Attention with soft-cap and sinks, scores and softmax in float32; gives ``(B, K, G, T, V)``.
+
+    Args:
+        q_bkgtd: queries.
+        k_bksd: keys.
+        v_bksv: values.
+        mask: 0 or -inf, to be broadcast to ``(B, K, G, T, S)``.
+        rule: scale, cap and sinks.
+    """
+    scores = torch.matmul(q_bkgtd, k_bksd.unsqueeze(2).transpose(3, 4)).float().mul_(rule.scale)
+    if rule.cap:
+        scores.div_(rule.cap).tanh_().mul_(rule.cap)
+    if mask is not None:
+        scores += mask.float()
+    if rule.sinks is not None:
+        sinks = rule.sinks.float().view(1, q_bkgtd.shape[1], q_bkgtd.shape[2], 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)
+    if rule.sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(weights.to(v_bksv.dtype), v_bksv.unsqueeze(2))
+
+
+def _causal(q_htd: Tensor) -> Tensor:
+    tokens = q_htd.shape[1]
+    return torch.full((tokens, tokens), -torch.inf, device=q_htd.device).triu_(1)

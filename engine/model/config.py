@@ -1,8 +1,7 @@
 """The model's own description, read from untrusted JSON and checked before anything is allocated by it.
 
-Files: ``config.json`` (required) and ``generation_config.json`` (stop ids, when present), in the layout that Hugging
-Face publishes. Every number has a range; an unknown architecture or option is an error that says what is supported,
-never a guess.
+What nearly all decoders have is read here (``read_common``); a family adds what only it has. Every number has a range;
+an unknown option is an error that says what is supported, never a guess. ``engine.model.registry`` has the files.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import ModelLoadError
+from engine.kv.layout import FULL, LayerLayout, Reach, uniform_layers
+from engine.model.fields import Fields
 from engine.model.rotary import RopeScaling, read_rope
-
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-"""Names in ``architectures`` that this build can run."""
 
 MAX_JSON_BYTES = 1 << 20
 """Bytes of a configuration file; published ones have a few KiB."""
@@ -41,13 +39,13 @@ MAX_VOCAB = 1 << 20
 MAX_POSITIONS = 1 << 24
 """Positions; the longest published context is ten million."""
 
-MAX_STOP_IDS = 256
-"""Ids that end an output."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""Words of ``layer_types``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A checked description of a Llama-like decoder."""
+    """A checked description of a decoder."""
 
     architecture: str
     hidden_size: int
@@ -64,21 +62,15 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    layers: tuple[LayerLayout, ...] = ()
+    """What each layer stores and how far it looks; empty: all alike, as the numbers above say, to the first token."""
+    extra: object = None
+    """What only this family has, in a type of its own."""
 
-
-def load_model_config(model_dir: str) -> ModelConfig:
-    """Read and check the description in a model directory.
-
-    Raises:
-        ModelLoadError: a file is missing, malformed or out of range, or the architecture is not supported.
-    """
-    directory = Path(model_dir)
-    fields = _Fields("config.json", read_json_object(directory / "config.json", MAX_JSON_BYTES))
-    stop_ids = set(fields.stop_ids())
-    generation = directory / "generation_config.json"
-    if generation.exists():
-        stop_ids |= _Fields(generation.name, read_json_object(generation, MAX_JSON_BYTES)).stop_ids()
-    return parse_model_config(fields, frozenset(stop_ids))
+    @property
+    def kv_layers(self) -> tuple[LayerLayout, ...]:
+        """What each layer stores for a token, of all ranks together."""
+        return self.layers or uniform_layers(self.num_layers, self.num_kv_heads, self.head_dim)
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
@@ -103,22 +95,38 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     return value
 
 
-def parse_model_config(fields: _Fields, stop_ids: frozenset[int]) -> ModelConfig:
-    """Check the fields of a ``config.json``."""
-    architecture = fields.architecture()
+def read_common(
+    fields: Fields,
+    supported: tuple[str, ...],
+    *,
+    default_kv_heads: int | None = None,
+    default_head_dim: int | None = None,
+    default_positions: int = 2_048,
+) -> ModelConfig:
+    """Check the fields that nearly all decoders have.
+
+    Args:
+        fields: of a ``config.json``.
+        supported: architectures that may be named.
+        default_kv_heads: where none are named; None: as many as there are attention heads.
+        default_head_dim: where none is named; None: the hidden size divided among the heads.
+        default_positions: longest context where none is named.
+
+    Raises:
+        ModelLoadError: a value is missing, malformed or out of range.
+    """
+    architecture = fields.architecture(supported)
     hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, default=heads)
+    kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, default=default_kv_heads or heads)
     if heads % kv_heads:
-        raise ModelLoadError(f"config.json: {heads} attention heads do not divide among {kv_heads} key-value heads")
-    if hidden % heads and fields.absent("head_dim"):
-        raise ModelLoadError(f"config.json: hidden_size {hidden} does not divide among {heads} heads")
-    head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default=hidden // heads)
+        raise fields.error(f"{heads} attention heads do not divide among {kv_heads} key-value heads")
+    if default_head_dim is None and hidden % heads and fields.absent("head_dim"):
+        raise fields.error(f"hidden_size {hidden} does not divide among {heads} heads")
+    head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default=default_head_dim or hidden // heads)
     if head_dim % 2:
-        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs")
-    fields.only("hidden_act", ("silu",), default="silu")
-    vocab_size = fields.integer("vocab_size", 1, MAX_VOCAB)
-    max_positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS, default=2_048)
+        raise fields.error(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
+    max_positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS, default=default_positions)
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -127,68 +135,34 @@ def parse_model_config(fields: _Fields, stop_ids: frozenset[int]) -> ModelConfig
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab_size=vocab_size,
+        vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB),
         max_positions=max_positions,
         rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
         rope=read_rope(fields.values, max_positions),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-        attention_bias=fields.boolean("attention_bias"),
-        mlp_bias=fields.boolean("mlp_bias"),
-        stop_ids=frozenset(stop for stop in stop_ids if stop < vocab_size),
     )
 
 
-class _Fields:
-    """Typed, ranged access to an untrusted JSON object; null counts as absent."""
+def read_window(fields: Fields, *, default: int | None = None) -> Reach:
+    """The reach of layers with a sliding window; ``full`` where none is given."""
+    if fields.absent("sliding_window") and default is None:
+        return FULL
+    return Reach("window", fields.integer("sliding_window", 1, MAX_POSITIONS, default=default))
 
-    def __init__(self, name: str, values: dict[str, object]) -> None:
-        self.name = name
-        self.values = values
 
-    def absent(self, key: str) -> bool:
-        return self.values.get(key) is None
+def read_reaches(fields: Fields, num_layers: int, window: Reach, default: tuple[Reach, ...]) -> tuple[Reach, ...]:
+    """How far each layer looks, by ``layer_types``, or as by default where there is no such list."""
+    types = fields.words("layer_types", num_layers, LAYER_TYPES)
+    if types is None:
+        return default
+    if window is FULL and "sliding_attention" in types:
+        raise fields.error("layer_types has sliding_attention, but there is no sliding_window")
+    return tuple(window if one == "sliding_attention" else FULL for one in types)
 
-    def integer(self, key: str, low: int, high: int, *, default: int | None = None) -> int:
-        value = self.values.get(key)
-        if value is None:
-            value = default
-        if type(value) is not int or not low <= value <= high:
-            raise ModelLoadError(f"{self.name}: {key} must be an integer from {low} to {high}")
-        return value
 
-    def number(self, key: str, low: float, high: float, *, default: float) -> float:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ModelLoadError(f"{self.name}: {key} must be a number from {low} to {high}")
-        return float(value)
-
-    def boolean(self, key: str) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return False
-        if type(value) is not bool:
-            raise ModelLoadError(f"{self.name}: {key} must be true or false")
-        return value
-
-    def only(self, key: str, allowed: tuple[str, ...], *, default: str) -> None:
-        value = self.values.get(key)
-        if value is None:
-            value = default
-        if value not in allowed:
-            raise ModelLoadError(f"{self.name}: {key} must be one of {', '.join(allowed)}")
-
-    def architecture(self) -> str:
-        names = self.values.get("architectures")
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        if not isinstance(names, list) or len(names) != 1 or names[0] not in SUPPORTED_ARCHITECTURES:
-            raise ModelLoadError(f"{self.name}: architectures must name one of: {supported}")
-        return str(names[0])
-
-    def stop_ids(self) -> set[int]:
-        value = self.values.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if len(ids) > MAX_STOP_IDS or any(type(one) is not int or not 0 <= one < MAX_VOCAB for one in ids):
-            raise ModelLoadError(f"{self.name}: eos_token_id must be an id or a list of ids")
-        return set(ids)
+def grouped_layers(config: ModelConfig, reaches: tuple[Reach, ...]) -> tuple[LayerLayout, ...]:
+    """Layers of grouped-query attention that look as far as told."""
+    dim = config.head_dim
+    return tuple(
+        LayerLayout(heads=config.num_kv_heads, key_dim=dim, value_dim=dim, reach=reach) for reach in reaches
+    )

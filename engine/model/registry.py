@@ -1,23 +1,64 @@
-"""Which class runs which architecture: a table, no import by name."""
+"""Which family runs which architecture: a table, no import by name. And the way from a directory to a description.
+
+Files: ``config.json`` (required) and ``generation_config.json`` (stop ids, when present), in the layout that Hugging
+Face publishes.
+"""
 
 from __future__ import annotations
 
-from engine.errors import ModelLoadError
-from engine.model.config import SUPPORTED_ARCHITECTURES
-from engine.model.llama import LlamaForCausalLM
+from dataclasses import replace
+from pathlib import Path
 
-MODELS: dict[str, type[LlamaForCausalLM]] = {"LlamaForCausalLM": LlamaForCausalLM}
-"""Every name of ``SUPPORTED_ARCHITECTURES`` and its class."""
+import torch
+
+from engine.model.checklist import Checklist
+from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
+from engine.model.decoder import Decoder, Family
+from engine.model.fields import Fields
+from engine.model.layers import Memory
+from engine.model.llama import LLAMA
+from engine.model.mistral import MISTRAL
+from engine.model.parallel import ALONE, Parallel
+from engine.model.qwen2 import QWEN2
+from engine.model.qwen3 import QWEN3
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+}
+"""Names in ``architectures`` that this build can run."""
 
 
-def model_class(architecture: str) -> type[LlamaForCausalLM]:
-    """The class of an architecture.
+def load_model_config(model_dir: str) -> ModelConfig:
+    """Read and check the description in a model directory.
 
     Raises:
-        ModelLoadError: it is not supported.
+        ModelLoadError: a file is missing, malformed or out of range, or the architecture is not supported.
     """
-    if architecture not in MODELS:
-        raise ModelLoadError(
-            f"architecture {architecture} is not supported; supported are: {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
-    return MODELS[architecture]
+    directory = Path(model_dir)
+    fields = Fields("config.json", read_json_object(directory / "config.json", MAX_JSON_BYTES))
+    stop_ids = fields.stop_ids()
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        stop_ids |= Fields(generation.name, read_json_object(generation, MAX_JSON_BYTES)).stop_ids()
+    config = FAMILIES[fields.architecture(tuple(FAMILIES))].read(fields)
+    return replace(config, stop_ids=frozenset(stop for stop in stop_ids if stop < config.vocab_size))
+
+
+def build_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
+) -> tuple[Decoder, Checklist]:
+    """The model in memory that is still to be filled, and the list by which it is filled.
+
+    Raises:
+        ConfigurationError: the model cannot be dealt to so many ranks.
+    """
+    checklist = Checklist(Memory(dtype, device), parallel)
+    return FAMILIES[config.architecture].build(config, checklist), checklist
+
+
+def describe_model(config: ModelConfig, parallel: Parallel = ALONE) -> Checklist:
+    """What the model wants from its checkpoint; nothing is allocated."""
+    return build_model(config, torch.float32, torch.device("meta"), parallel)[1]

@@ -107,6 +107,16 @@ class SafetensorsFile:
         assert target.nbytes == entry.end - entry.begin, "the target has another size than the tensor"
         self._read_exactly(target, entry.begin)
 
+    def read_stretch(self, name: str, offset: int, target: memoryview) -> None:
+        """Fill ``target`` with the tensor's bytes from ``offset`` on.
+
+        Raises:
+            ModelLoadError: the file ends early.
+        """
+        entry = self.tensors[name]
+        assert 0 <= offset <= entry.end - entry.begin - target.nbytes, "the stretch does not lie in the tensor"
+        self._read_exactly(target, entry.begin + offset)
+
     def _read_exactly(self, target: memoryview, offset: int) -> None:
         done = 0
         while done < target.nbytes:

@@ -8,16 +8,20 @@ description cannot ask for more memory than the files are large.
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
+from engine.model.checklist import Checklist, Home
 from engine.model.config import ModelConfig, read_json_object
-from engine.model.llama import LlamaForCausalLM
-from engine.model.registry import model_class
+from engine.model.decoder import Decoder
+from engine.model.parallel import ALONE, Parallel, Span
+from engine.model.registry import build_model, describe_model
 from engine.model.safetensors import SafetensorsFile, show_name
 
 SINGLE_FILE = "model.safetensors"
@@ -28,6 +32,9 @@ MAX_INDEX_BYTES = 1 << 26
 
 MAX_FILES = 4_096
 """Files of one checkpoint; the largest published have about 200."""
+
+STAGING_BYTES = 1 << 26
+"""Bytes of the buffer for what cannot be read in place: columns, other dtypes, other devices."""
 
 MAX_NAMED = 4
 """Tensors that one message names; the rest is counted."""
@@ -40,9 +47,15 @@ DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": 
 
 
 def load_model(
-    model_dir: str, config: ModelConfig, *, dtype: str, device: torch.device, packed: bool = True
-) -> LlamaForCausalLM:
-    """Load the model.
+    model_dir: str,
+    config: ModelConfig,
+    *,
+    dtype: str,
+    device: torch.device,
+    packed: bool = True,
+    parallel: Parallel = ALONE,
+) -> Decoder:
+    """Load the model, or this rank's part of it.
 
     Args:
         model_dir: directory of the checkpoint.
@@ -50,21 +63,32 @@ def load_model(
         dtype: ``auto`` for the dtype of the checkpoint's embedding, or the name of one.
         device: where the weights go.
         packed: bring the weights into the form that the plain path is fastest with; without, somebody else does.
+        parallel: which part of the model this rank holds.
 
     Raises:
         ModelLoadError: a file or tensor is missing, extra, misshaped or malformed; the message names it.
+        ConfigurationError: the model cannot be dealt to so many ranks.
     """
-    kind = model_class(config.architecture)
     with ExitStack() as stack:
         files = [stack.enter_context(SafetensorsFile(path)) for path in _checkpoint_files(Path(model_dir))]
-        homes = _find_tensors(files, config, kind)
-        first = homes["model.embed_tokens.weight"].tensors["model.embed_tokens.weight"].dtype
-        model = kind(config, dtype=DTYPES[first] if dtype == "auto" else DTYPE_NAMES[dtype], device=device)
-        for name, target in model.targets():
-            _read_tensor(homes[name], name, target)
+        # All ranks check the whole list, so that all refuse the same checkpoints.
+        wanted = describe_model(config, replace(parallel, layers=None))
+        homes = find_tensors(files, wanted, config.architecture)
+        model, checklist = build_model(config, _dtype_of(dtype, wanted, homes), device, parallel)
+        for name, piece in checklist.pieces.items():
+            for home in piece.homes:
+                read_part(homes[name], name, home)
     if packed:
         model.pack()
     return model
+
+
+def _dtype_of(name: str, wanted: Checklist, homes: dict[str, SafetensorsFile]) -> torch.dtype:
+    """The dtype of this name; of ``auto`` that of the first tensor on the list, the embedding."""
+    if name != "auto":
+        return DTYPE_NAMES[name]
+    first = next(iter(wanted.pieces))
+    return DTYPES[homes[first].tensors[first].dtype]
 
 
 def _checkpoint_files(directory: Path) -> list[Path]:
@@ -89,34 +113,39 @@ def _is_plain(name: str) -> bool:
     return plain and name.endswith(".safetensors") and not name.startswith(".") and len(name) <= 255
 
 
-def _find_tensors(
-    files: list[SafetensorsFile], config: ModelConfig, kind: type[LlamaForCausalLM]
+def find_tensors(
+    files: list[SafetensorsFile], wanted: Checklist, architecture: str
 ) -> dict[str, SafetensorsFile]:
-    """Which file holds each expected tensor; anything missing, extra, doubled or misshaped is an error."""
-    expected = kind.shapes(config)
+    """Which file holds each tensor on the list; anything missing, extra, doubled or misshaped is an error.
+
+    Raises:
+        ModelLoadError: with the tensor's name.
+    """
     homes: dict[str, SafetensorsFile] = {}
     extra = []
     for file in files:
         for name, entry in file.tensors.items():
-            if name not in expected:
-                if not kind.ignores(config, name):
+            piece = wanted.pieces.get(name)
+            if piece is None:
+                if not wanted.ignores(name):
                     extra.append(name)
                 continue
             if name in homes:
                 raise ModelLoadError(f"tensor {name} is in both {homes[name].name} and {file.name}")
-            if entry.shape != expected[name]:
+            if entry.shape != piece.shape:
                 raise ModelLoadError(
                     f"{file.name}: tensor {name} has shape {list(entry.shape)}; "
-                    f"config.json asks for {list(expected[name])}"
+                    f"config.json asks for {list(piece.shape)}"
                 )
-            if entry.dtype not in DTYPES:
-                raise ModelLoadError(f"{file.name}: tensor {name} is {entry.dtype}; supported are {', '.join(DTYPES)}")
+            if entry.dtype not in piece.dtypes:
+                supported = ", ".join(piece.dtypes)
+                raise ModelLoadError(f"{file.name}: tensor {name} is {entry.dtype}; supported are {supported}")
             homes[name] = file
-    missing = [name for name in expected if name not in homes]
+    missing = [name for name in wanted.pieces if name not in homes]
     if missing:
         raise ModelLoadError(f"the checkpoint lacks {_some(missing)}")
     if extra:
-        raise ModelLoadError(f"the checkpoint holds {_some(extra)}, which {config.architecture} has no use for")
+        raise ModelLoadError(f"the checkpoint holds {_some(extra)}, which {architecture} has no use for")
     return homes
 
 
@@ -126,16 +155,41 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _read_tensor(file: SafetensorsFile, name: str, target: Tensor) -> None:
-    """Read one tensor into its rows, directly where dtype and device agree, else through one buffer."""
-    source = DTYPES[file.tensors[name].dtype]
-    if source == target.dtype and target.device.type == "cpu":
-        assert target.is_contiguous(), "tensors are loaded into whole rows"
-        file.read_into(name, _bytes_of(target))
+def read_part(file: SafetensorsFile, name: str, home: Home) -> None:
+    """Read a part of one tensor into its memory, in its dtype and on its device.
+
+    Whole rows of the right dtype are read straight into host memory; everything else goes through a buffer of at most
+    ``STAGING_BYTES``. Bytes of rows that no part names are not read.
+
+    Raises:
+        ModelLoadError: the file ends early.
+    """
+    entry = file.tensors[name]
+    source, shape = DTYPES[entry.dtype], entry.shape
+    target = home.target
+    whole_rows = all(span == (0, size) for span, size in zip(home.part[1:], shape[1:], strict=True))
+    if whole_rows and source == target.dtype and target.device.type == "cpu" and target.is_contiguous():
+        row_bytes = math.prod(shape[1:]) * source.itemsize
+        start = home.part[0][0] if shape else 0
+        file.read_stretch(name, start * row_bytes, _bytes_of(target))
         return
-    staging = torch.empty(target.shape, dtype=source)
-    file.read_into(name, _bytes_of(staging))
-    target.copy_(staging)
+
+    def read(offset: int, shape: tuple[int, ...], part: tuple[Span, ...], target: Tensor) -> None:
+        row = math.prod(shape[1:])
+        (start, stop), inner = part[0], part[1:]
+        if row * source.itemsize > STAGING_BYTES and inner:
+            for index in range(start, stop):
+                read(offset + index * row, shape[1:], inner, target[index - start])
+            return
+        count = max(1, STAGING_BYTES // max(1, row * source.itemsize))
+        for first in range(start, stop, count):
+            last = min(first + count, stop)
+            staging = torch.empty((last - first, *shape[1:]), dtype=source)
+            file.read_stretch(name, (offset + first * row) * source.itemsize, _bytes_of(staging))
+            kept = staging[(slice(None), *(slice(*span) for span in inner))]
+            target[first - start : last - start].copy_(kept)
+
+    read(0, shape, home.part, target)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -15,8 +15,10 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.load import build_engine
 from engine.loop import Engine
+from engine.model.checklist import targets
 from engine.model.config import ModelConfig
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
+from engine.model.registry import build_model, describe_model
 from engine.model.rotary import RopeScaling
 from engine.model.weights import SINGLE_FILE
 from engine.scheduler.limits import SchedulerLimits
@@ -56,11 +58,11 @@ def model_config(**fields: object) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
     """A model with random weights, wide enough spread that greedy continuations wander."""
     generator = torch.Generator().manual_seed(seed)
-    model = LlamaForCausalLM(config, dtype=dtype, device=torch.device("cpu"))
-    for name, target in model.targets():
+    model, checklist = build_model(config, dtype, torch.device("cpu"))
+    for name, target in targets(checklist.pieces.values()).items():
         scale = 1.0 if "embed" in name or "lm_head" in name else 0.3
         values = torch.randn(target.shape, generator=generator) * scale
         target.copy_(1 + 0.1 * values if "norm" in name else values)
@@ -71,8 +73,9 @@ def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = tor
 def save_model(folder: Path, config: ModelConfig, *, seed: int = 0) -> None:
     """A checkpoint with random weights on disk, in the published layout."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = LlamaForCausalLM.shapes(config)
-    save_file({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / SINGLE_FILE)
+    pieces = describe_model(config).pieces.values()
+    tensors = {piece.name: torch.randn(piece.shape, generator=generator) for piece in pieces}
+    save_file(tensors, folder / SINGLE_FILE)
     description = {
         "architectures": [config.architecture],
         "hidden_size": config.hidden_size,
@@ -89,11 +92,11 @@ def save_model(folder: Path, config: ModelConfig, *, seed: int = 0) -> None:
     (folder / "config.json").write_text(json.dumps(description))
 
 
-def make_engine(model: LlamaForCausalLM, *, num_blocks: int = 64, **fields: object) -> Engine:
+def make_engine(model: Decoder, *, num_blocks: int = 64, **fields: object) -> Engine:
     """An engine around a model, with exactly ``num_blocks`` usable blocks."""
     config = model.config
     size = int(fields.get("block_size", 4))
-    block_bytes = 2 * config.num_layers * size * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    block_bytes = size * sum(layer.numbers for layer in config.kv_layers) * model.dtype.itemsize
     values = {
         "model_dir": "unused",
         "model_digest": "00",

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import SMALL_WIDTH, BatchBuilder
+from engine.batch import BatchBuilder
+from engine.grouping import SMALL_WIDTH
 from engine.kv.block_table import BlockTables
-from engine.kv.layout import KvLayout
+from engine.kv.layout import KvLayout, uniform_layers
 from engine.kv.storage import KvStorage
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import Admission, Chunk, StepPlan
@@ -24,7 +25,7 @@ ROWS = 12
 
 def make_builder(gather_blocks: int) -> BatchBuilder:
     """A builder whose gather buffers hold few blocks."""
-    layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=2, block_size=BLOCK, dtype="float32", num_blocks=2_000)
+    layout = KvLayout(layers=uniform_layers(1, 1, 2), block_size=BLOCK, dtype="float32", num_blocks=2_000)
     storage = KvStorage(layout, max_context=CONTEXT, dtype=torch.float32, device=torch.device("cpu"))
     storage.gather_blocks = gather_blocks
     limits = SchedulerLimits(
@@ -65,7 +66,7 @@ def test_groups_cover_every_row_once_and_read_its_own_blocks(lengths: list[int],
         tables[row][lengths[row] // BLOCK] * BLOCK + lengths[row] % BLOCK for row in order
     ]
     covered = []
-    for group in batch.attention.groups:
+    for group in batch.attention.reaches[0].groups:
         rows = order[group.start : group.stop]
         covered += rows
         table = group.blocks.view(len(rows), -1)
@@ -91,7 +92,7 @@ def test_chunks_see_everything_up_to_themselves(length: int, data: st.DataObject
     for end in cuts:
         plan = StepPlan(prefills=[Chunk(3, start, end - start, end == length)])
         batch = builder.build(plan)
-        (chunk,) = batch.attention.chunks
+        (chunk,) = batch.attention.reaches[0].chunks
         places = range(start, end)
         assert batch.token_ids.tolist() == [(3 + place) % 50 for place in places]
         assert batch.positions.tolist() == list(places)
@@ -114,4 +115,4 @@ def test_a_row_inherits_no_block_of_its_last_request() -> None:
     tables.grow([0], [4], [9])
     assert tables.tables[0].tolist() == [5, 6, 7, 8, 9, 0, 0, 0, 0, 0]
     tables.assign(0, (3,))
-    assert tables.rectangle(np.array([0]), 10).tolist() == [3, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert tables.rectangle(np.array([0]), np.array([0]), 10).tolist() == [3, 0, 0, 0, 0, 0, 0, 0, 0, 0]

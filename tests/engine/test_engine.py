@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
 from engine.load import check_config
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
 from engine.offline import Answer, collect, generate
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import FailureCode, Finish, Sampling
@@ -20,7 +20,7 @@ from tests.engine.support import make_engine, model_config, namespace, random_mo
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Decoder:
     """A random model whose greedy output wanders."""
     return random_model(model_config())
 
@@ -47,7 +47,7 @@ def load_of(tenant: int, *, seed: int) -> list[list[object]]:
     return requests
 
 
-def run_victim(model: LlamaForCausalLM, noise_seed: int | None, num_blocks: int) -> dict[int, Answer]:
+def run_victim(model: Decoder, noise_seed: int | None, num_blocks: int) -> dict[int, Answer]:
     """A victim's requests, drawn and greedy, beside a noisy tenant or alone."""
     engine = make_engine(model, num_blocks=num_blocks, max_context=80)
     noise = load_of(2, seed=noise_seed) if noise_seed is not None else []
@@ -75,7 +75,7 @@ def run_victim(model: LlamaForCausalLM, noise_seed: int | None, num_blocks: int)
 
 
 @pytest.mark.parametrize("num_blocks", [200, 30])
-def test_a_tenants_tokens_do_not_depend_on_anothers_load(model: LlamaForCausalLM, num_blocks: int) -> None:
+def test_a_tenants_tokens_do_not_depend_on_anothers_load(model: Decoder, num_blocks: int) -> None:
     """The victim's tokens are the same alone and beside two different loads, also under preemption; so are its cache
     hits while memory suffices."""
     alone = run_victim(model, None, num_blocks)
@@ -89,7 +89,7 @@ def test_a_tenants_tokens_do_not_depend_on_anothers_load(model: LlamaForCausalLM
     assert len({tuple(answer.token_ids) for answer in alone.values()}) == 4
 
 
-def test_cached_tokens_come_from_the_same_namespace_only(model: LlamaForCausalLM) -> None:
+def test_cached_tokens_come_from_the_same_namespace_only(model: Decoder) -> None:
     """The same prompt hits for its own tenant and never for another; tokens are the same either way."""
     engine = make_engine(model)
     prompt = range(21)
@@ -100,12 +100,12 @@ def test_cached_tokens_come_from_the_same_namespace_only(model: LlamaForCausalLM
     assert first.token_ids == other.token_ids == again.token_ids
 
 
-def test_memory_of_an_ended_request_is_zero_where_nothing_may_be_kept(model: LlamaForCausalLM) -> None:
+def test_memory_of_an_ended_request_is_zero_where_nothing_may_be_kept(model: Decoder) -> None:
     """After a request without retention no byte of KV is left; after an ordinary one some is (control)."""
     engine = make_engine(model)
 
     def residue() -> bool:
-        return any(bool(layer[:, 1:].any()) for layer in engine.runner.storage.layers)
+        return any(bool(tensor[1:].any()) for tensor in engine.runner.storage.tensors)
 
     assert not residue()
     generate(engine, [submit(1, range(30), retain=False)])
@@ -115,37 +115,37 @@ def test_memory_of_an_ended_request_is_zero_where_nothing_may_be_kept(model: Lla
     assert residue()
 
 
-def test_a_block_is_zero_before_it_serves_another(model: LlamaForCausalLM) -> None:
+def test_a_block_is_zero_before_it_serves_another(model: Decoder) -> None:
     """Poison in every free block, the tail of the same tenant's blocks included, changes no token."""
     engine, clean = make_engine(model), make_engine(model)
     generate(engine, [submit(1, range(40), tenant=1)])
     pool = engine.scheduler._pool
     free = [block for block in range(1, pool.num_blocks + 1) if pool.refs(block) == 0]
     assert len(free) == pool.num_blocks
-    for layer in engine.runner.storage.layers:
-        layer[:, free] = torch.nan
+    for tensor in engine.runner.storage.tensors:
+        tensor[free] = torch.nan
     for tenant in (2, 3):
         requests = [submit(10 + tenant, range(5, 27), 20, tenant=tenant)]
         assert generate(engine, requests) == generate(clean, requests)
 
 
-def test_the_null_block_stays_zero(model: LlamaForCausalLM) -> None:
+def test_the_null_block_stays_zero(model: Decoder) -> None:
     """Padding reads zeros: neither warm-up nor service leaves anything in block 0."""
     engine = make_engine(model)
     engine.warm_up()
-    assert all(not layer.any() for layer in engine.runner.storage.layers)
+    assert all(not tensor.any() for tensor in engine.runner.storage.tensors)
     generate(engine, load_of(1, seed=3))
-    assert all(not layer[:, 0].any() for layer in engine.runner.storage.layers)
+    assert all(not tensor[0].any() for tensor in engine.runner.storage.tensors)
 
 
-def test_warm_up_leaves_no_trace(model: LlamaForCausalLM) -> None:
+def test_warm_up_leaves_no_trace(model: Decoder) -> None:
     """A warmed engine answers as a cold one does."""
     cold, warm = make_engine(model), make_engine(model)
     warm.warm_up()
     assert generate(cold, load_of(1, seed=4)) == generate(warm, load_of(1, seed=4))
 
 
-def test_broken_logits_fail_one_request(model: LlamaForCausalLM) -> None:
+def test_broken_logits_fail_one_request(model: Decoder) -> None:
     """NaN in one row: that request ends as INTERNAL, its logprobs and neighbours' stay in place, and its tenant's
     later requests are sound."""
     engine = make_engine(model, prefix_caching=True)
@@ -198,7 +198,7 @@ REQUESTS = st.lists(
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(requests=REQUESTS, aborts=st.sets(st.integers(0, 11)))
 def test_nothing_that_the_wire_admits_ends_the_engine(
-    model: LlamaForCausalLM, requests: list[dict[str, object]], aborts: set[int]
+    model: Decoder, requests: list[dict[str, object]], aborts: set[int]
 ) -> None:
     """Any requests together: each ends with its tokens or one failure, and every output fits its frame."""
     engine = make_engine(model, num_blocks=30, max_context=100, max_waiting=9)
@@ -226,7 +226,7 @@ def test_nothing_that_the_wire_admits_ends_the_engine(
     assert set(ended) == set(range(len(requests)))
 
 
-def test_seeded_requests_repeat_and_seeds_differ(model: LlamaForCausalLM) -> None:
+def test_seeded_requests_repeat_and_seeds_differ(model: Decoder) -> None:
     """The same seed gives the same tokens in another batch and after preemption; another seed gives others."""
     hot = Sampling(temperature=1.0, seed=77)
     alone = generate(make_engine(model), [submit(1, [5], 30, sampling=hot)])[1].token_ids
@@ -237,7 +237,7 @@ def test_seeded_requests_repeat_and_seeds_differ(model: LlamaForCausalLM) -> Non
     assert other[1].token_ids != alone
 
 
-def test_outputs_say_what_the_engine_holds(model: LlamaForCausalLM) -> None:
+def test_outputs_say_what_the_engine_holds(model: Decoder) -> None:
     """One output a step, with the counts the host watches; refusals and aborts are answered in the next one."""
     engine = make_engine(model, max_num_seqs=2, max_num_batched_tokens=8, max_waiting=3)
     for number in range(4):
@@ -262,7 +262,7 @@ def test_outputs_say_what_the_engine_holds(model: LlamaForCausalLM) -> None:
     assert engine.step() is None
 
 
-def test_an_abort_with_nothing_else_to_do_is_answered(model: LlamaForCausalLM) -> None:
+def test_an_abort_with_nothing_else_to_do_is_answered(model: Decoder) -> None:
     """The last live request is aborted: the next step says so although nothing is left to compute."""
     engine = make_engine(model)
     engine.add(submit(1, range(6)))
@@ -274,7 +274,7 @@ def test_an_abort_with_nothing_else_to_do_is_answered(model: LlamaForCausalLM) -
     assert not engine.has_work
 
 
-def test_a_prompt_beyond_the_memory_is_refused_and_the_context_says_so(model: LlamaForCausalLM) -> None:
+def test_a_prompt_beyond_the_memory_is_refused_and_the_context_says_so(model: Decoder) -> None:
     """The context is cut to what the blocks hold; a prompt that fills it is TOO_LONG, one token less is served."""
     engine = make_engine(model, num_blocks=5)
     assert engine.ready().max_context == 20

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM as ReferenceModel
 from engine.config import EngineConfig
 from engine.kv.storage import KvStorage
 from engine.load import layout_for, limits_for, make_runner
-from engine.model.config import load_model_config
+from engine.model.registry import load_model_config
 from engine.model.weights import load_model
 from engine.runner import Runner
 from engine.sampler import Samples
@@ -253,14 +253,15 @@ def test_garbage_in_free_blocks_changes_nothing(kernels: str, tmp_path: Path) ->
     for row, line in tokens.items():
         used |= set(admission(row, line[:-1], 1).blocks)
     free = [block for block in range(runner.storage.layout.num_blocks + 1) if block not in used]
-    for layer in runner.storage.layers:
-        layer[:, free] = torch.nan
+    for tensor in runner.storage.tensors:
+        tensor[free] = torch.nan
     run_mixed(runner, {row: line[:-1] for row, line in tokens.items()}, {0: 5, 1: 1, 2: 50}, chunk=7)
     with torch.no_grad():
         expected = reference(torch.tensor([tokens[2][:-1]])).logits[0, -1]
     assert torch.allclose(recorder.logits[2, 61], expected, atol=TOLERANCE, rtol=0)
     assert all(logits.isfinite().all() for logits in recorder.logits.values())
-    runner.storage.layers[0][:, admission(2, tokens[2][:-1], 1).blocks[0]] = torch.nan
+    for tensor in runner.storage.tensors[:2]:
+        tensor[admission(2, tokens[2][:-1], 1).blocks[0]] = torch.nan
     runner.execute(StepPlan(decode_rows=[2], grown_rows=[2], grown_indices=[15], grown_blocks=[free[-1]]))
     assert recorder.logits[2, 62].isnan().all()
 

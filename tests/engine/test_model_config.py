@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelLoadError
-from engine.model.config import MAX_JSON_BYTES, SUPPORTED_ARCHITECTURES, ModelConfig, load_model_config
-from engine.model.registry import MODELS, model_class
+from engine.model.config import MAX_JSON_BYTES, ModelConfig
+from engine.model.registry import FAMILIES, load_model_config
 from engine.model.rotary import RopeScaling
 
 GOOD = {
@@ -108,15 +108,9 @@ def test_what_is_out_of_range_is_refused(key: str, value: object, tmp_path: Path
 @pytest.mark.parametrize("names", [["GPT2LMHeadModel"], [], None, "LlamaForCausalLM", ["LlamaForCausalLM", "X"], [3]])
 def test_an_unknown_architecture_is_told_what_is_supported(names: object, tmp_path: Path) -> None:
     """Nothing is guessed: the error lists the architectures of this build."""
-    with pytest.raises(ModelLoadError, match="LlamaForCausalLM"):
+    with pytest.raises(ModelLoadError) as caught:
         load(tmp_path, architectures=names)
-
-
-def test_the_registry_has_every_supported_architecture() -> None:
-    """Names and classes agree, and an unknown name is an error that lists them."""
-    assert set(MODELS) == set(SUPPORTED_ARCHITECTURES)
-    with pytest.raises(ModelLoadError, match="LlamaForCausalLM"):
-        model_class("Other")
+    assert all(name in str(caught.value) for name in FAMILIES)
 
 
 @pytest.mark.parametrize(

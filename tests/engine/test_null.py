@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError
-from engine.kv.layout import KvLayout
+from engine.kv.layout import KvLayout, uniform_layers
 from engine.load import load_engine
 from engine.loop import Engine
 from engine.null import WALK_LENGTH, NullRunner, walk
@@ -22,7 +22,7 @@ def null_engine(num_blocks: int = 64, **fields: object) -> Engine:
     """Scheduler and loop around a null runner."""
     scheduler, pool = make_scheduler(num_blocks=num_blocks, **fields)
     layout = KvLayout(
-        num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float32", num_blocks=pool.num_blocks
+        layers=uniform_layers(1, 1, 2), block_size=4, dtype="float32", num_blocks=pool.num_blocks
     )
     return Engine(scheduler, NullRunner(scheduler.limits, layout))
 
@@ -74,7 +74,7 @@ def test_a_step_takes_the_time_it_was_given() -> None:
         clock[0] += seconds
 
     limits = null_engine().scheduler.limits
-    layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float32", num_blocks=8)
+    layout = KvLayout(layers=uniform_layers(1, 1, 2), block_size=4, dtype="float32", num_blocks=8)
     runner = NullRunner(limits, layout, 0.010, lambda: clock[0], sleep)
     step = StepPlan(decode_rows=[0])
     runner.execute(step)

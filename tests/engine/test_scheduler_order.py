@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from engine.loop import Engine
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
 from engine.offline import Answer, collect
 from engine.sampler import Samples
 from engine.scheduler import deadlines
@@ -154,12 +154,12 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Decoder:
     """A small random model."""
     return random_model(model_config())
 
 
-def test_the_engine_answers_an_expired_request_with_a_typed_failure(model: LlamaForCausalLM) -> None:
+def test_the_engine_answers_an_expired_request_with_a_typed_failure(model: Decoder) -> None:
     """The failure comes with the next step's output, after the tokens that were sent, and neighbours go on."""
     engine: Engine = make_engine(model)
     now = [0]

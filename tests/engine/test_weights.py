@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelLoadError
+from engine.model.checklist import Checklist, targets
 from engine.model.config import ModelConfig
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
+from engine.model.layers import Linear, Memory
+from engine.model.registry import build_model, describe_model
 from engine.model.weights import INDEX_FILE, SINGLE_FILE, load_model
 from tests.engine.support import model_config
 
@@ -23,8 +26,8 @@ def tensors_for(config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float32
     """A checkpoint with random content."""
     generator = torch.Generator().manual_seed(0)
     return {
-        name: torch.randn(shape, generator=generator).to(dtype)
-        for name, shape in LlamaForCausalLM.shapes(config).items()
+        piece.name: torch.randn(piece.shape, generator=generator).to(dtype)
+        for piece in describe_model(config).pieces.values()
     }
 
 
@@ -38,16 +41,19 @@ def shard(folder: Path, tensors: dict[str, torch.Tensor], count: int) -> dict[st
     return mapping
 
 
-def loaded(
-    folder: Path, config: ModelConfig = CONFIG, dtype: str = "auto", *, pack: bool = False
-) -> dict[str, torch.Tensor]:
-    """What the loader put where, before packing."""
-    kept = LlamaForCausalLM.pack
-    LlamaForCausalLM.pack = kept if pack else lambda self: None
-    try:
-        return dict(load_model(str(folder), config, dtype=dtype, device=CPU).targets())
-    finally:
-        LlamaForCausalLM.pack = kept
+def loaded(folder: Path, config: ModelConfig = CONFIG, dtype: str = "auto") -> dict[str, torch.Tensor]:
+    """What the loader put where, by published name."""
+    lists: list[Checklist] = []
+
+    def build(*given: object) -> tuple[Decoder, Checklist]:
+        model, checklist = build_model(*given)
+        lists.append(checklist)
+        return model, checklist
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.model.weights.build_model", build)
+        load_model(str(folder), config, dtype=dtype, device=CPU, packed=False)
+    return targets(lists[0].pieces.values())
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -160,8 +166,8 @@ def test_a_malformed_index_is_refused(content: str, tmp_path: Path) -> None:
 def test_packing_changes_no_result(tmp_path: Path) -> None:
     """Packed and stored forms of the matrices give the same products, in every dtype and for few and many rows."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        plain = LlamaForCausalLM(CONFIG, dtype=dtype, device=CPU).layers[0].gate_up
-        packed = LlamaForCausalLM(CONFIG, dtype=dtype, device=CPU).layers[0].gate_up
+        plain = Linear.empty(32, 96, bias=False, memory=Memory(dtype, CPU))
+        packed = Linear.empty(32, 96, bias=False, memory=Memory(dtype, CPU))
         plain.loaded.copy_(torch.randn(plain.loaded.shape, generator=torch.Generator().manual_seed(1)))
         packed.loaded.copy_(plain.loaded)
         packed.pack()

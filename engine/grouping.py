@@ -1,0 +1,117 @@
+"""What the tokens of a step attend to: once for each reach that the model's layers have.
+
+Decoding rows are cut into rectangles of blocks that waste at most half and fit the gather buffers; a prompt chunk gets
+the blocks that it can see. Layers with a window or chunks read no block that lies wholly behind what they see.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kv.block_table import BlockTables, Ints
+from engine.kv.layout import Reach
+from engine.kv.storage import KvStorage
+from engine.model.attention import AttentionBatch, ChunkContext, DecodeGroup, ReachBatch
+from engine.scheduler.plan import Chunk
+
+SMALL_WIDTH = 8
+"""Blocks up to which rows are put together whatever their lengths: padding is then cheaper than another product."""
+
+
+def first_seen(reach: Reach, positions: Ints) -> Ints:
+    """For each position the first one that it attends to."""
+    if reach.kind == "window":
+        return np.maximum(positions - reach.size + 1, 0)
+    if reach.kind == "chunk":
+        return positions // reach.size * reach.size
+    return np.zeros_like(positions)
+
+
+class Grouping:
+    """Makes the attention metadata of a step from the rows' block tables."""
+
+    def __init__(self, storage: KvStorage, tables: BlockTables) -> None:
+        self._tables = tables
+        self._block_size = storage.layout.block_size
+        self._gather_blocks = storage.gather_blocks
+        self._reaches = storage.layout.reaches
+        self._dtype = storage.dtype
+        self._device = storage.device
+
+    def batch(self, slots: Ints, rows: Ints, lengths: Ints, chunks: list[Chunk]) -> AttentionBatch:
+        """Metadata of one step.
+
+        Args:
+            slots: of all tokens.
+            rows: decoding rows by falling length.
+            lengths: positions that each of them attends to at the most, its own included.
+            chunks: prompt chunks; their tokens follow those of the decoding rows.
+        """
+        reaches = []
+        for reach in self._reaches:
+            place = len(rows)
+            contexts = []
+            for chunk in chunks:
+                contexts.append(self._context(reach, chunk, place))
+                place += chunk.length
+            reaches.append(ReachBatch(self._groups(reach, rows, lengths), tuple(contexts)))
+        return AttentionBatch(self._tensor(slots), tuple(reaches))
+
+    def _context(self, reach: Reach, chunk: Chunk, place: int) -> ChunkContext:
+        end = chunk.start + chunk.length
+        queries = np.arange(chunk.start, end)
+        first = first_seen(reach, queries)
+        stop = place + chunk.length
+        if chunk.start == 0:
+            mask = None if reach.covers(end) else self._mask(_hidden(queries, queries, first))
+            return ChunkContext(place, stop, None, end, mask)
+        begin = int(first[0]) // self._block_size
+        blocks = self._tables.tables[chunk.row, begin : -(-end // self._block_size)]
+        seen = np.arange(begin * self._block_size, end)
+        return ChunkContext(place, stop, self._tensor(blocks), len(seen), self._mask(_hidden(queries, seen, first)))
+
+    def _groups(self, reach: Reach, rows: Ints, lengths: Ints) -> tuple[DecodeGroup, ...]:
+        totals = -(-lengths // self._block_size)
+        # A stretch of so many tokens touches at most one block more than it fills.
+        widths = totals if reach.kind == "full" else np.minimum(totals, -(-reach.size // self._block_size) + 1)
+        groups = []
+        start = 0
+        while start < len(rows):
+            width = int(widths[start])
+            least = 0 if width <= SMALL_WIDTH else (width + 1) // 2
+            similar = int(np.searchsorted(-widths, -least, side="right"))
+            stop = min(similar, start + max(1, self._gather_blocks // width))
+            part = slice(start, stop)
+            groups.append(self._group(reach, (start, rows[part], lengths[part], totals[part]), width))
+            start = stop
+        return tuple(groups)
+
+    def _group(self, reach: Reach, part: tuple[int, Ints, Ints, Ints], width: int) -> DecodeGroup:
+        start, rows, lengths, totals = part
+        begins = np.maximum(totals - width, 0)
+        blocks = self._tables.rectangle(rows, begins, width)
+        ends = lengths - begins * self._block_size
+        length = int(ends.max())
+        mask = None
+        if reach.kind != "full" or int(ends.min()) < length:
+            places = np.arange(length)
+            first = first_seen(reach, lengths - 1) - begins * self._block_size
+            hidden = (places >= ends[:, None]) | (places < first[:, None])
+            mask = self._mask(hidden)[:, None, None, :] if hidden.any() else None
+        return DecodeGroup(start, start + len(rows), self._tensor(blocks), length, mask)
+
+    def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(self._tensor(hidden), -torch.inf)
+
+    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _hidden(queries: Ints, seen: Ints, first: Ints) -> NDArray[np.bool_]:
+    """Which of the positions ``seen`` each query does not attend to."""
+    hidden: NDArray[np.bool_] = (seen > queries[:, None]) | (seen < first[:, None])
+    return hidden

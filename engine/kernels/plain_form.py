@@ -1,0 +1,70 @@
+"""Which models have the form that the compiled kernels compute, and their layers as the program reads them.
+
+The form is Llama's: one rotary embedding, pre-norm layers of grouped-query attention and SwiGLU, every layer seeing the
+whole context. Anything else is refused with the reason, and plain tensor operations compute it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.abi import MAX_DIM, MAX_GROUP
+from engine.kernels.library import UnusableKernelsError
+from engine.model.blocks import GatedMlp, GroupedAttention, PreNormLayer
+from engine.model.decoder import Decoder
+from engine.model.layers import Linear, RmsNorm, silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayer:
+    """One layer of the plain form."""
+
+    place: int
+    """In the KV."""
+    attention_norm: RmsNorm
+    qkv: Linear
+    out: Linear
+    mlp_norm: RmsNorm
+    gate_up: Linear
+    down: Linear
+
+
+def check_supported(model: Decoder, max_context: int) -> list[PlainLayer]:
+    """The layers of a model that can run on the kernels.
+
+    Raises:
+        UnusableKernelsError: its dtype, the shape of its heads, or something that the kernels do not compute.
+    """
+    config = model.config
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise UnusableKernelsError(f"they have no {str(model.dtype).removeprefix('torch.')}")
+    if config.head_dim > MAX_DIM or config.num_heads // config.num_kv_heads > MAX_GROUP:
+        raise UnusableKernelsError(f"they take heads up to {MAX_DIM} wide and groups up to {MAX_GROUP}")
+    if model.parallel.size > 1 or len(model.layers) != config.num_layers:
+        raise UnusableKernelsError("they run a whole model on one rank")
+    if not model.plain:
+        raise UnusableKernelsError("they do not scale embeddings, cap logits or know several rotary embeddings")
+    if any(layer.latent or layer.key_dim != layer.value_dim for layer in config.kv_layers):
+        raise UnusableKernelsError("they take keys and values of one width")
+    for layer in config.kv_layers:
+        if not layer.reach.covers(max_context):
+            raise UnusableKernelsError(
+                f"they let every token see its whole context of {max_context}; "
+                f"this model has a {layer.reach.kind} of {layer.reach.size}"
+            )
+    return [_plain_layer(place, layer) for place, layer in enumerate(model.layers)]
+
+
+def _plain_layer(place: int, layer: object) -> PlainLayer:
+    if not isinstance(layer, PreNormLayer):
+        raise UnusableKernelsError("they compute pre-norm layers")
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, GroupedAttention) or not attention.plain:
+        raise UnusableKernelsError("they compute rotary grouped-query attention without norms of heads, caps or sinks")
+    if not isinstance(mlp, GatedMlp) or mlp.activation is not silu_mul:
+        raise UnusableKernelsError("they compute the SwiGLU MLP")
+    return PlainLayer(
+        place, layer.attention_norm, attention.qkv, attention.out.linear, layer.mlp_norm, mlp.gate_up, mlp.down.linear
+    )

@@ -1,0 +1,169 @@
+"""Blocks that decoder families are made of: grouped-query attention, the gated MLP, and the layer that joins two.
+
+A block is built with the checklist of its own prefix and states there what it wants from the checkpoint. What it may
+use in a step is a ``StepContext``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.model.attention import AttentionBatch, AttentionRule, PagedAttention
+from engine.model.checklist import Checklist
+from engine.model.config import ModelConfig
+from engine.model.layers import RmsNorm, silu_mul
+from engine.model.rotary import rotate
+from engine.model.sharded import Columns, RowLinear, column_linear, rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What the layers of one step share."""
+
+    positions: Tensor
+    """int64 of shape ``(N,)``."""
+    tables: tuple[tuple[Tensor, Tensor], ...]
+    """Cosines and signed sines, one pair for each of the model's rotary embeddings."""
+    attend: PagedAttention
+    batch: AttentionBatch
+
+
+class Block(Protocol):
+    """A part of a layer: rows in, rows out, both of shape ``(N, hidden)``."""
+
+    def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
+        """Apply to normalised rows; the result is a fresh tensor, the same on every rank."""
+        ...
+
+
+class Layer(Protocol):
+    """One decoder layer."""
+
+    def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
+        """Advance the residual stream ``x`` of shape ``(N, hidden)``; may be done in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionForm:
+    """In what grouped-query attention differs between families and layers."""
+
+    bias: bool = False
+    """Of query, key and value."""
+    out_bias: bool = False
+    head_norm: bool = False
+    """Whether each head of query and key is normalised before it is rotated."""
+    table: int | None = 0
+    """Which of the model's rotary embeddings; None for a layer without positions."""
+    scale: float | None = None
+    """None: ``head_dim ** -0.5``."""
+    cap: float = 0.0
+    sinks: bool = False
+    """Whether each head has a learnt sink."""
+
+
+PLAIN_ATTENTION = AttentionForm()
+
+
+class GroupedAttention:
+    """Rotary grouped-query attention. Query, key and value share one matrix: one product instead of three."""
+
+    def __init__(
+        self, config: ModelConfig, checklist: Checklist, *, place: int, form: AttentionForm = PLAIN_ATTENTION
+    ) -> None:
+        parallel, dim, hidden = checklist.parallel, config.head_dim, config.hidden_size
+        first, last = parallel.heads(config.num_heads)
+        kv_first, kv_last = parallel.kv_heads(config.num_kv_heads)
+        self.form = form
+        self._place, self._dim = place, dim
+        self._heads, self._rotated = last - first, last - first + kv_last - kv_first
+        wide, narrow = config.num_heads * dim, config.num_kv_heads * dim
+        kv_part = kv_first * dim, kv_last * dim
+        columns = [
+            Columns("q_proj", wide, (first * dim, last * dim)),
+            Columns("k_proj", narrow, kv_part),
+            Columns("v_proj", narrow, kv_part),
+        ]
+        self.qkv = column_linear(checklist, columns, hidden, bias=form.bias)
+        self.out = RowLinear(
+            checklist, "o_proj", inputs=wide, outputs=hidden, part=(first * dim, last * dim), bias=form.out_bias
+        )
+        self._q_norm = rms_norm(checklist, "q_norm", dim, config.rms_norm_eps) if form.head_norm else None
+        self._k_norm = rms_norm(checklist, "k_norm", dim, config.rms_norm_eps) if form.head_norm else None
+        sinks = checklist.vector("sinks", config.num_heads, part=(first, last)) if form.sinks else None
+        self.rule = AttentionRule(dim**-0.5 if form.scale is None else form.scale, form.cap, sinks)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is Llama's attention, biases aside."""
+        form = self.form
+        usual = form.scale is None and form.table == 0
+        return usual and self.rule.plain and not form.head_norm
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """Attend; rows of shape ``(N, hidden)``."""
+        qkv = self.qkv(x).view(x.shape[0], -1, self._dim)
+        q, k, v = qkv[:, : self._heads], qkv[:, self._heads : self._rotated], qkv[:, self._rotated :]
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+        if self.form.table is not None:
+            tables = step.tables[self.form.table]
+            if self._q_norm is None:
+                both = rotate(qkv[:, : self._rotated], *tables)
+                q, k = both[:, : self._heads], both[:, self._heads :]
+            else:
+                q, k = rotate(q, *tables), rotate(k, *tables)
+        return self.out(step.attend(self._place, (q, k, v), step.batch, self.rule))
+
+
+class GatedMlp:
+    """``down(act(gate(x)) * up(x))``; gate and up share one matrix."""
+
+    def __init__(
+        self,
+        checklist: Checklist,
+        *,
+        hidden: int,
+        inner: int,
+        bias: bool = False,
+        activation: Callable[[Tensor], Tensor] = silu_mul,
+    ) -> None:
+        part = checklist.parallel.share(inner)
+        columns = [Columns("gate_proj", inner, part), Columns("up_proj", inner, part)]
+        self.gate_up = column_linear(checklist, columns, hidden, bias=bias)
+        self.down = RowLinear(checklist, "down_proj", inputs=inner, outputs=hidden, part=part, bias=bias)
+        self.activation = activation
+
+    def __call__(self, x: Tensor, _step: StepContext, /) -> Tensor:
+        """Apply to rows of shape ``(N, hidden)``."""
+        return self.down(self.activation(self.gate_up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormLayer:
+    """``x += attention(norm(x)); x += mlp(norm(x))``: the layer of Llama and of most that came after."""
+
+    attention_norm: RmsNorm
+    attention: Block
+    mlp_norm: RmsNorm
+    mlp: Block
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """Advance the residual stream, in place."""
+        x += self.attention(self.attention_norm(x), step)
+        x += self.mlp(self.mlp_norm(x), step)
+        return x
+
+
+def pre_norm_layer(config: ModelConfig, checklist: Checklist, attention: Block, mlp: Block) -> PreNormLayer:
+    """A pre-norm layer with norms of the usual names."""
+    return PreNormLayer(
+        rms_norm(checklist, "input_layernorm", config.hidden_size, config.rms_norm_eps),
+        attention,
+        rms_norm(checklist, "post_attention_layernorm", config.hidden_size, config.rms_norm_eps),
+        mlp,
+    )

@@ -1,0 +1,157 @@
+"""A decoder: embedding, layers of one family, norm, vocabulary projection; whole, or one stage of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.attention import AttentionBatch, PagedAttention
+from engine.model.blocks import Layer, StepContext
+from engine.model.checklist import Checklist
+from engine.model.config import ModelConfig
+from engine.model.fields import Fields
+from engine.model.layers import RmsNorm
+from engine.model.rotary import Rotary
+from engine.model.sharded import VocabEmbedding, VocabHead, rms_norm
+
+LayerFactory = Callable[[ModelConfig, Checklist, int, int], Layer]
+"""Builds a layer from: the description, the checklist of the layer's own prefix, the layer's number in the model, and
+its place in this rank's KV."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderForm:
+    """In what decoders differ outside of their layers."""
+
+    prefix: str = "model"
+    """Of every published name but the head's."""
+    embedding_scale: float = 1.0
+    logit_cap: float = 0.0
+    """Logits become ``cap * tanh(logit / cap)``; 0: they stay."""
+    norm: Callable[[Checklist, str, int, float], RmsNorm] = rms_norm
+    """Makes the last norm."""
+
+
+PLAIN_DECODER = DecoderForm()
+
+
+class Decoder:
+    """What runs. The first stage of a pipeline takes token ids, the last gives logits."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checklist: Checklist,
+        layer: LayerFactory,
+        rotaries: tuple[Rotary, ...],
+        form: DecoderForm = PLAIN_DECODER,
+    ) -> None:
+        self.config = config
+        self.form = form
+        self.dtype, self.device = checklist.memory
+        self.parallel = checklist.parallel
+        self._rotaries = rotaries
+        self._linears = checklist.linears
+        stage = checklist.parallel.stage(config.num_layers)
+        first, last = stage.start == 0, stage.stop == config.num_layers
+        tied = config.tie_word_embeddings
+        below = checklist.under(form.prefix)
+        size, hidden = config.vocab_size, config.hidden_size
+        needed = first or (last and tied)
+        self._embedding = VocabEmbedding(below, "embed_tokens", vocab_size=size, width=hidden) if needed else None
+        self.takes_ids = first
+        self.layers = [
+            layer(config, below.under("layers", index), index, place) for place, index in enumerate(stage)
+        ]
+        self._norm = form.norm(below, "norm", hidden, config.rms_norm_eps) if last else None
+        self.head_is_embedding = tied
+        shared = self._embedding if tied else None
+        self._head = VocabHead(checklist, "lm_head", vocab_size=size, width=hidden, tied=shared) if last else None
+        self.packed = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the layers tells it from a Llama."""
+        form = self.form
+        return form.embedding_scale == 1.0 and not form.logit_cap and form.norm is rms_norm and len(self._rotaries) == 1
+
+    @property
+    def embedding(self) -> VocabEmbedding:
+        """The embedding, of a model that has one."""
+        assert self._embedding is not None, "this stage has no embedding"
+        return self._embedding
+
+    @property
+    def norm(self) -> RmsNorm:
+        """The last norm, of a model that has one."""
+        assert self._norm is not None, "this stage has no last norm"
+        return self._norm
+
+    @property
+    def head(self) -> VocabHead:
+        """The vocabulary projection, of a model that has one."""
+        assert self._head is not None, "this stage has no head"
+        return self._head
+
+    def pack(self, *, int8: bool = False) -> None:
+        """Bring all matrices into their fastest form, or into int8. Call once, after loading."""
+        for linear in self._linears:
+            linear.pack(int8=int8)
+        self.packed = True
+
+    def release_embedding(self) -> None:
+        """Let go of the embedding: somebody else has taken it over."""
+        self.embedding.weight = self.embedding.weight.new_empty(0)
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attend: PagedAttention, batch: AttentionBatch, wanted: Tensor
+    ) -> Tensor:
+        """Compute one step of a whole model.
+
+        Args:
+            token_ids: int64, shape ``(N,)``.
+            positions: int64, shape ``(N,)``.
+            attend: the paged attention with its storage.
+            batch: metadata of this step.
+            wanted: int64, indices of the tokens whose logits are asked for, shape ``(M,)``.
+
+        Returns:
+            Logits of shape ``(M, vocab_size)`` in the model's dtype, the same on every rank.
+        """
+        return self.logits(self.advance(self.embed(token_ids), positions, attend, batch), wanted)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The residual stream of these ids (int64, ``(N,)``) before the first layer, ``(N, hidden)``."""
+        x = self.embedding(token_ids)
+        if self.form.embedding_scale != 1.0:
+            # The factor has the model's dtype, as published models were trained.
+            x *= torch.tensor(self.form.embedding_scale, dtype=self.dtype, device=self.device)
+        return x
+
+    def advance(self, x: Tensor, positions: Tensor, attend: PagedAttention, batch: AttentionBatch) -> Tensor:
+        """Take the residual stream through this stage's layers; ``x`` may be changed."""
+        tables = tuple(rotary.tables(positions, self.dtype) for rotary in self._rotaries)
+        step = StepContext(positions, tables, attend, batch)
+        for layer in self.layers:
+            x = layer(x, step)
+        return x
+
+    def logits(self, x: Tensor, wanted: Tensor) -> Tensor:
+        """Logits of some rows of the residual stream behind the last layer."""
+        logits = self.head(self.norm(x.index_select(0, wanted)))
+        if self.form.logit_cap:
+            logits = logits.div_(self.form.logit_cap).tanh_().mul_(self.form.logit_cap)
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the registry knows of an architecture."""
+
+    read: Callable[[Fields], ModelConfig]
+    """Checks the fields of a ``config.json``."""
+    build: Callable[[ModelConfig, Checklist], Decoder]
+    """Makes the model, or this rank's part of it, in the checklist's memory, with everything on the list."""
