@@ -74,24 +74,29 @@ class Grouping:
         return ChunkContext(place, stop, self._tensor(blocks), len(seen), self._mask(_hidden(queries, seen, first)))
 
     def _groups(self, reach: Reach, rows: Ints, lengths: Ints) -> tuple[DecodeGroup, ...]:
-        totals = -(-lengths // self._block_size)
-        # A stretch of so many tokens touches at most one block more than it fills.
-        widths = totals if reach.kind == "full" else np.minimum(totals, -(-reach.size // self._block_size) + 1)
+        begins = first_seen(reach, lengths - 1) // self._block_size
+        widths = -(-lengths // self._block_size) - begins
         groups = []
         start = 0
         while start < len(rows):
-            width = int(widths[start])
-            least = 0 if width <= SMALL_WIDTH else (width + 1) // 2
-            similar = int(np.searchsorted(-widths, -least, side="right"))
-            stop = min(similar, start + max(1, self._gather_blocks // width))
-            part = slice(start, stop)
-            groups.append(self._group(reach, (start, rows[part], lengths[part], totals[part]), width))
-            start = stop
+            part = slice(start, self._similar(widths[start:].tolist()) + start)
+            groups.append(self._group(reach, start, rows[part], lengths[part], begins[part], int(widths[part].max())))
+            start = part.stop
         return tuple(groups)
 
-    def _group(self, reach: Reach, part: tuple[int, Ints, Ints, Ints], width: int) -> DecodeGroup:
-        start, rows, lengths, totals = part
-        begins = np.maximum(totals - width, 0)
+    def _similar(self, widths: list[int]) -> int:
+        """How many of the first rows make one rectangle, given the blocks that each reads."""
+        most = least = widths[0]
+        for count, width in enumerate(widths):
+            most, least = max(most, width), min(least, width)
+            wasteful = most > SMALL_WIDTH and 2 * least < most
+            if count and (wasteful or (count + 1) * most > self._gather_blocks):
+                return count
+        return len(widths)
+
+    def _group(
+        self, reach: Reach, start: int, rows: Ints, lengths: Ints, begins: Ints, width: int
+    ) -> DecodeGroup:
         blocks = self._tables.rectangle(rows, begins, width)
         ends = lengths - begins * self._block_size
         length = int(ends.max())

@@ -48,5 +48,7 @@ class BlockTables:
 
     def rectangle(self, rows: Ints, begins: Ints, num_blocks: int) -> Ints:
         """``num_blocks`` blocks of each row from its place ``begins`` on, flat, row after row."""
-        blocks: Ints = self.tables[rows[:, None], begins[:, None] + np.arange(num_blocks)].reshape(-1)
-        return blocks
+        places = begins[:, None] + np.arange(num_blocks)
+        inside = places < self.tables.shape[1]
+        blocks = self.tables[rows[:, None], np.where(inside, places, 0)]
+        return np.where(inside, blocks, NULL_BLOCK).reshape(-1)

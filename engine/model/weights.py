@@ -167,11 +167,13 @@ def read_part(file: SafetensorsFile, name: str, home: Home) -> None:
     entry = file.tensors[name]
     source, shape = DTYPES[entry.dtype], entry.shape
     target = home.target
+    if not target.numel():
+        return
     whole_rows = all(span == (0, size) for span, size in zip(home.part[1:], shape[1:], strict=True))
-    if whole_rows and source == target.dtype and target.device.type == "cpu" and target.is_contiguous():
+    in_place = target.device.type == "cpu" and target.is_contiguous() and target.stride(-1) == 1
+    if whole_rows and in_place and source == target.dtype:
         row_bytes = math.prod(shape[1:]) * source.itemsize
-        start = home.part[0][0] if shape else 0
-        file.read_stretch(name, start * row_bytes, _bytes_of(target))
+        file.read_stretch(name, home.part[0][0] * row_bytes, _bytes_of(target))
         return
 
     def read(offset: int, shape: tuple[int, ...], part: tuple[Span, ...], target: Tensor) -> None:

@@ -1,11 +1,12 @@
-"""Compiled kernels for the tests, made once a session."""
+"""Compiled kernels for the tests, made once a session; and one thread for those whose models are tiny."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from appliance import kernels
 from engine.kernels.library import Library, open_library
@@ -48,3 +49,12 @@ def open_kernels(kernel_dir: Callable[[str], Path]) -> Callable[[str], Library]:
         return opened[variant]
 
     return get
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensor operations on one thread, for tiny models: two would wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

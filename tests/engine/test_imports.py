@@ -70,6 +70,14 @@ def test_the_runner_does_load_torch(root: Path) -> None:
     assert "torch" in loaded_by(root, ["engine.runner"])
 
 
+def test_an_engine_of_one_rank_loads_no_process_group(root: Path) -> None:
+    """The one module that moves tensors between ranks is not among what an engine loads; control: it can be."""
+    assert "engine.model.process_group" not in loaded_by(root, ["engine.load", "engine.serve"])
+    assert "torch.distributed.distributed_c10d" in loaded_by(root, ["engine.model.process_group"])
+    users = [path.name for path in core_sources(root) if "torch.distributed" in path.read_text().partition("import")[2]]
+    assert users == ["process_group.py"]
+
+
 def core_sources(root: Path) -> list[Path]:
     """Every module of the engine core."""
     folder = root / "engine"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelLoadError
+from engine.kv.layout import FULL, Reach
 from engine.model.config import MAX_JSON_BYTES, ModelConfig
 from engine.model.registry import FAMILIES, load_model_config
 from engine.model.rotary import RopeScaling
@@ -137,3 +138,47 @@ def test_old_and_new_layouts_of_rotary_parameters_mean_the_same(tmp_path: Path) 
     new = load(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 5e5, **yarn})
     assert old.rope == new.rope
     assert (old.rope.kind, old.rope.theta, old.rope.original_positions) == ("yarn", 5e5, 128)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_out_of_range_is_refused_by_every_family(name: str, tmp_path: Path) -> None:
+    """Each family checks the common fields; control: the good description is read."""
+    assert load(tmp_path, architectures=[name]).architecture == name
+    for key, value in (("hidden_size", 0), ("num_key_value_heads", 3), ("head_dim", 7), ("hidden_act", "gelu"),
+                       ("vocab_size", "absent"), ("rms_norm_eps", 2), ("rope_theta", 0)):  # fmt: skip
+        with pytest.raises(ModelLoadError, match=r"config\.json"):
+            load(tmp_path, architectures=[name], **{key: value})
+
+
+@pytest.mark.parametrize("key_and_value", [("sliding_window", 0), ("sliding_window", -1), ("sliding_window", 1.5)])
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_a_window_has_a_range(name: str, key_and_value: tuple[str, object], tmp_path: Path) -> None:
+    """A window is a positive integer where it is used."""
+    with pytest.raises(ModelLoadError, match="sliding_window"):
+        load(tmp_path, architectures=[name], use_sliding_window=True, **dict([key_and_value]))
+
+
+def test_windows_are_where_the_description_puts_them(tmp_path: Path) -> None:
+    """Mistral: in every layer, 4,096 where the key is absent, none where it is null. Qwen: only when asked for, from a
+    layer on or by a list."""
+    window = Reach("window", 16)
+
+    def reaches(name: str, **changes: object) -> list[Reach]:
+        return [layer.reach for layer in load(tmp_path, architectures=[name], **changes).kv_layers]
+
+    assert reaches("MistralForCausalLM", sliding_window=16) == [window] * 5
+    assert reaches("MistralForCausalLM", sliding_window=None) == [FULL] * 5
+    assert reaches("MistralForCausalLM") == [Reach("window", 4_096)] * 5
+    for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        used = {"use_sliding_window": True, "sliding_window": 16}
+        assert reaches(name, sliding_window=16, max_window_layers=3) == [FULL] * 5
+        assert reaches(name, **used, max_window_layers=3) == [FULL] * 3 + [window] * 2
+        types = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
+        assert reaches(name, **used, layer_types=types) == [window, FULL, window, FULL, FULL]
+
+
+@pytest.mark.parametrize("types", [["full_attention"] * 4, ["x"] * 5, "full", [3] * 5, ["sliding_attention"] * 5])
+def test_layer_types_are_checked(types: object, tmp_path: Path) -> None:
+    """One known word a layer, and no window without a length."""
+    with pytest.raises(ModelLoadError, match="layer_types"):
+        load(tmp_path, architectures=["Qwen2ForCausalLM"], layer_types=types)

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelLoadError
-from engine.model.checklist import Checklist, targets
+from engine.model.checklist import Checklist, Home, targets
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.layers import Linear, Memory
+from engine.model.parallel import Parallel
 from engine.model.registry import build_model, describe_model
-from engine.model.weights import INDEX_FILE, SINGLE_FILE, load_model
+from engine.model.safetensors import SafetensorsFile
+from engine.model.weights import INDEX_FILE, SINGLE_FILE, load_model, read_part
 from tests.engine.support import model_config
 
 CPU = torch.device("cpu")
@@ -175,3 +177,67 @@ def test_packing_changes_no_result(tmp_path: Path) -> None:
             x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows)).to(dtype)
             tolerance = 1e-5 if dtype == torch.float32 else 0.1
             assert torch.allclose(packed(x), plain(x), atol=tolerance, rtol=tolerance)
+
+
+SHAPES = [(7,), (6, 10), (5, 4, 6), (3, 2, 4, 5)]
+
+
+@pytest.mark.parametrize("staging", [1, 64, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_part_is_read_into_any_view(
+    shape: tuple[int, ...], dtype: torch.dtype, staging: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of every dimension arrive in contiguous, transposed and strided memory, however small the buffer is."""
+    monkeypatch.setattr("engine.model.weights.STAGING_BYTES", staging)
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(shape, generator=generator).to(dtype)
+    save_file({"t": whole}, tmp_path / SINGLE_FILE)
+    with SafetensorsFile(tmp_path / SINGLE_FILE) as file:
+        for cut in range(len(shape)):
+            for low, high in ((0, 1), (1, shape[cut]), (0, shape[cut]), (1, 1)):
+                part = tuple((low, high) if axis == cut else (0, size) for axis, size in enumerate(shape))
+                expected = whole[tuple(slice(*span) for span in part)]
+                size = expected.shape
+                views = [
+                    torch.full(size, torch.nan),
+                    torch.full((*size, 2), torch.nan)[..., 1],
+                    torch.full(size[::-1], torch.nan).permute(*reversed(range(len(size)))),
+                    torch.full(size, torch.nan, dtype=torch.bfloat16),
+                ]
+                for target in views:
+                    read_part(file, "t", Home(part, target))
+                    assert torch.equal(target, expected.to(target.dtype)), (part, target.stride())
+
+
+def test_a_rank_reads_its_own_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks read the bytes of maps cut by outputs once between them; one rank alone reads all of them."""
+    config = model_config(tie_word_embeddings=True)
+    tensors = tensors_for(config)
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    counts: dict[tuple[int, str], int] = {}
+    read = SafetensorsFile.read_stretch
+    rank = [0]
+
+    def counted(self: SafetensorsFile, name: str, offset: int, target: memoryview) -> None:
+        counts[rank[0], name] = counts.get((rank[0], name), 0) + target.nbytes
+        read(self, name, offset, target)
+
+    monkeypatch.setattr(SafetensorsFile, "read_stretch", counted)
+    for rank[0] in (0, 1):
+        parallel = Parallel(rank=rank[0], size=2)
+        load_model(str(tmp_path), config, dtype="auto", device=CPU, packed=False, parallel=parallel)
+    for name, tensor in tensors.items():
+        read_bytes = counts[0, name] + counts[1, name]
+        whole = "norm" in name or "o_proj" in name or "down_proj" in name
+        assert read_bytes == tensor.nbytes * (2 if whole else 1), name
+
+
+def test_every_rank_refuses_what_one_would(tmp_path: Path) -> None:
+    """A stage of the pipeline, or a rank, checks the whole checkpoint, not only what it reads."""
+    tensors = tensors_for()
+    broken("has shape", tensors)
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    for parallel in (Parallel(layers=(0, 1)), Parallel(rank=1, size=2)):
+        with pytest.raises(ModelLoadError, match="up_proj"):
+            load_model(str(tmp_path), CONFIG, dtype="auto", device=CPU, parallel=parallel)

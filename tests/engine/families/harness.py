@@ -25,7 +25,7 @@ Execute = Callable[[StepPlan], object]
 
 
 class Recorder:
-    """Takes the sampler's place: keeps the logits, and continues with given tokens or, where none are, the likeliest."""
+    """Takes the sampler's place: keeps the logits, and continues as told or with the likeliest."""
 
     def __init__(self, tokens: dict[int, list[int]] | None = None) -> None:
         self.tokens = tokens

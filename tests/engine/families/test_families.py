@@ -17,6 +17,8 @@ from engine.model.registry import FAMILIES as REGISTERED
 from tests.engine.families.harness import TOLERANCE, Recorder, load_runner, random_tokens, run_mixed, whole_line
 from tests.engine.families.table import EVERY_CASE, FAMILIES, VOCAB, save_reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = {0: 5, 1: 1, 2: 47, 3: 21}
 OUTPUT = 64
 

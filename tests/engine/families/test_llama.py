@@ -16,6 +16,8 @@ from tests.engine.families import harness
 from tests.engine.families.harness import TOLERANCE, admission, load_runner
 from tests.engine.families.table import VOCAB, save_reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(params=["plain", "compiled"])
 def kernels(request: pytest.FixtureRequest, kernel_dir: Callable[[str], Path]) -> str:

@@ -27,6 +27,8 @@ from tests.engine.families.rank_main import LENGTHS, PROMPTS, flatten, unflatten
 from tests.engine.families.table import EVERY_CASE, FAMILIES, RANK_CASES, VOCAB, save_reference
 from tests.engine.support import model_config
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RANK_TOLERANCE = 1e-5
 """Of logits relative to their spread: sums over ranks are rounded in another order."""
 
