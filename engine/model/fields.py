@@ -74,6 +74,17 @@ class Fields:
             raise self.error(f"{key} must be a list of {count} words, each one of {', '.join(allowed)}")
         return tuple(map(str, value))
 
+    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...] | None:
+        """A list of exactly so many integers of a closed range; None where there is no list."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != count or any(
+            type(one) is not int or not low <= one <= high for one in value
+        ):
+            raise self.error(f"{key} must be a list of {count} integers from {low} to {high}")
+        return tuple(value)
+
     def section(self, key: str) -> Fields:
         """An object inside this one."""
         value = self.values.get(key)
