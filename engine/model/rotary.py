@@ -114,6 +114,10 @@ class Rotary:
     """Turns positions into rotation tables, once a step for all layers."""
 
     def __init__(self, rope: RopeScaling, head_dim: int, device: torch.device) -> None:
+        if device.type == "meta":
+            # A model that is only described: its tables are never asked for, and tensor operations on that device
+            # would load thousands of modules.
+            device = torch.device("cpu")
         half = inverse_frequencies(rope, head_dim).to(device)
         self._frequencies = torch.cat((half, half))
         self._scale = rope.attention_factor

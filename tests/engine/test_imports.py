@@ -78,6 +78,22 @@ def test_an_engine_of_one_rank_loads_no_process_group(root: Path) -> None:
     assert users == ["process_group.py"]
 
 
+def test_describing_a_model_loads_nothing(root: Path) -> None:
+    """What a model wants is listed on a device of no memory without torch's Python implementation of it: hundreds of
+    modules, some of which make system calls when the process ends. Control: one operation there does load it."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(root)!r}); import engine.load, torch; "
+        "from engine.model.registry import describe_model; from tests.engine.support import model_config; "
+        "before = set(sys.modules); describe_model(model_config()); print(len(set(sys.modules) - before)); "
+        "torch.ones(2, device='meta')[:1] = -1; torch.cat((torch.ones(2, device='meta'),) * 2).cos(); "
+        "print(len(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True)
+    described, computed = map(int, done.stdout.split())
+    assert described == 0
+    assert computed > 100
+
+
 def core_sources(root: Path) -> list[Path]:
     """Every module of the engine core."""
     folder = root / "engine"
