@@ -1,7 +1,8 @@
 """Which models have the form that the compiled kernels compute, and their layers as the program reads them.
 
 The form is Llama's: one rotary embedding, pre-norm layers of grouped-query attention and SwiGLU, every layer seeing the
-whole context. Anything else is refused with the reason, and plain tensor operations compute it.
+whole context; heads may be normalised (Qwen3), layers may do without positions (SmolLM3). Anything else is refused with
+the reason, and plain tensor operations compute it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from engine.kernels.abi import MAX_DIM, MAX_GROUP
 from engine.kernels.library import UnusableKernelsError
@@ -17,7 +19,7 @@ from engine.model.decoder import Decoder
 from engine.model.layers import Linear, RmsNorm, silu_mul
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainLayer:
     """One layer of the plain form."""
 
@@ -29,6 +31,11 @@ class PlainLayer:
     mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
+    scale: float
+    """Of the scores."""
+    rotated: bool
+    head_gains: Tensor | None
+    """Of query heads, then of key heads; None where heads are not normalised."""
 
 
 def check_supported(model: Decoder, max_context: int) -> list[PlainLayer]:
@@ -61,10 +68,19 @@ def _plain_layer(place: int, layer: object) -> PlainLayer:
     if not isinstance(layer, PreNormLayer):
         raise UnusableKernelsError("they compute pre-norm layers")
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, GroupedAttention) or not attention.plain:
-        raise UnusableKernelsError("they compute rotary grouped-query attention without norms of heads, caps or sinks")
+    if not isinstance(attention, GroupedAttention) or not attention.rule.plain:
+        raise UnusableKernelsError("they compute grouped-query attention without caps or sinks")
     if not isinstance(mlp, GatedMlp) or mlp.activation is not silu_mul:
         raise UnusableKernelsError("they compute the SwiGLU MLP")
     return PlainLayer(
-        place, layer.attention_norm, attention.qkv, attention.out.linear, layer.mlp_norm, mlp.gate_up, mlp.down.linear
+        place=place,
+        attention_norm=layer.attention_norm,
+        qkv=attention.qkv,
+        out=attention.out.linear,
+        mlp_norm=layer.mlp_norm,
+        gate_up=mlp.gate_up,
+        down=mlp.down.linear,
+        scale=attention.rule.scale,
+        rotated=attention.form.table is not None,
+        head_gains=attention.head_gains,
     )

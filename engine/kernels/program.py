@@ -179,14 +179,15 @@ class NativeModel:
     def _build_layer(self, layer: PlainLayer, rooms: _Rooms) -> None:
         config, build, x, operand = rooms.config, self._builder, rooms.x, rooms.operand
         heads = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "dim": config.head_dim}
-        turned = {"cosines": rooms.angles[0], "sines": rooms.angles[1]}
+        turned = {"cosines": rooms.angles[0], "sines": rooms.angles[1]} if layer.rotated else {}
+        gains = {} if layer.head_gains is None else {"weight": build.keep(layer.head_gains.float().contiguous())}
         keys, values = self._storage.keys[layer.place], self._storage.values[layer.place]
         places = {"keys": keys.data_ptr(), "values": values.data_ptr()}
         self._norm(layer.attention_norm.weight, config.rms_norm_eps, x, operand)
         build.linear(self._pack(layer.qkv), operand, rooms.qkv, Mode.STORE)
-        build.add(Kind.ROPE, input=rooms.qkv, **heads, **places, **turned)
+        build.add(Kind.ROPE, input=rooms.qkv, number=config.rms_norm_eps, **heads, **places, **turned, **gains)
         build.add(
-            Kind.ATTEND, dtype=TYPES[build.dtype], number=config.head_dim**-0.5, input=rooms.qkv,
+            Kind.ATTEND, dtype=TYPES[build.dtype], number=layer.scale, input=rooms.qkv,
             output=rooms.attended_wide or rooms.attended[0], **heads, **places,
         )  # fmt: skip
         self._quantise(config.num_heads * config.head_dim, rooms.attended_wide, rooms.attended)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine.model.attention import AttentionBatch, AttentionRule, PagedAttention
@@ -98,11 +99,11 @@ class GroupedAttention:
         self.rule = AttentionRule(dim**-0.5 if form.scale is None else form.scale, form.cap, sinks)
 
     @property
-    def plain(self) -> bool:
-        """Whether it is Llama's attention, biases aside."""
-        form = self.form
-        usual = form.scale is None and form.table == 0
-        return usual and self.rule.plain and not form.head_norm
+    def head_gains(self) -> Tensor | None:
+        """Gains of query heads, then of key heads, ``(2 D)``; None where heads are not normalised."""
+        if self._q_norm is None or self._k_norm is None:
+            return None
+        return torch.cat((self._q_norm.weight, self._k_norm.weight))
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Attend; rows of shape ``(N, hidden)``."""

@@ -24,8 +24,8 @@ typedef struct {
     int64_t wanted;             /* 1: works on the rows whose logits are asked for */
     int64_t inputs, outputs;    /* numbers of a row in and out; of SWIGLU outputs counts gate and up together */
     int64_t heads, kv_heads, dim;
-    double number;              /* epsilon of a norm, scale of the scores, scale of the rotation */
-    const void *weight;         /* packed matrix, gain, inverse frequencies or embedding */
+    double number;              /* epsilon of a norm (of heads, too), scale of the scores, scale of the angles */
+    const void *weight;         /* packed matrix, gain, inverse frequencies, embedding, or gains of heads or null */
     const float *scale;         /* of int8 weights, one an output, in packed order */
     const float *sums;          /* of int8 weights: 128 times the sum over inputs, packed order */
     const float *bias;          /* packed order, or null */

@@ -135,14 +135,29 @@ INLINE void rotate(float *head, const float *cosines, const float *sines, int64_
     }
 }
 
-/* Rotate queries and keys in place; write keys and values to their slots. */
+/* A head to root mean square 1, times its gain. */
+INLINE void normalise(float *head, const float *gain, int64_t dim, float eps) {
+    int64_t whole = dim / LANES * LANES;
+    vf parts = splat(0);
+    for (int64_t d = 0; d < whole; d += LANES) parts = fma16(load(head + d), load(head + d), parts);
+    float total = sum16(parts);
+    for (int64_t d = whole; d < dim; d++) total += head[d] * head[d];
+    float factor = 1.0f / sqrtf(total / (float)dim + eps);
+    for (int64_t d = 0; d < dim; d++) head[d] = head[d] * factor * gain[d];
+}
+
+/* Normalise the heads of queries and keys where there are gains (one for queries, one for keys behind it), rotate them
+ * in place; write keys and values to their slots. */
 void run_rope(const athanor_op *op, const context *at) {
     MY_ROWS(at, at->step->tokens, first, last);
     int64_t dim = op->dim, half = dim / 2, width = (op->heads + 2 * op->kv_heads) * dim, kv = op->kv_heads * dim;
     int64_t type = at->program->kv_dtype;
     for (int64_t i = first; i < last; i++) {
         float *row = (float *)op->in + i * width, *keys = row + op->heads * dim, *values = keys + kv;
-        for (int64_t h = 0; h < op->heads + op->kv_heads; h++)
+        const float *gain = op->weight;
+        for (int64_t h = 0; gain && h < op->heads + op->kv_heads; h++)
+            normalise(row + h * dim, h < op->heads ? gain : gain + dim, dim, (float)op->number);
+        for (int64_t h = 0; op->cosines && h < op->heads + op->kv_heads; h++)
             rotate(row + h * dim, op->cosines + i * half, op->sines + i * half, half);
         int64_t place = at->step->slots[i] * kv;
         if (type == TYPE_BF16) {

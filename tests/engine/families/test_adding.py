@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,18 @@ def added(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Row]:
     return name, line
 
 
-def test_a_family_made_by_the_page_is_exact(added: tuple[str, Row], tmp_path: Path) -> None:
-    """Every variant of its row agrees with ``transformers`` as those of the other families do."""
+def test_a_family_made_by_the_page_is_exact(
+    added: tuple[str, Row], kernel_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Every variant of its row agrees with ``transformers`` as those of the other families do, on plain operations and,
+    since layers without positions are theirs too, on compiled kernels."""
     name, row = added
     assert len(row.cases) >= 5
     for number, changes in enumerate(row.cases.values()):
         folder = tmp_path / str(number)
         reference = save_reference(folder, name, **changes)
         run_and_compare(reference, folder, 7, 64, "")
+        run_and_compare(reference, folder, 7, 64, str(kernel_dir("native")))
 
 
 def test_without_the_page_it_is_not_supported(root: Path, tmp_path: Path) -> None:
