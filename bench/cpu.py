@@ -12,7 +12,8 @@ around from round to round. Reported are medians over the rounds, the best round
 
 A decode step must read every weight once (of a tied embedding the head's use only) and the keys and values of its
 context: share = those bytes / time of a step / best probe of the same round; ``own memory`` is the same with a probe
-that reads the packed weights themselves, where they lie.
+that reads the packed weights themselves, where they lie. Compiled kernels hold bfloat16 weights in three quarters of
+their bytes: the share counts the bytes of the checkpoint, and so may pass 1.
 
 Times are wall times; on a machine that others use, ``--cpu-time`` takes processor time instead, which other processes
 disturb less. Then everything computes with one thread, the probe too.

@@ -86,7 +86,7 @@ def make_runner(
             # Sampling alone is left to tensor operations; a second pool of threads would get into the way of ours.
             torch.set_num_threads(1)
             program = NativeModel(library, model, storage, limits, int8=int8)
-            return Runner(model, storage, limits, program, backend=library.description)
+            return Runner(model, storage, limits, program, backend=program.description)
     if not model.packed:
         model.pack(int8=int8)
     return Runner(model, storage, limits, backend=f"plain operations; no compiled kernels: {reason}")
