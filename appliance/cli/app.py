@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli import bench, demo, image, kernels, key, policy, reload, serve, status, traces, version
+from appliance.cli import bench, demo, image, kernels, key, model, policy, reload, serve, status, traces, version
 from appliance.cli.help import HelpCommand, HelpGroup
 
 RUN = "Run"
@@ -72,6 +72,8 @@ _add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
 _add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)
 _kernels = _group("kernels", "Compile the engine's kernels for this machine.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
+_model = _group("model", "Convert models.", MORE)
+_add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
 _add(MORE, "version", version.version, "")
 
 

@@ -34,6 +34,8 @@ COMMANDS = [
     ("image", "verify"),
     ("kernels",),
     ("kernels", "build"),
+    ("model",),
+    ("model", "convert"),
     ("version",),
 ]
 

@@ -1,0 +1,28 @@
+"""The system calls of a conversion: data, each entry with its reason. Whatever is not here ends the program."""
+
+from __future__ import annotations
+
+from engine.allowed_calls import ENDING, MEMORY, NO_CODE, WAITING, Argument, Call
+
+STDOUT, STDERR = 1, 2
+
+
+def converter_calls(source: int, outputs: tuple[int, ...]) -> tuple[Call, ...]:
+    """The list.
+
+    Args:
+        source: descriptor of the file that is read.
+        outputs: descriptors of those that are written.
+    """
+    return (
+        Call("preadv", 295, 69, "read the file", (Argument(0, (source,)),)),
+        Call("preadv2", 327, 286, "the same, as Python asks for it", (Argument(0, (source,)),)),
+        Call("write", 1, 64, "write the results; tell of progress", (Argument(0, (*outputs, STDOUT, STDERR)),)),
+        Call("fstat", 5, 80, "the size of the file", (Argument(0, (source,)),)),
+        Call("newfstatat", 262, 79, "the same, as libc asks it", (Argument(0, (source,)),)),
+        Call("fsync", 74, 82, "the results are on the drive before they get their name", (Argument(0, outputs),)),
+        *MEMORY,
+        NO_CODE,
+        *WAITING,
+        *ENDING,
+    )
