@@ -1,5 +1,7 @@
 """Loads a checkpoint into a model: names and shapes first, memory and bytes after.
 
+Matrices may be packed (``engine.model.quantised``): they are decoded while they are read, a bounded slab at a time.
+
 One file ``model.safetensors``, or several listed in ``model.safetensors.index.json``. The index is untrusted: it may
 name plain files of the model's own directory only. What decides is what the files themselves hold; the index only
 says which files there are. Nothing is allocated before every expected tensor was found with its shape, so the
@@ -17,15 +19,18 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
-from engine.model.checklist import Checklist, Home
-from engine.model.config import ModelConfig, read_json_object
+from engine.model.checklist import Checklist, Home, Piece
+from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder
 from engine.model.parallel import ALONE, Parallel, Span
+from engine.model.quantised.scheme import Scheme, read_scheme
+from engine.model.quantised.stored import PackedMatrix, PackedTensors
 from engine.model.registry import build_model, describe_model
-from engine.model.safetensors import SafetensorsFile, show_name
+from engine.model.safetensors import SafetensorsFile, TensorEntry, show_name
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
 
 MAX_INDEX_BYTES = 1 << 26
 """Bytes of the index: about 100 a tensor."""
@@ -42,8 +47,15 @@ MAX_NAMED = 4
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that weights may have."""
 
+UNPACKED_DTYPE = torch.bfloat16
+"""Dtype of a model whose embedding is packed, where none is asked for."""
+
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes by the names that configurations use."""
+
+
+Found = SafetensorsFile | PackedMatrix
+"""Where a tensor is."""
 
 
 def load_model(
@@ -73,22 +85,29 @@ def load_model(
         files = [stack.enter_context(SafetensorsFile(path)) for path in _checkpoint_files(Path(model_dir))]
         # All ranks check the whole list, so that all refuse the same checkpoints.
         wanted = describe_model(config, replace(parallel, layers=None))
-        homes = find_tensors(files, wanted, config.architecture)
+        homes = find_tensors(files, wanted, config.architecture, _scheme_of(Path(model_dir)))
         model, checklist = build_model(config, _dtype_of(dtype, wanted, homes), device, parallel)
         for name, piece in checklist.pieces.items():
             for home in piece.homes:
-                read_part(homes[name], name, home)
+                _read(homes[name], name, home)
     if packed:
         model.pack()
     return model
 
 
-def _dtype_of(name: str, wanted: Checklist, homes: dict[str, SafetensorsFile]) -> torch.dtype:
+def _scheme_of(directory: Path) -> Scheme | None:
+    """How the checkpoint's matrices are packed; None where they are not, or nothing is said."""
+    path = directory / CONFIG_FILE
+    return read_scheme(read_json_object(path, MAX_JSON_BYTES)) if path.exists() else None
+
+
+def _dtype_of(name: str, wanted: Checklist, homes: dict[str, Found]) -> torch.dtype:
     """The dtype of this name; of ``auto`` that of the first tensor on the list, the embedding."""
     if name != "auto":
         return DTYPE_NAMES[name]
     first = next(iter(wanted.pieces))
-    return DTYPES[homes[first].tensors[first].dtype]
+    home = homes[first]
+    return UNPACKED_DTYPE if isinstance(home, PackedMatrix) else DTYPES[home.tensors[first].dtype]
 
 
 def _checkpoint_files(directory: Path) -> list[Path]:
@@ -114,33 +133,32 @@ def _is_plain(name: str) -> bool:
 
 
 def find_tensors(
-    files: list[SafetensorsFile], wanted: Checklist, architecture: str
-) -> dict[str, SafetensorsFile]:
-    """Which file holds each tensor on the list; anything missing, extra, doubled or misshaped is an error.
+    files: list[SafetensorsFile], wanted: Checklist, architecture: str, scheme: Scheme | None = None
+) -> dict[str, Found]:
+    """Where each tensor on the list is: in a file as it is, or packed; anything missing, extra, doubled or misshaped is
+    an error.
 
     Raises:
         ModelLoadError: with the tensor's name.
     """
-    homes: dict[str, SafetensorsFile] = {}
+    homes: dict[str, Found] = {}
+    packed = PackedTensors(scheme, wanted)
     extra = []
     for file in files:
         for name, entry in file.tensors.items():
             piece = wanted.pieces.get(name)
+            if (piece is None or entry.dtype not in piece.dtypes) and packed.takes(file, name, entry):
+                continue
             if piece is None:
                 if not wanted.ignores(name):
                     extra.append(name)
                 continue
-            if name in homes:
-                raise ModelLoadError(f"tensor {name} is in both {homes[name].name} and {file.name}")
-            if entry.shape != piece.shape:
-                raise ModelLoadError(
-                    f"{file.name}: tensor {name} has shape {list(entry.shape)}; "
-                    f"config.json asks for {list(piece.shape)}"
-                )
-            if entry.dtype not in piece.dtypes:
-                supported = ", ".join(piece.dtypes)
-                raise ModelLoadError(f"{file.name}: tensor {name} is {entry.dtype}; supported are {supported}")
+            _check_plain(file, entry, piece, homes.get(name))
             homes[name] = file
+    for name, matrix in packed.matrices():
+        if name in homes:
+            raise ModelLoadError(f"tensor {name} is there twice: packed and as it is")
+        homes[name] = matrix
     missing = [name for name in wanted.pieces if name not in homes]
     if missing:
         raise ModelLoadError(f"the checkpoint lacks {_some(missing)}")
@@ -149,10 +167,42 @@ def find_tensors(
     return homes
 
 
+def _check_plain(file: SafetensorsFile, entry: TensorEntry, piece: Piece, before: Found | None) -> None:
+    """Check a tensor that is to be read as it is; ``before`` is where one of its name was found already."""
+    name = piece.name
+    if isinstance(before, SafetensorsFile):
+        raise ModelLoadError(f"tensor {name} is in both {before.name} and {file.name}")
+    if entry.shape != piece.shape:
+        raise ModelLoadError(
+            f"{file.name}: tensor {name} has shape {list(entry.shape)}; config.json asks for {list(piece.shape)}"
+        )
+    if entry.dtype not in piece.dtypes:
+        supported = ", ".join(piece.dtypes)
+        raise ModelLoadError(f"{file.name}: tensor {name} is {entry.dtype}; supported are {supported}")
+
+
 def _some(names: list[str]) -> str:
     shown = ", ".join(show_name(name) for name in names[:MAX_NAMED])
     more = len(names) - MAX_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _read(found: Found, name: str, home: Home) -> None:
+    if isinstance(found, PackedMatrix):
+        found.read_part(home)
+    else:
+        read_part(found, name, home)
+        _check_finite(name, home.target)
+
+
+def _check_finite(name: str, target: Tensor) -> None:
+    """Refuse NaN and infinity, published or come from a dtype that is too narrow: every answer would be one."""
+    if target.numel() and target.is_floating_point():
+        # The ends of numbers among which one is NaN are NaN.
+        least, largest = torch.aminmax(target)
+        if not bool(least.isfinite() & largest.isfinite()):
+            kind = str(target.dtype).removeprefix("torch.")
+            raise ModelLoadError(f"tensor {name} holds a number that is not finite or too large for {kind}")
 
 
 def read_part(file: SafetensorsFile, name: str, home: Home) -> None:

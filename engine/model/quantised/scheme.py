@@ -58,7 +58,10 @@ def read_scheme(config: Mapping[str, object]) -> Scheme | None:
     Raises:
         ModelLoadError: an unknown method or option; the message says what is supported.
     """
+    inner = config.get("text_config")
     given = config.get("quantization_config", config.get("compression_config"))
+    if given is None and isinstance(inner, dict):
+        given = inner.get("quantization_config")
     if given is None:
         return None
     options = Options(given, PLACE)
