@@ -39,11 +39,15 @@ class EngineConfig:
     """Requests that may wait; one more fails at once as ``OVERLOADED``."""
     prefix_caching: bool = True
     runner: str = "model"
-    """``model``, or ``null``: no weights are read and ids are given by rule (``engine.null``), for benchmarks."""
+    """``model``; ``embed`` for one that gives vectors (``engine.embedding``); or ``null``: no weights are read and ids
+    are given by rule (``engine.null``), for benchmarks."""
     step_us: int = 0
     """Microseconds that a step of the null runner takes at least."""
     kernels: str = ""
     """Directory inside the sandbox with kernels that were compiled for this machine; empty for none."""
+    pooling: str = "auto"
+    """How the embed runner makes one vector of a text: ``auto`` as the model's files say, ``last``, ``mean`` or
+    ``cls``; these with ``+normalise`` for unit length."""
     quantization: str = "none"
     """``none``, or ``int8``: weights with a scale an output, activations with a scale a row."""
 

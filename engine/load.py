@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import torch
 
 from engine.config import EngineConfig
+from engine.embedding import EmbeddingRunner
 from engine.errors import ConfigurationError
 from engine.kernels.library import UnusableKernelsError, open_library
 from engine.kernels.plain_form import check_supported
@@ -19,6 +21,7 @@ from engine.loop import Engine
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.parallel import ALONE, Parallel
+from engine.model.pooling import POOLINGS, read_pooling
 from engine.model.registry import load_model_config
 from engine.model.weights import DTYPE_NAMES, load_model
 from engine.null import build_null_engine
@@ -39,14 +42,17 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
     """
     check_config(config)
     torch.set_num_threads(config.threads)
-    description = load_model_config(config.model_dir)
+    embeds = config.runner == "embed"
+    description = load_model_config(config.model_dir, headless=embeds)
     if config.runner == "null":
         layout = layout_for(config, description, "float32" if config.dtype == "auto" else config.dtype)
         engine = build_null_engine(config, limits_for(config, description, layout), layout)
         _settle_memory()
         return engine
-    model = load_model(config.model_dir, description, dtype=config.dtype, device=torch.device(device), packed=False)
-    engine = build_engine(config, model)
+    model = load_model(
+        config.model_dir, description, dtype=config.dtype, device=torch.device(device), packed=False, headless=embeds
+    )
+    engine = build_embedding_engine(config, model) if embeds else build_engine(config, model)
     if warm:
         engine.warm_up()
         _settle_memory()
@@ -68,6 +74,27 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
     return Engine(Scheduler(limits, pool, cache), runner)
+
+
+def build_embedding_engine(config: EngineConfig, model: Decoder) -> Engine:
+    """The same around a model that gives vectors: on the plain path, without a cache of prefixes, whose tokens would be
+    missing from a mean."""
+    pooling = read_pooling(config.pooling, config.model_dir)
+    layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."))
+    limits = replace(
+        limits_for(config, model.config, layout),
+        # A text is followed by one token of no meaning, which takes no KV.
+        max_context=min(config.max_context, model.config.max_positions, layout.capacity - 1) + 1,
+        eos_ids=frozenset(),
+        prefix_caching=False,
+    )
+    storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
+    if not model.packed:
+        model.pack(int8=config.quantization == "int8")
+    runner = EmbeddingRunner(model, storage, limits, pooling)
+    pool = BlockPool(layout.num_blocks)
+    cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
+    return Engine(Scheduler(limits, pool, cache), runner, vectors=runner)
 
 
 def make_runner(
@@ -126,9 +153,11 @@ def check_config(config: EngineConfig) -> None:
             raise ConfigurationError(f"{name} is {getattr(config, name)}; it must be at least 1")
     if config.max_context < 2:
         raise ConfigurationError(f"max_context is {config.max_context}; it must be at least 2")
-    if config.runner not in ("model", "null"):
-        raise ConfigurationError(f"runner is {config.runner!r}; it must be model or null")
-    if config.step_us < 0 or (config.step_us and config.runner == "model"):
+    if config.runner not in ("model", "embed", "null"):
+        raise ConfigurationError(f"runner is {config.runner!r}; it must be model, embed or null")
+    if config.pooling != "auto" and (config.runner != "embed" or config.pooling not in POOLINGS):
+        raise ConfigurationError(f"pooling must be auto, or for the embed runner one of: {', '.join(POOLINGS)}")
+    if config.step_us < 0 or (config.step_us and config.runner != "null"):
         raise ConfigurationError(f"step_us is {config.step_us}; it must be at least 0, and is for the null runner only")
     if config.dtype != "auto" and config.dtype not in DTYPE_NAMES:
         raise ConfigurationError(f"dtype must be auto or one of: {', '.join(DTYPE_NAMES)}")

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.embedding import VectorSource, as_submit, pair_vectors
 from engine.errors import RequestRejectedError
 from engine.sampler import Samples
 from engine.scheduler.plan import StepResult
@@ -14,6 +15,8 @@ from engine.scheduler.scheduler import Scheduler
 from engine.step_runner import StepRunner
 from engine.warmup import warm_up
 from isolation.ipc.messages import (
+    Embed,
+    Embedding,
     EngineReady,
     FailureCode,
     RequestFailure,
@@ -27,11 +30,19 @@ class Engine:
     """Scheduler and runner, driven by ``step``."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: StepRunner, *, clock_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        vectors: VectorSource | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """``vectors``: where the runner leaves what an engine that embeds gives."""
         self.scheduler = scheduler
         self.runner = runner
         self._clock_ns = clock_ns
+        self._vectors = vectors
+        self._embeddings: list[Embedding] = []
         self._failures: list[RequestFailure] = []
         self.urgent = True
         """Whether the last output has something that its reader waits for: a start, a first token, an end."""
@@ -68,6 +79,20 @@ class Engine:
         except RequestRejectedError as error:
             self.refuse(submit.request, error.code)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether requests get vectors instead of tokens."""
+        return self._vectors is not None
+
+    def embed(self, message: Embed) -> None:
+        """Queue a text to be pooled; see ``add``."""
+        self.add(as_submit(message))
+
+    def take_embeddings(self) -> list[Embedding]:
+        """The vectors of the last step, each once; they go out before its output, which ends their requests."""
+        taken, self._embeddings = self._embeddings, []
+        return taken
+
     def refuse(self, request_id: int, code: FailureCode) -> None:
         """Answer a request by a failure in the next output."""
         self._failures.append(RequestFailure(request_id, code))
@@ -88,6 +113,8 @@ class Engine:
             return self._output(StepResult(), ()) if self._failures else None
         samples = self.runner.execute(plan)
         result = self.scheduler.commit(plan, samples.token_ids)
+        if self._vectors is not None:
+            self._embeddings += pair_vectors(result, self._vectors.take_vectors())
         if not plan.num_tokens and not self._failures:
             return None
         first = len(samples.token_ids) > len(plan.decode_rows)

@@ -15,7 +15,7 @@ from typing import Protocol
 from engine.errors import EngineError
 from engine.loop import Engine
 from isolation.ipc.errors import RingFull
-from isolation.ipc.messages import Abort, Drain, FailureCode, Message, StepOutput, Submit
+from isolation.ipc.messages import Abort, Drain, Embed, Embedding, FailureCode, Message, StepOutput, Submit
 
 RECEIVE_LIMIT = 256
 """Messages taken before each step, so that a flood of submissions cannot hold up the running requests."""
@@ -95,6 +95,8 @@ def serve(engine: Engine, channel: Channel) -> None:
         if engine.has_work:
             output = engine.step()
             collector.stepped()
+            for embedding in engine.take_embeddings():
+                _send(channel, embedding, backlog, urgent=False)
             if output is not None:
                 _send(channel, output, backlog, urgent=engine.urgent)
         elif draining:
@@ -106,9 +108,13 @@ def serve(engine: Engine, channel: Channel) -> None:
 
 def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     """Hand a message to the engine; says whether it asks for draining."""
-    if isinstance(message, Submit):
+    if isinstance(message, Submit | Embed):
         if draining:
             engine.refuse(message.request, FailureCode.OVERLOADED)
+        elif engine.embeds != isinstance(message, Embed):
+            engine.refuse(message.request, FailureCode.INVALID)
+        elif isinstance(message, Embed):
+            engine.embed(message)
         else:
             engine.add(message)
     elif isinstance(message, Abort):
@@ -120,7 +126,7 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     return False
 
 
-def _send(channel: Channel, output: StepOutput, backlog: list[Message], *, urgent: bool) -> None:
+def _send(channel: Channel, output: StepOutput | Embedding, backlog: list[Message], *, urgent: bool) -> None:
     """Send a frame, waiting for room. What the host sends meanwhile goes into the backlog, up to ``RECEIVE_LIMIT``:
     left in the ring, it would end every wait at once."""
     deadline = time.monotonic() + SEND_TIMEOUT_S

@@ -15,6 +15,7 @@ from engine.model.checklist import Checklist
 from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder, Family
 from engine.model.fields import Fields
+from engine.model.headless import describe_headless
 from engine.model.layers import Memory
 from engine.model.llama import LLAMA
 from engine.model.mistral import MISTRAL
@@ -31,14 +32,19 @@ FAMILIES: dict[str, Family] = {
 """Names in ``architectures`` that this build can run."""
 
 
-def load_model_config(model_dir: str) -> ModelConfig:
+def load_model_config(model_dir: str, *, headless: bool = False) -> ModelConfig:
     """Read and check the description in a model directory.
+
+    Args:
+        model_dir: where the files are.
+        headless: the vocabulary projection is not needed (``engine.model.headless``).
 
     Raises:
         ModelLoadError: a file is missing, malformed or out of range, or the architecture is not supported.
     """
     directory = Path(model_dir)
-    fields = Fields("config.json", read_json_object(directory / "config.json", MAX_JSON_BYTES))
+    values = read_json_object(directory / "config.json", MAX_JSON_BYTES)
+    fields = Fields("config.json", describe_headless(values) if headless else values)
     stop_ids = fields.stop_ids()
     generation = directory / "generation_config.json"
     if generation.exists():

@@ -22,6 +22,7 @@ from engine.errors import ModelLoadError
 from engine.model.checklist import Checklist, Home, Piece
 from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder
+from engine.model.headless import name_headless
 from engine.model.parallel import ALONE, Parallel, Span
 from engine.model.quantised.scheme import Scheme, read_scheme
 from engine.model.quantised.stored import PackedMatrix, PackedTensors
@@ -65,6 +66,7 @@ def load_model(
     dtype: str,
     device: torch.device,
     packed: bool = True,
+    headless: bool = False,
     parallel: Parallel = ALONE,
 ) -> Decoder:
     """Load the model, or this rank's part of it.
@@ -75,6 +77,7 @@ def load_model(
         dtype: ``auto`` for the dtype of the checkpoint's embedding, or the name of one.
         device: where the weights go.
         packed: bring the weights into the form that the plain path is fastest with; without, somebody else does.
+        headless: names may lack the prefix of the decoder (``engine.model.headless``).
         parallel: which part of the model this rank holds.
 
     Raises:
@@ -83,6 +86,8 @@ def load_model(
     """
     with ExitStack() as stack:
         files = [stack.enter_context(SafetensorsFile(path)) for path in _checkpoint_files(Path(model_dir))]
+        if headless:
+            name_headless(files)
         # All ranks check the whole list, so that all refuse the same checkpoints.
         wanted = describe_model(config, replace(parallel, layers=None))
         homes = find_tensors(files, wanted, config.architecture, _scheme_of(Path(model_dir)))

@@ -45,6 +45,8 @@ class Kind(IntEnum):
     READ_VOCABULARY = 36
     VOCABULARY = 37
     FAILED = 38
+    EMBED = 50
+    EMBEDDING = 51
 
 
 class OutOfBoundsError(ValueError):

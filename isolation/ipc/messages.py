@@ -7,7 +7,7 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Abort``, guest ``StepOutput``;
+* engine: host ``Submit | Embed | Abort``, guest ``StepOutput | Embedding``;
 * text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``;
 * both: host ``Drain``, after which the guest finishes and leaves.
 
@@ -43,6 +43,8 @@ MAX_VOCABULARY_ENTRIES = 8_192
 """Entries in one ``Vocabulary`` frame; a larger table takes several frames."""
 MAX_ENTRY_BYTES = 1_024
 """Bytes of one token's text; the longest in published vocabularies is 512 (runs of spaces)."""
+MAX_EMBEDDING = 65_536
+"""Numbers of one embedding; the widest published residual stream has 18,432."""
 MAX_DEADLINE_US = 7 * 24 * 3_600 * 1_000_000
 """Microseconds in a week: beyond any request's life, and far from where nanoseconds would leave 64 bits."""
 NAMESPACE_KEY_BYTES = 32
@@ -190,6 +192,34 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """Pool this text into one vector. Answered by one ``Embedding`` and, behind it, the end of the request in a
+    ``StepOutput`` (one token of no meaning), or by a failure; an engine that generates answers ``INVALID``, as one that
+    embeds does to a ``Submit``. Nothing of it is kept."""
+
+    request: int
+    namespace: bytes
+    """As in ``Submit``."""
+    token_ids: array[int]
+    """Typecode ``I``, at least one id."""
+    weight: int = 1
+    """As in ``Submit``."""
+    priority: int = Priority.NORMAL
+    """As in ``Submit``."""
+    deadline_us: int = 0
+    """As in ``Submit``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The vector of an ``Embed``."""
+
+    request: int
+    values: array[float]
+    """Typecode ``f``, 1 to ``MAX_EMBEDDING`` finite numbers; as many for every request of one engine."""
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Stop the request at the next step. Idempotent; an unknown id is ignored. Answered by a
     failure ``ABORTED`` when the request was live."""
@@ -313,7 +343,7 @@ class Failed:
     reason: str
 
 
-HostMessage = Configure | Submit | Abort | Drain | Encode | Decode | ReadVocabulary
+HostMessage = Configure | Submit | Embed | Abort | Drain | Encode | Decode | ReadVocabulary
 TextAnswer = Encoded | Decoded | Vocabulary | Failed
-GuestMessage = Hello | EngineReady | TextReady | StepOutput | TextAnswer
+GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer
 Message = HostMessage | GuestMessage

@@ -6,11 +6,11 @@ copy of the state, so it names the sender's side and not "we" and "they".
     GREETING     guest: Hello                    -> CONFIGURING
     CONFIGURING  host:  Configure                -> LOADING
     LOADING      guest: EngineReady | TextReady  -> READY
-    READY        engine: host Submit | Abort, guest StepOutput
+    READY        engine: host Submit | Embed | Abort, guest StepOutput | Embedding
                  text:   host Encode | Decode | ReadVocabulary,
                          guest Encoded | Decoded | Vocabulary | Failed
                  both:   host Drain              -> DRAINING
-    DRAINING     engine: host Abort | Drain, guest StepOutput
+    DRAINING     engine: host Abort | Drain, guest StepOutput | Embedding
                  text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed
     BROKEN       nothing, ever: a peer has broken the protocol
 
@@ -32,6 +32,8 @@ from isolation.ipc.messages import (
     Decode,
     Decoded,
     Drain,
+    Embed,
+    Embedding,
     Encode,
     Encoded,
     EngineReady,
@@ -92,12 +94,12 @@ TRANSITIONS = MappingProxyType(
         Role.ENGINE: {
             **_opening(EngineReady),
             (State.READY, Side.HOST): {
-                **_staying(State.READY, Submit, Abort),
+                **_staying(State.READY, Submit, Embed, Abort),
                 Drain: State.DRAINING,
             },
-            (State.READY, Side.GUEST): _staying(State.READY, StepOutput),
+            (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding),
             (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Drain),
-            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput),
+            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding),
         },
         Role.TEXT: {
             **_opening(TextReady),

@@ -92,6 +92,22 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
     m.Submit: submit,
     m.Abort: st.builds(m.Abort, u64),
+    m.Embed: st.builds(
+        m.Embed,
+        request=u64,
+        namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
+        token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
+        weight=st.integers(1, 1000),
+        priority=st.sampled_from(m.Priority).map(int),
+        deadline_us=st.integers(0, m.MAX_DEADLINE_US),
+    ),
+    m.Embedding: st.builds(
+        m.Embedding,
+        u64,
+        st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50).map(
+            lambda values: array("f", values)
+        ),
+    ),
     m.Drain: st.just(m.Drain()),
     m.StepOutput: step_output(),
     m.Encode: st.builds(
@@ -129,6 +145,8 @@ SAMPLES: tuple[m.Message, ...] = (
         deadline_us=30_000_000,
     ),
     m.Abort(7),
+    m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
+    m.Embedding(7, array("f", [0.5, -0.25])),
     m.Drain(),
     m.StepOutput(
         requests=array("Q", [7, 8, 7]),

@@ -19,15 +19,16 @@ ALLOWED = {
     (m.Role.ENGINE, State.LOADING, Side.GUEST): {m.EngineReady: State.READY},
     (m.Role.ENGINE, State.READY, Side.HOST): {
         m.Submit: State.READY,
+        m.Embed: State.READY,
         m.Abort: State.READY,
         m.Drain: State.DRAINING,
     },
-    (m.Role.ENGINE, State.READY, Side.GUEST): {m.StepOutput: State.READY},
+    (m.Role.ENGINE, State.READY, Side.GUEST): {m.StepOutput: State.READY, m.Embedding: State.READY},
     (m.Role.ENGINE, State.DRAINING, Side.HOST): {
         m.Abort: State.DRAINING,
         m.Drain: State.DRAINING,
     },
-    (m.Role.ENGINE, State.DRAINING, Side.GUEST): {m.StepOutput: State.DRAINING},
+    (m.Role.ENGINE, State.DRAINING, Side.GUEST): {m.StepOutput: State.DRAINING, m.Embedding: State.DRAINING},
     (m.Role.TEXT, State.GREETING, Side.GUEST): {m.Hello: State.CONFIGURING},
     (m.Role.TEXT, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
     (m.Role.TEXT, State.LOADING, Side.GUEST): {m.TextReady: State.READY},
