@@ -94,9 +94,7 @@ class Grouping:
                 return count
         return len(widths)
 
-    def _group(
-        self, reach: Reach, start: int, rows: Ints, lengths: Ints, begins: Ints, width: int
-    ) -> DecodeGroup:
+    def _group(self, reach: Reach, start: int, rows: Ints, lengths: Ints, begins: Ints, width: int) -> DecodeGroup:
         blocks = self._tables.rectangle(rows, begins, width)
         ends = lengths - begins * self._block_size
         length = int(ends.max())

@@ -97,9 +97,7 @@ def build_embedding_engine(config: EngineConfig, model: Decoder) -> Engine:
     return Engine(Scheduler(limits, pool, cache), runner, vectors=runner)
 
 
-def make_runner(
-    config: EngineConfig, model: Decoder, storage: KvStorage, limits: SchedulerLimits
-) -> Runner:
+def make_runner(config: EngineConfig, model: Decoder, storage: KvStorage, limits: SchedulerLimits) -> Runner:
     """A runner on compiled kernels, or on the plain path with the reason why."""
     int8 = config.quantization == "int8"
     reason = "none were given"

@@ -92,9 +92,7 @@ class NullRunner:
         for row in rows:
             at[row] = (at[row] + 1) & mask
         # Certainty: what was chosen by rule has probability 1, and nothing else has any.
-        logprobs = [
-            TokenLogprobs(place, 0.0, (), ()) for place, row in enumerate(rows) if self._wants_logprobs[row]
-        ]
+        logprobs = [TokenLogprobs(place, 0.0, (), ()) for place, row in enumerate(rows) if self._wants_logprobs[row]]
         if self._step_s and plan.num_tokens:
             self._pace()
         return Samples(token_ids, logprobs)

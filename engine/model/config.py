@@ -79,6 +79,18 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     Raises:
         ModelLoadError: missing, too large, or no JSON object.
     """
+    value = read_json(path, max_bytes)
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path.name} is not a JSON object")
+    return value
+
+
+def read_json(path: Path, max_bytes: int) -> object:
+    """Read one small, untrusted JSON file.
+
+    Raises:
+        ModelLoadError: missing, too large, or no JSON.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -87,11 +99,9 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     if len(data) > max_bytes:
         raise ModelLoadError(f"{path.name} is larger than {max_bytes} bytes")
     try:
-        value = json.loads(data)
+        value: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path.name} is not JSON") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path.name} is not a JSON object")
     return value
 
 
@@ -163,6 +173,4 @@ def read_reaches(fields: Fields, num_layers: int, window: Reach, default: tuple[
 def grouped_layers(config: ModelConfig, reaches: tuple[Reach, ...]) -> tuple[LayerLayout, ...]:
     """Layers of grouped-query attention that look as far as told."""
     dim = config.head_dim
-    return tuple(
-        LayerLayout(heads=config.num_kv_heads, key_dim=dim, value_dim=dim, reach=reach) for reach in reaches
-    )
+    return tuple(LayerLayout(heads=config.num_kv_heads, key_dim=dim, value_dim=dim, reach=reach) for reach in reaches)

@@ -63,9 +63,7 @@ class Decoder:
         needed = first or (last and tied)
         self._embedding = VocabEmbedding(below, "embed_tokens", vocab_size=size, width=hidden) if needed else None
         self.takes_ids = first
-        self.layers = [
-            layer(config, below.under("layers", index), index, place) for place, index in enumerate(stage)
-        ]
+        self.layers = [layer(config, below.under("layers", index), index, place) for place, index in enumerate(stage)]
         self._norm = form.norm(below, "norm", hidden, config.rms_norm_eps) if last else None
         self.head_is_embedding = tied
         shared = self._embedding if tied else None

@@ -79,8 +79,10 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != count or any(
-            type(one) is not int or not low <= one <= high for one in value
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(type(one) is not int or not low <= one <= high for one in value)
         ):
             raise self.error(f"{key} must be a list of {count} integers from {low} to {high}")
         return tuple(value)

@@ -22,9 +22,7 @@ DEFAULT_WINDOW = 4_096
 def read(fields: Fields) -> ModelConfig:
     """Check a ``config.json``."""
     fields.only("hidden_act", ("silu",), default="silu")
-    common = read_common(
-        fields, ("MistralForCausalLM",), default_kv_heads=8, default_positions=131_072
-    )
+    common = read_common(fields, ("MistralForCausalLM",), default_kv_heads=8, default_positions=131_072)
     named = "sliding_window" in fields.values
     window = read_window(fields, default=None if named else DEFAULT_WINDOW)
     return replace(common, layers=grouped_layers(common, (window,) * common.num_layers))

@@ -8,13 +8,12 @@ change every number and is refused.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from engine.errors import ModelLoadError
-from engine.model.config import MAX_JSON_BYTES, read_json_object
+from engine.model.config import MAX_JSON_BYTES, read_json, read_json_object
 
 MODULES_FILE = "modules.json"
 POOLING_FILE = "pooling.json"
@@ -73,14 +72,8 @@ def read_pooling(told: str, model_dir: str) -> Pooling:
 
 def _read_modules(directory: Path) -> bool:
     """Whether vectors are normalised; the list of modules must be one that is understood."""
-    try:
-        data = (directory / MODULES_FILE).read_bytes()[: MAX_JSON_BYTES + 1]
-        modules = json.loads(data)
-    except OSError as error:
-        raise ModelLoadError(f"{MODULES_FILE} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{MODULES_FILE} is not JSON") from error
-    if len(data) > MAX_JSON_BYTES or not isinstance(modules, list) or len(modules) > MAX_MODULES:
+    modules = read_json(directory / MODULES_FILE, MAX_JSON_BYTES)
+    if not isinstance(modules, list) or len(modules) > MAX_MODULES:
         raise ModelLoadError(f"{MODULES_FILE} is not a list of at most {MAX_MODULES} modules")
     kinds = []
     for module in modules:

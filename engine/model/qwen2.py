@@ -37,9 +37,7 @@ def with_windows(fields: Fields, common: ModelConfig) -> ModelConfig:
     window = read_window(fields, default=None if named else DEFAULT_WINDOW) if used else FULL
     first = fields.integer("max_window_layers", 0, MAX_LAYERS, default=DEFAULT_WINDOW_LAYERS)
     default = tuple(window if index >= first else FULL for index in range(common.num_layers))
-    return replace(
-        common, layers=grouped_layers(common, read_reaches(fields, common.num_layers, window, default))
-    )
+    return replace(common, layers=grouped_layers(common, read_reaches(fields, common.num_layers, window, default)))
 
 
 def layer(config: ModelConfig, checklist: Checklist, _index: int, place: int) -> PreNormLayer:

@@ -21,9 +21,7 @@ DEFAULT_HEAD_DIM = 128
 
 def read(fields: Fields) -> ModelConfig:
     """Check a ``config.json``."""
-    common = read_common(
-        fields, ("Qwen3ForCausalLM",), default_head_dim=DEFAULT_HEAD_DIM, default_positions=32_768
-    )
+    common = read_common(fields, ("Qwen3ForCausalLM",), default_head_dim=DEFAULT_HEAD_DIM, default_positions=32_768)
     return replace(with_windows(fields, common), attention_bias=fields.boolean("attention_bias"))
 
 
