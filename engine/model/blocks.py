@@ -81,7 +81,7 @@ class GroupedAttention:
         kv_first, kv_last = parallel.kv_heads(config.num_kv_heads)
         self.form = form
         self._place, self._dim = place, dim
-        self._heads, self._rotated = last - first, last - first + kv_last - kv_first
+        self.heads, self._rotated = last - first, last - first + kv_last - kv_first
         wide, narrow = config.num_heads * dim, config.num_kv_heads * dim
         kv_part = kv_first * dim, kv_last * dim
         columns = [
@@ -105,20 +105,29 @@ class GroupedAttention:
             return None
         return torch.cat((self._q_norm.weight, self._k_norm.weight))
 
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Heads of query and key side by side, as they come out of the map, and those of values: ``(N, heads, D)``."""
+        qkv = self.qkv(x).view(x.shape[0], -1, self._dim)
+        return qkv[:, : self._rotated], qkv[:, self._rotated :]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepContext) -> Tensor:
+        """What comes after query and key are rotated; gives ``(N, hidden)``."""
+        return self.out(step.attend(self._place, (q, k, v), step.batch, self.rule))
+
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Attend; rows of shape ``(N, hidden)``."""
-        qkv = self.qkv(x).view(x.shape[0], -1, self._dim)
-        q, k, v = qkv[:, : self._heads], qkv[:, self._heads : self._rotated], qkv[:, self._rotated :]
+        both, v = self.project(x)
+        q, k = both[:, : self.heads], both[:, self.heads :]
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         if self.form.table is not None:
             tables = step.tables[self.form.table]
             if self._q_norm is None:
-                both = rotate(qkv[:, : self._rotated], *tables)
-                q, k = both[:, : self._heads], both[:, self._heads :]
+                both = rotate(both, *tables)
+                q, k = both[:, : self.heads], both[:, self.heads :]
             else:
                 q, k = rotate(q, *tables), rotate(k, *tables)
-        return self.out(step.attend(self._place, (q, k, v), step.batch, self.rule))
+        return self.attend(q, k, v, step)
 
 
 class GatedMlp:

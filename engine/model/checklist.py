@@ -47,6 +47,7 @@ class _Lists:
     linears: list[Linear] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
     ignored_suffixes: tuple[str, ...] = ()
+    ignored_prefixes: tuple[str, ...] = ()
 
 
 class Checklist:
@@ -106,6 +107,11 @@ class Checklist:
         """Allow tensors whose names end like this, under any prefix, which nothing reads."""
         self._lists.ignored_suffixes += suffixes
 
+    def ignore_all(self) -> None:
+        """Allow every tensor whose name begins with this list's prefix and which is not asked for."""
+        assert self._prefix, "a checkpoint is not ignored as a whole"
+        self._lists.ignored_prefixes += (self._prefix,)
+
     def pack(self, linear: Linear) -> Linear:
         """Remember a map that is to be packed after loading."""
         self._lists.linears.append(linear)
@@ -123,7 +129,8 @@ class Checklist:
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although it is not read."""
-        return name in self._lists.ignored or name.endswith(self._lists.ignored_suffixes)
+        lists = self._lists
+        return name in lists.ignored or name.endswith(lists.ignored_suffixes) or name.startswith(lists.ignored_prefixes)
 
 
 def targets(pieces: Iterable[Piece]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.errors import ModelLoadError
 from engine.kv.layout import FULL, LayerLayout, Reach, uniform_layers
 from engine.model.fields import Fields
-from engine.model.rotary import RopeScaling, read_rope
+from engine.model.rotary import DEFAULT_THETA, RopeScaling, read_rope
 
 MAX_JSON_BYTES = 1 << 20
 """Bytes of a configuration file; published ones have a few KiB."""
@@ -112,6 +112,8 @@ def read_common(
     default_kv_heads: int | None = None,
     default_head_dim: int | None = None,
     default_positions: int = 2_048,
+    default_theta: float = DEFAULT_THETA,
+    default_eps: float = 1e-6,
 ) -> ModelConfig:
     """Check the fields that nearly all decoders have.
 
@@ -121,6 +123,8 @@ def read_common(
         default_kv_heads: where none are named; None: as many as there are attention heads.
         default_head_dim: where none is named; None: the hidden size divided among the heads.
         default_positions: longest context where none is named.
+        default_theta: rotary base where none is named.
+        default_eps: of the norms, where none is named.
 
     Raises:
         ModelLoadError: a value is missing, malformed or out of range.
@@ -147,8 +151,8 @@ def read_common(
         head_dim=head_dim,
         vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB),
         max_positions=max_positions,
-        rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
-        rope=read_rope(fields.values, max_positions),
+        rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0, default=default_eps),
+        rope=read_rope(fields.values, max_positions, default_theta),
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
     )
 

@@ -87,6 +87,17 @@ class Fields:
             raise self.error(f"{key} must be a list of {count} integers from {low} to {high}")
         return tuple(value)
 
+    def indices(self, key: str, count: int) -> frozenset[int] | None:
+        """A list of places in a list of so many; None where there is no list."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) > count or any(
+            type(one) is not int or not 0 <= one < count for one in value
+        ):
+            raise self.error(f"{key} must be a list of at most {count} integers from 0 to {count - 1}")
+        return frozenset(value)
+
     def section(self, key: str) -> Fields:
         """An object inside this one."""
         value = self.values.get(key)

@@ -14,20 +14,33 @@ import torch
 from engine.model.checklist import Checklist
 from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder, Family
+from engine.model.deepseek import DEEPSEEK
 from engine.model.fields import Fields
+from engine.model.gpt_oss import GPT_OSS
 from engine.model.headless import describe_headless
 from engine.model.layers import Memory
 from engine.model.llama import LLAMA
+from engine.model.llama4 import LLAMA4, LLAMA4_WITH_VISION
 from engine.model.mistral import MISTRAL
+from engine.model.mixtral import MIXTRAL
 from engine.model.parallel import ALONE, Parallel
 from engine.model.qwen2 import QWEN2
+from engine.model.qwen2_moe import QWEN2_MOE
 from engine.model.qwen3 import QWEN3
+from engine.model.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {
+    "DeepseekV3ForCausalLM": DEEPSEEK,
+    "GptOssForCausalLM": GPT_OSS,
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4_WITH_VISION,
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MIXTRAL,
     "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
 }
 """Names in ``architectures`` that this build can run."""
 
@@ -50,6 +63,7 @@ def load_model_config(model_dir: str, *, headless: bool = False) -> ModelConfig:
     if generation.exists():
         stop_ids |= Fields(generation.name, read_json_object(generation, MAX_JSON_BYTES)).stop_ids()
     config = FAMILIES[fields.architecture(tuple(FAMILIES))].read(fields)
+    stop_ids |= config.stop_ids
     return replace(config, stop_ids=frozenset(stop for stop in stop_ids if stop < config.vocab_size))
 
 

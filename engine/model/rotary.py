@@ -50,7 +50,9 @@ class RopeScaling:
     truncate: bool = True
 
 
-def read_rope(values: dict[str, object], max_positions: int) -> RopeScaling:
+def read_rope(
+    values: dict[str, object], max_positions: int, default_theta: float = DEFAULT_THETA
+) -> RopeScaling:
     """Read the rotary parameters of a ``config.json``, old layout (``rope_theta``, ``rope_scaling``) or new
     (``rope_parameters``).
 
@@ -65,7 +67,7 @@ def read_rope(values: dict[str, object], max_positions: int) -> RopeScaling:
         raise ModelLoadError(f"config.json: rope_type must be one of: {', '.join(SUPPORTED_ROPE)}")
     if _number(raw, "partial_rotary_factor", 1.0) != 1.0 or _number(values, "partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError("config.json: partial_rotary_factor other than 1 is not supported")
-    theta = _number(raw, "rope_theta", _number(values, "rope_theta", DEFAULT_THETA))
+    theta = _number(raw, "rope_theta", _number(values, "rope_theta", default_theta))
     if kind in ("default", "dynamic"):
         return RopeScaling(kind=kind, theta=theta)
     factor = _number(raw, "factor", None)
@@ -75,8 +77,8 @@ def read_rope(values: dict[str, object], max_positions: int) -> RopeScaling:
     original = original or _number(raw, "original_max_position_embeddings", float(max_positions))
     if kind == "llama3":
         low, high = _number(raw, "low_freq_factor", None), _number(raw, "high_freq_factor", None)
-        if high <= low:
-            raise ModelLoadError("config.json: high_freq_factor must be above low_freq_factor")
+        if high < low:
+            raise ModelLoadError("config.json: high_freq_factor must not be below low_freq_factor")
         return RopeScaling(
             kind=kind,
             theta=theta,
@@ -140,13 +142,20 @@ def rotate(x_nhd: Tensor, cos_n1d: Tensor, sin_n1d: Tensor) -> Tensor:
     return torch.addcmul(x_nhd * cos_n1d, x_nhd.roll(half, -1), sin_n1d)
 
 
+def pairs_apart(x: Tensor) -> Tensor:
+    """Numbers of the last axis that are published as neighbouring pairs, as ``rotate`` wants them: the first of every
+    pair, then the second of every pair. Products of query and key are the same in either order."""
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    return pairs.transpose(-1, -2).flatten(-2)
+
+
 def _llama3(frequencies: Tensor, rope: RopeScaling) -> Tensor:
     wavelengths = 2 * math.pi / frequencies
     long_wave = rope.original_positions / rope.low_freq_factor
     short_wave = rope.original_positions / rope.high_freq_factor
-    ramp = (rope.original_positions / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
+    # Llama 4 has no ramp: both factors are the same.
+    width = rope.high_freq_factor - rope.low_freq_factor or 1.0
+    ramp = (rope.original_positions / wavelengths - rope.low_freq_factor) / width
     mixed = (1 - ramp) * frequencies / rope.factor + ramp * frequencies
     scaled = torch.where(wavelengths > long_wave, frequencies / rope.factor, mixed)
     return torch.where(wavelengths < short_wave, frequencies, scaled)
@@ -173,11 +182,12 @@ def _yarn_attention_factor(raw: dict[str, object], factor: float) -> float:
         return _number(raw, "attention_factor", None)
     mscale, all_dim = _number(raw, "mscale", 0.0, zero=True), _number(raw, "mscale_all_dim", 0.0, zero=True)
     if mscale and all_dim:
-        return _mscale(factor, mscale) / _mscale(factor, all_dim)
-    return _mscale(factor, 1.0)
+        return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    return yarn_mscale(factor, 1.0)
 
 
-def _mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """By how much attention grows with a context stretched by ``factor`` (YaRN, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -36,6 +36,8 @@ class Row:
     """Variants by name: changes to the base."""
     base: Changes = field(default_factory=dict)
     """Changes to ``BASE``."""
+    config: str = "Config"
+    """What the name of the reference's configuration ends in."""
     compiled: tuple[str, ...] = ()
     """Variants that the compiled kernels take; all others must be refused with a reason."""
     ranks: tuple[str, ...] = ()
@@ -105,6 +107,98 @@ QWEN2_CASES: dict[str, Changes] = {
     },
 }  # fmt: skip
 
+MIXTRAL_CASES: dict[str, Changes] = {
+    "gqa 2": {},
+    "mqa, one expert a token": {"num_key_value_heads": 1, "num_experts_per_tok": 1},
+    "mha, all experts, tied": {"num_key_value_heads": 4, "num_experts_per_tok": 3, "num_local_experts": 3,
+                               "tie_word_embeddings": True},
+    "window 9, wide heads": {"sliding_window": 9, "head_dim": 12},
+    "thirteen experts": {"num_local_experts": 13, "num_experts_per_tok": 5, "intermediate_size": 11},
+    "one expert": {"num_local_experts": 1, "num_experts_per_tok": 1, "num_hidden_layers": 1},
+}  # fmt: skip
+
+QWEN3_MOE_CASES: dict[str, Changes] = {
+    "gqa 2, renormalised": {"norm_topk_prob": True},
+    "mqa, not renormalised, tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "every second layer": {"decoder_sparse_step": 2, "num_hidden_layers": 4, "norm_topk_prob": True},
+    "a dense layer by name": {"mlp_only_layers": [0], "num_hidden_layers": 3, "head_dim": 12},
+    "odd experts, biases": {
+        "num_experts": 11, "num_experts_per_tok": 5, "moe_intermediate_size": 7, "attention_bias": True,
+    },
+    "windows, yarn": {
+        "use_sliding_window": True, "sliding_window": 10, "rope_parameters": YARN, "norm_topk_prob": True,
+    },
+}  # fmt: skip
+
+QWEN2_MOE_CASES: dict[str, Changes] = {
+    "gqa 2": {},
+    "mqa, renormalised, tied": {"num_key_value_heads": 1, "norm_topk_prob": True, "tie_word_embeddings": True},
+    "no biases, every second layer": {"qkv_bias": False, "decoder_sparse_step": 2, "num_hidden_layers": 3},
+    "windows": {
+        "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3, "num_hidden_layers": 4,
+    },
+    "odd experts, a dense layer": {
+        "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 9, "shared_expert_intermediate_size": 15,
+        "mlp_only_layers": [1],
+    },
+}  # fmt: skip
+
+GPT_OSS_ROPE = {**YARN, "rope_theta": 150_000.0, "truncate": False}
+
+GPT_OSS_CASES: dict[str, Changes] = {
+    "gqa 2, a window": {},
+    "gqa 4, window 5": {"num_attention_heads": 8, "sliding_window": 5, "num_hidden_layers": 3},
+    "mqa, yarn": {"num_key_value_heads": 1, "rope_parameters": GPT_OSS_ROPE},
+    "one expert a token, tied": {"num_experts_per_tok": 1, "tie_word_embeddings": True, "head_dim": 12},
+    "odd experts, tight clamps": {
+        "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 13, "swiglu_limit": 0.7,
+        "swiglu_alpha": 1.1,
+    },
+    "no biases, types by name": {
+        "attention_bias": False, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 1,
+    },
+}  # fmt: skip
+
+DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+DEEPSEEK_CASES: dict[str, Changes] = {
+    "groups": {},
+    "kimi: one group": {
+        "n_group": 1, "topk_group": 1, "n_routed_experts": 9, "num_experts_per_tok": 4, "routed_scaling_factor": 2.827,
+        "first_k_dense_replace": 1, "rope_parameters": DEEPSEEK_YARN,
+    },
+    "no query rank, tied": {"q_lora_rank": None, "tie_word_embeddings": True},
+    "yarn, mscale": {"rope_parameters": {**DEEPSEEK_YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
+    "halves, not renormalised": {
+        "rope_interleave": False, "norm_topk_prob": False, "routed_scaling_factor": 1.0, "v_head_dim": 14,
+    },
+    "all dense, biases": {"first_k_dense_replace": 2, "attention_bias": True},
+    "odd widths, two shared": {
+        "n_shared_experts": 2, "moe_intermediate_size": 7, "kv_lora_rank": 13, "q_lora_rank": 11,
+        "qk_nope_head_dim": 5, "v_head_dim": 3, "qk_rope_head_dim": 6,
+    },
+}  # fmt: skip
+
+LLAMA4_CASES: dict[str, Changes] = {
+    "chunks of 16": {},
+    "chunks of 7, every second layer without positions": {
+        "attention_chunk_size": 7, "no_rope_layer_interval": 2, "num_hidden_layers": 4,
+    },
+    "maverick: every second layer dense, no norms": {
+        "interleave_moe_layer_step": 2, "use_qk_norm": False, "num_local_experts": 9, "tie_word_embeddings": True,
+    },
+    "nothing tuned, layers by list": {
+        "attn_temperature_tuning": False, "no_rope_layers": [0, 1], "moe_layers": [0], "num_hidden_layers": 2,
+    },
+    "two experts a token, mqa, biases": {
+        "num_experts_per_tok": 2, "num_key_value_heads": 1, "attention_bias": True, "num_hidden_layers": 2,
+    },
+    "gqa 4, llama3": {
+        "num_attention_heads": 8, "head_dim": 10, "attention_chunk_size": 8, "num_hidden_layers": 2,
+        "rope_parameters": {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0},
+    },
+}  # fmt: skip
+
 QWEN3_CASES: dict[str, Changes] = {
     "gqa 2": {"head_dim": 8},
     "wide heads": {"head_dim": 24},
@@ -138,7 +232,44 @@ FAMILIES: dict[str, Row] = {
         "Qwen3", QWEN3_CASES, compiled=tuple(case for case in QWEN3_CASES if "window" not in case),
         ranks=("wide heads", "biases", "mqa, yarn"),
     ),
+    "mixtral": Row(
+        "Mixtral", MIXTRAL_CASES, base={"num_local_experts": 4},
+        ranks=("window 9, wide heads", "thirteen experts", "one expert"),
+    ),
+    "qwen3_moe": Row(
+        "Qwen3Moe", QWEN3_MOE_CASES,
+        base={"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 17, "head_dim": 8},
+        ranks=("every second layer", "odd experts, biases"),
+    ),
+    "qwen2_moe": Row(
+        "Qwen2Moe", QWEN2_MOE_CASES,
+        base={"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 17,
+              "shared_expert_intermediate_size": 21},
+        ranks=("windows", "odd experts, a dense layer"),
+    ),
+    "gpt_oss": Row(
+        "GptOss", GPT_OSS_CASES,
+        base={"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 12, "head_dim": 8,
+              "intermediate_size": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+        ranks=("gqa 4, window 5", "odd experts, tight clamps"),
+    ),
+    "deepseek": Row(
+        "DeepseekV3", DEEPSEEK_CASES,
+        base={"num_key_value_heads": 4, "n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 4,
+              "topk_group": 2, "moe_intermediate_size": 12, "first_k_dense_replace": 1, "kv_lora_rank": 16,
+              "q_lora_rank": 20, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        ranks=("kimi: one group", "no query rank, tied", "odd widths, two shared"),
+    ),
+    "llama4": Row(
+        "Llama4", LLAMA4_CASES, config="TextConfig",
+        base={"num_local_experts": 4, "attention_chunk_size": 16, "intermediate_size_mlp": 41, "head_dim": 8,
+              "num_hidden_layers": 4, "floor_scale": 10, "attn_scale": 0.3},
+        ranks=("chunks of 7, every second layer without positions", "maverick: every second layer dense, no norms"),
+    ),
 }  # fmt: skip
+
+WITH_VISION = {"Llama4ForConditionalGeneration": "llama4"}
+"""Architectures whose text part is that of a family; ``test_with_vision`` has them."""
 
 EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
 RANK_CASES = [(family, case) for family, row in FAMILIES.items() for case in row.ranks]
@@ -148,11 +279,12 @@ def save_reference(folder: Path, family: str = "llama", seed: int = 0, **changes
     """A model that is random in every detail, norms and biases included, written to a folder."""
     torch.manual_seed(seed)
     row = FAMILIES[family]
-    config = getattr(transformers, f"{row.prefix}Config")(**{**BASE, **row.base, **changes})
-    config._attn_implementation = "eager"
+    config = getattr(transformers, f"{row.prefix}{row.config}")(**{**BASE, **row.base, **changes})
+    config._attn_implementation = config._experts_implementation = "eager"
     model = getattr(transformers, f"{row.prefix}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        buffers = [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
+        for name, parameter in (*model.named_parameters(), *buffers):
             if "norm" in name or "bias" in name or "sinks" in name:
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
     model.save_pretrained(folder)

@@ -15,7 +15,7 @@ from engine.kernels.library import UnusableKernelsError
 from engine.kernels.plain_form import check_supported
 from engine.model.registry import FAMILIES as REGISTERED
 from tests.engine.families.harness import TOLERANCE, Recorder, load_runner, random_tokens, run_mixed, whole_line
-from tests.engine.families.table import EVERY_CASE, FAMILIES, VOCAB, save_reference
+from tests.engine.families.table import EVERY_CASE, FAMILIES, VOCAB, WITH_VISION, save_reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,18 +73,20 @@ def test_compiled_logits_and_ids_agree_with_transformers(
 
 @pytest.mark.parametrize(("family", "case"), EVERY_CASE)
 def test_compiled_kernels_refuse_what_they_do_not_compute(family: str, case: str, tmp_path: Path) -> None:
-    """A window shorter than the context is refused with its reason; the plain form is not."""
+    """A window shorter than the context, latent attention, sinks and experts are refused with their reason; the plain
+    form is not."""
     save_reference(tmp_path, family, **FAMILIES[family].cases[case])
     runner, _ = load_runner(tmp_path)
     if case in FAMILIES[family].compiled:
         assert len(check_supported(runner.model, runner.limits.max_context)) == len(runner.model.layers)
     else:
-        with pytest.raises(UnusableKernelsError, match="window"):
+        with pytest.raises(UnusableKernelsError, match="window|chunk|one width|SwiGLU|sinks"):
             check_supported(runner.model, runner.limits.max_context)
 
 
 def test_every_registered_architecture_has_its_row() -> None:
     """The registry and this table name the same families, each with at least five variants."""
-    assert {f"{row.prefix}ForCausalLM" for row in FAMILIES.values()} == set(REGISTERED)
+    named = {f"{row.prefix}ForCausalLM" for row in FAMILIES.values()}
+    assert named | set(WITH_VISION) == set(REGISTERED)
     assert all(len(row.cases) >= 5 for row in FAMILIES.values())
     assert all(set(row.compiled) | set(row.ranks) <= set(row.cases) for row in FAMILIES.values())

@@ -1,0 +1,94 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention, experts, and a shared expert behind a gate (arXiv 2407.10671)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from engine.kv.layout import FULL
+from engine.model.blocks import AttentionForm, GatedMlp, GroupedAttention, PreNormLayer, StepContext, pre_norm_layer
+from engine.model.checklist import Checklist
+from engine.model.config import (
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    ModelConfig,
+    grouped_layers,
+    read_common,
+    read_reaches,
+    read_window,
+)
+from engine.model.decoder import Decoder, Family
+from engine.model.experts import MixtureOfExperts
+from engine.model.fields import Fields
+from engine.model.layers import Linear
+from engine.model.qwen2 import DEFAULT_WINDOW, DEFAULT_WINDOW_LAYERS
+from engine.model.qwen3_moe import QwenExperts, qwen_experts, read_qwen_experts
+from engine.model.rotary import Rotary
+from engine.model.sharded import Columns, column_linear
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2MoeConfig:
+    """What only this family has."""
+
+    routed: QwenExperts
+    shared_inner: int
+    bias: bool
+    """Of query, key and value."""
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Check a ``config.json``. Where windows are used, every second one of the first layers has one."""
+    fields.only("hidden_act", ("silu",), default="silu")
+    common = read_common(fields, ("Qwen2MoeForCausalLM",), default_kv_heads=16, default_positions=32_768)
+    count = common.num_layers
+    used = fields.boolean("use_sliding_window")
+    window = read_window(fields, default=DEFAULT_WINDOW) if used else FULL
+    first_full = fields.integer("max_window_layers", 0, MAX_LAYERS, default=DEFAULT_WINDOW_LAYERS)
+    default = tuple(window if index % 2 == 0 and index < first_full else FULL for index in range(count))
+    return replace(
+        common,
+        layers=grouped_layers(common, read_reaches(fields, count, window, default)),
+        extra=Qwen2MoeConfig(
+            read_qwen_experts(fields, count, default=(60, 4, 1_408)),
+            fields.integer("shared_expert_intermediate_size", 1, MAX_INTERMEDIATE, default=5_632),
+            fields.boolean("qkv_bias", default=True),
+        ),
+    )
+
+
+class GatedShared:
+    """A shared expert, each row of it weighed by a sigmoid."""
+
+    def __init__(self, checklist: Checklist, hidden: int, inner: int) -> None:
+        self._mlp = GatedMlp(checklist.under("shared_expert"), hidden=hidden, inner=inner)
+        self._gate: Linear = column_linear(checklist, [Columns("shared_expert_gate", 1, (0, 1))], hidden)
+
+    def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
+        """Apply to rows of shape ``(N, hidden)``."""
+        return self._mlp(x, step) * self._gate(x).sigmoid()
+
+
+def layer(config: ModelConfig, checklist: Checklist, index: int, place: int) -> PreNormLayer:
+    """One layer."""
+    extra, below, hidden = config.extra, checklist.under("mlp"), config.hidden_size
+    assert isinstance(extra, Qwen2MoeConfig), "the description was read by this module"
+    attention = GroupedAttention(
+        config, checklist.under("self_attn"), place=place, form=AttentionForm(bias=extra.bias)
+    )
+    mlp: GatedMlp | MixtureOfExperts
+    if index in extra.routed.sparse:
+        shared = GatedShared(below, hidden, extra.shared_inner)
+        mlp = MixtureOfExperts(checklist.parallel, *qwen_experts(config, extra.routed, below), shared=shared)
+    else:
+        mlp = GatedMlp(below, hidden=hidden, inner=config.intermediate_size)
+    return pre_norm_layer(config, checklist, attention, mlp)
+
+
+def build(config: ModelConfig, checklist: Checklist) -> Decoder:
+    """The model."""
+    return Decoder(config, checklist, layer, (Rotary(config.rope, config.head_dim, checklist.memory.device),))
+
+
+QWEN2_MOE = Family(read, build)
