@@ -107,10 +107,9 @@ class Checklist:
         """Allow tensors whose names end like this, under any prefix, which nothing reads."""
         self._lists.ignored_suffixes += suffixes
 
-    def ignore_all(self) -> None:
-        """Allow every tensor whose name begins with this list's prefix and which is not asked for."""
-        assert self._prefix, "a checkpoint is not ignored as a whole"
-        self._lists.ignored_prefixes += (self._prefix,)
+    def ignore_prefixes(self, *prefixes: str) -> None:
+        """Allow tensors whose names begin like this, which nothing reads: parts of a model that are not run."""
+        self._lists.ignored_prefixes += tuple(self._prefix + prefix for prefix in prefixes)
 
     def pack(self, linear: Linear) -> Linear:
         """Remember a map that is to be packed after loading."""

@@ -1,6 +1,7 @@
 """DeepSeek-V3 and Kimi-K2: latent attention, many small experts in groups, a shared one (arXiv 2412.19437, 2507.20534).
 
-The first layers have an MLP. Layers behind the last one predict several tokens at once; they are not read.
+Kimi-K2.5 is Kimi-K2 with a vision part, which is left unread. The first layers have an MLP. Layers behind the last one
+predict several tokens at once; they are not read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from engine.model.fields import Fields
 from engine.model.latent import LatentAttention, LatentForm
 from engine.model.rotary import Rotary, yarn_mscale
 from engine.model.routing import GROUP_VOTES, MAX_EXPERTS, MAX_FACTOR, GroupedSigmoid, read_experts
+from engine.model.text_part import text_part
 
 MAX_MSCALE = 1e3
 MAX_SHARED = 64
@@ -146,9 +148,15 @@ def build(config: ModelConfig, checklist: Checklist) -> Decoder:
     extra = config.extra
     assert isinstance(extra, DeepSeekConfig), "the description was read by this module"
     for index in range(config.num_layers, config.num_layers + extra.further_layers):
-        checklist.under("model", "layers", index).ignore_all()
+        checklist.ignore_prefixes(f"model.layers.{index}.")
     rotary = Rotary(config.rope, extra.attention.rotated_dim, checklist.memory.device)
     return Decoder(config, checklist, layer, (rotary,))
 
 
 DEEPSEEK = Family(read, build)
+KIMI_WITH_VISION = text_part(
+    DEEPSEEK,
+    outer="KimiK25ForConditionalGeneration",
+    inner="DeepseekV3ForCausalLM",
+    unread=("vision_tower.", "mm_projector."),
+)

@@ -4,7 +4,7 @@ Queries and keys are rotated in neighbouring pairs and then normalised without a
 queries grow with the logarithm of theirs (arXiv 2501.19399), so that attention stays sharp over long contexts. A token
 goes to its experts multiplied by the sigmoid of its score, and always to the shared one.
 
-Published checkpoints hold a vision tower; ``LLAMA4_WITH_VISION`` reads the text part of one and leaves the rest.
+Published checkpoints hold a vision part; ``LLAMA4_WITH_VISION`` leaves it unread.
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ from engine.model.experts import MixtureOfExperts, make_router, stacked_experts
 from engine.model.fields import Fields
 from engine.model.rotary import Rotary, pairs_apart, rotate
 from engine.model.routing import SigmoidOfTop, read_experts
+from engine.model.text_part import text_part
 
 LAYER_TYPES = ("full_attention", "chunked_attention")
 """Words of ``layer_types``."""
 
 DEFAULT_CHUNK = 8_192
 DEFAULT_THETA = 500_000.0
-TEXT_PREFIX = "language_model"
-VISION_PREFIXES = ("vision_model", "multi_modal_projector")
-"""Of published tensors that only pictures need."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -50,8 +47,9 @@ class Tuning:
 
     def __call__(self, positions: Tensor) -> Tensor:
         """The factors, float32 of shape ``(N, 1, 1)``."""
-        steps = ((positions + 1).float() / self.step).floor()
-        return steps.log1p().mul_(self.gain).add_(1.0).view(-1, 1, 1)
+        steps = (positions + 1) // self.step
+        # float64: see ``engine.model.routing.sigmoid``.
+        return steps.double().log1p().mul_(self.gain).add_(1.0).float().view(-1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +93,11 @@ class Llama4Attention:
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Check a ``config.json`` of a model of text alone."""
-    return _read(fields, ("Llama4ForCausalLM",))
-
-
-def _read(fields: Fields, supported: tuple[str, ...]) -> ModelConfig:
+    """Check a ``config.json``."""
     fields.only("hidden_act", ("silu",), default="silu")
     common = read_common(
         fields,
-        supported,
+        ("Llama4ForCausalLM",),
         default_kv_heads=8,
         default_head_dim=128,
         default_positions=131_072,
@@ -126,7 +120,6 @@ def _read(fields: Fields, supported: tuple[str, ...]) -> ModelConfig:
         common,
         attention_bias=fields.boolean("attention_bias"),
         layers=grouped_layers(common, tuple(chunk if one else FULL for one in chunked)),
-        stop_ids=frozenset(fields.stop_ids()),
         extra=Llama4Config(
             rotated=rotated,
             sparse=frozenset(range(every - 1, count, every)) if sparse is None else sparse,
@@ -172,20 +165,10 @@ def build(config: ModelConfig, checklist: Checklist) -> Decoder:
     return Decoder(config, checklist, layer, (Rotary(config.rope, config.head_dim, checklist.memory.device),))
 
 
-def read_with_vision(fields: Fields) -> ModelConfig:
-    """Check a ``config.json`` of text and vision; what it says of vision is not looked at."""
-    names = ("Llama4ForConditionalGeneration",)
-    fields.architecture(names)
-    text = fields.section("text_config")
-    return _read(Fields(text.name, {**text.values, "architectures": list(names)}), names)
-
-
-def build_with_vision(config: ModelConfig, checklist: Checklist) -> Decoder:
-    """The text part; tensors of the vision part may be there and are not read."""
-    for prefix in VISION_PREFIXES:
-        checklist.under(prefix).ignore_all()
-    return build(config, checklist.under(TEXT_PREFIX))
-
-
 LLAMA4 = Family(read, build)
-LLAMA4_WITH_VISION = Family(read_with_vision, build_with_vision)
+LLAMA4_WITH_VISION = text_part(
+    LLAMA4,
+    outer="Llama4ForConditionalGeneration",
+    inner="Llama4ForCausalLM",
+    unread=("vision_model.", "multi_modal_projector."),
+)

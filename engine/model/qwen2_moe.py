@@ -25,6 +25,7 @@ from engine.model.layers import Linear
 from engine.model.qwen2 import DEFAULT_WINDOW, DEFAULT_WINDOW_LAYERS
 from engine.model.qwen3_moe import QwenExperts, qwen_experts, read_qwen_experts
 from engine.model.rotary import Rotary
+from engine.model.routing import sigmoid
 from engine.model.sharded import Columns, column_linear
 
 
@@ -67,7 +68,7 @@ class GatedShared:
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
         """Apply to rows of shape ``(N, hidden)``."""
-        return self._mlp(x, step) * self._gate(x).sigmoid()
+        return self._mlp(x, step) * sigmoid(self._gate(x)).to(x.dtype)
 
 
 def layer(config: ModelConfig, checklist: Checklist, index: int, place: int) -> PreNormLayer:

@@ -14,7 +14,7 @@ import torch
 from engine.model.checklist import Checklist
 from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder, Family
-from engine.model.deepseek import DEEPSEEK
+from engine.model.deepseek import DEEPSEEK, KIMI_WITH_VISION
 from engine.model.fields import Fields
 from engine.model.gpt_oss import GPT_OSS
 from engine.model.headless import describe_headless
@@ -32,6 +32,7 @@ from engine.model.qwen3_moe import QWEN3_MOE
 FAMILIES: dict[str, Family] = {
     "DeepseekV3ForCausalLM": DEEPSEEK,
     "GptOssForCausalLM": GPT_OSS,
+    "KimiK25ForConditionalGeneration": KIMI_WITH_VISION,
     "Llama4ForCausalLM": LLAMA4,
     "Llama4ForConditionalGeneration": LLAMA4_WITH_VISION,
     "LlamaForCausalLM": LLAMA,

@@ -72,7 +72,7 @@ class SigmoidOfTop:
     def __call__(self, logits: Tensor) -> Choice:
         """Choose."""
         best, experts = logits.topk(self.top)
-        return best.sigmoid(), experts
+        return sigmoid(best), experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class GroupedSigmoid:
 
     def __call__(self, logits: Tensor) -> Choice:
         """Choose."""
-        scores = logits.sigmoid()
+        scores = sigmoid(logits)
         rated = scores + self.bias
         if self.best_groups < self.groups:
             rated_nge = rated.view(len(rated), self.groups, -1)
@@ -104,6 +104,12 @@ class GroupedSigmoid:
         if self.renormalised:
             weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
         return weights * self.factor, experts
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """In float32, by way of float64: a number's float32 sigmoid may differ in its last bit by where in the batch it
+    stands, since the ends of a vector loop are computed by other instructions than the rest."""
+    return x.double().sigmoid().float()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ description cannot ask for more memory than the files are large.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from engine.model.decoder import Decoder
 from engine.model.headless import name_headless
 from engine.model.parallel import ALONE, Parallel, Span
 from engine.model.quantised.scheme import Scheme, read_scheme
-from engine.model.quantised.stored import PackedMatrix, PackedTensors
+from engine.model.quantised.stored import PackedMatrix, PackedStack, PackedTensors
 from engine.model.registry import build_model, describe_model
 from engine.model.safetensors import SafetensorsFile, TensorEntry, show_name
 
@@ -55,7 +57,7 @@ DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": 
 """Dtypes by the names that configurations use."""
 
 
-Found = SafetensorsFile | PackedMatrix
+Found = SafetensorsFile | PackedMatrix | PackedStack
 """Where a tensor is."""
 
 
@@ -112,7 +114,7 @@ def _dtype_of(name: str, wanted: Checklist, homes: dict[str, Found]) -> torch.dt
         return DTYPE_NAMES[name]
     first = next(iter(wanted.pieces))
     home = homes[first]
-    return UNPACKED_DTYPE if isinstance(home, PackedMatrix) else DTYPES[home.tensors[first].dtype]
+    return DTYPES[home.tensors[first].dtype] if isinstance(home, SafetensorsFile) else UNPACKED_DTYPE
 
 
 def _checkpoint_files(directory: Path) -> list[Path]:
@@ -160,7 +162,8 @@ def find_tensors(
                 continue
             _check_plain(file, entry, piece, homes.get(name))
             homes[name] = file
-    for name, matrix in packed.matrices():
+    together: Iterator[tuple[str, Found]] = itertools.chain(packed.matrices(), packed.stacks())
+    for name, matrix in together:
         if name in homes:
             raise ModelLoadError(f"tensor {name} is there twice: packed and as it is")
         homes[name] = matrix
@@ -193,11 +196,13 @@ def _some(names: list[str]) -> str:
 
 
 def _read(found: Found, name: str, home: Home) -> None:
-    if isinstance(found, PackedMatrix):
-        found.read_part(home)
-    else:
+    if not home.target.numel():
+        return
+    if isinstance(found, SafetensorsFile):
         read_part(found, name, home)
         _check_finite(name, home.target)
+    else:
+        found.read_part(home)
 
 
 def _check_finite(name: str, target: Tensor) -> None:

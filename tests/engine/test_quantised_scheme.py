@@ -14,6 +14,7 @@ from engine.model.quantised.codec import Present, Stored
 from engine.model.quantised.fp8 import ScaledBlocks
 from engine.model.quantised.gptq import Gptq, Layout
 from engine.model.quantised.grouped import GroupedNumbers, Grouping
+from engine.model.quantised.mxfp4 import mxfp4
 from engine.model.quantised.scheme import METHODS, read_scheme
 
 DEEPSEEK_V3 = {
@@ -88,10 +89,11 @@ def test_published_configurations(config: dict[str, Any], parts: str, codec: obj
 
 
 def test_experts_in_mxfp4_and_no_configuration() -> None:
-    """gpt-oss' experts are read by their family; without a configuration nothing is packed."""
+    """Only gpt-oss' stacked experts are packed; without a configuration nothing is."""
     scheme = read_scheme({"quantization_config": GPT_OSS})
     assert scheme is not None
     assert scheme.matrix is None
+    assert scheme.stacked is mxfp4
     assert read_scheme({"hidden_size": 3}) is None
     assert read_scheme({"quantization_config": None}) is None
 

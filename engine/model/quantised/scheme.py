@@ -19,6 +19,7 @@ from engine.model.quantised.fp8 import F8, block_scaled, row_scaled
 from engine.model.quantised.gptq import BITS as GPTQ_BITS
 from engine.model.quantised.gptq import Layout, gptq
 from engine.model.quantised.grouped import PACKED_BITS, Grouping, packed_numbers, plain_numbers
+from engine.model.quantised.mxfp4 import mxfp4
 
 METHODS = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
 """Values of ``quant_method`` that are read."""
@@ -40,6 +41,9 @@ PLACE = "config.json: quantization_config"
 MatrixCodec = Callable[[Present, tuple[int, int]], Codec]
 """Finds the codec of a matrix of ``(outputs, inputs)`` among what a checkpoint holds for it."""
 
+StackCodec = Callable[[Present, str, tuple[int, int, int]], Codec]
+"""The same of all matrices of ``(experts, outputs, inputs)``, below each other, by the stem of their tensors' names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
@@ -47,7 +51,9 @@ class Scheme:
 
     method: str
     matrix: MatrixCodec | None
-    """None where only the experts are packed (mxfp4), which their family reads itself."""
+    """None where only stacked experts are packed (mxfp4)."""
+    stacked: StackCodec | None = None
+    """Of experts that lie in one tensor."""
     ignored: tuple[str, ...] = ()
     """Suffixes of tensors that a checkpoint may hold beside them and that dequantised weights have no use for."""
 
@@ -142,12 +148,12 @@ def _fp8(options: Options) -> Scheme:
     options.choice("fmt", ("e4m3", "float8_e4m3fn", "e5m2", "float8_e5m2"), "e4m3")
     block = options.block("weight_block_size")
     if block is None:
-        return Scheme("fp8", _rows("weight_scale", tuple(F8)), ACTIVATIONS)
+        return Scheme("fp8", _rows("weight_scale", tuple(F8)), ignored=ACTIVATIONS)
 
     def matrix(present: Present, shape: tuple[int, int]) -> Codec:
         return block_scaled(present, shape, block, scale="weight_scale_inv", numbers=tuple(F8))
 
-    return Scheme("fp8", matrix, ACTIVATIONS)
+    return Scheme("fp8", matrix, ignored=ACTIVATIONS)
 
 
 def _awq(options: Options) -> Scheme:
@@ -166,7 +172,7 @@ def _gptq(options: Options) -> Scheme:
 
 
 def _mxfp4(_options: Options) -> Scheme:
-    return Scheme("mxfp4", None)
+    return Scheme("mxfp4", None, stacked=mxfp4)
 
 
 def _compressed_tensors(options: Options) -> Scheme:
@@ -182,7 +188,7 @@ def _compressed_tensors(options: Options) -> Scheme:
     if any(one != found[0] for one in found):
         raise ModelLoadError(f"{PLACE}: config_groups differ in how weights are packed; one way is supported")
     kind, _strategy, grouping, block = found[0]
-    return Scheme("compressed-tensors", _compressed_matrix(form, kind, grouping, block), ACTIVATIONS)
+    return Scheme("compressed-tensors", _compressed_matrix(form, kind, grouping, block), ignored=ACTIVATIONS)
 
 
 _Weights = tuple[str, str, Grouping, tuple[int, int] | None]

@@ -73,6 +73,28 @@ class PackedMatrix:
         decode_into(self.codec, self.source, home.target, Region(rows, columns))
 
 
+@dataclass(frozen=True, slots=True)
+class PackedStack:
+    """Matrices of experts, published as ``(experts, inputs, outputs)`` and packed below each other."""
+
+    codec: Codec
+    source: StoredParts
+    outputs: int
+    """Of one expert."""
+
+    def read_part(self, home: Home) -> None:
+        """Decode a part of them into its memory.
+
+        Raises:
+            ModelLoadError: a number has no meaning, or the file ends early.
+        """
+        (first, last), inputs, (start, stop) = home.part
+        for expert in range(first, last):
+            above = expert * self.outputs
+            target = home.target[expert - first].t()
+            decode_into(self.codec, self.source, target, Region((above + start, above + stop), inputs))
+
+
 class PackedTensors:
     """Collects, file by file, the tensors that stand for matrices on a checklist."""
 
@@ -80,6 +102,8 @@ class PackedTensors:
         self._scheme = scheme
         self._wanted = wanted
         self._modules: dict[str, dict[str, Located]] = {}
+        self._stacks: dict[str, dict[str, Located]] = {}
+        """By the name of the published tensor that they stand for."""
 
     def takes(self, file: SafetensorsFile, name: str, entry: TensorEntry) -> bool:
         """Whether a tensor that is not simply what the checklist asks for belongs to a packed matrix; it is then
@@ -88,19 +112,38 @@ class PackedTensors:
         Raises:
             ModelLoadError: another file has one of the same name.
         """
-        if self._scheme is None or self._scheme.matrix is None or entry.dtype not in STORED_DTYPES:
+        if self._scheme is None or entry.dtype not in STORED_DTYPES:
             return False
         module, _, suffix = name.rpartition(".")
+        if self._scheme.stacked is not None:
+            stack, _, _kind = name.rpartition("_")
+            stacked = self._wanted.pieces.get(stack)
+            if stacked is None or len(stacked.shape) != 3:
+                return False
+            return _remember(self._stacks.setdefault(stack, {}), file, suffix, name, entry)
+        if self._scheme.matrix is None:
+            return False
         piece = self._wanted.pieces.get(module + WEIGHT)
         if piece is None or len(piece.shape) != 2:
             return False
         if suffix in self._scheme.ignored:
             return True
-        parts = self._modules.setdefault(module, {})
-        if suffix in parts:
-            raise ModelLoadError(f"tensor {show_name(name)} is in both {parts[suffix][0].name} and {file.name}")
-        parts[suffix] = file, entry
-        return True
+        return _remember(self._modules.setdefault(module, {}), file, suffix, name, entry)
+
+    def stacks(self) -> Iterator[tuple[str, PackedStack]]:
+        """The stacked experts that were found, by the names of the checklist.
+
+        Raises:
+            ModelLoadError: a part is missing or misshaped; the message names it.
+        """
+        for name, parts in self._stacks.items():
+            assert self._scheme is not None, "nothing is taken without a scheme"
+            assert self._scheme.stacked is not None, "nothing is taken without a codec"
+            module, _, stem = name.rpartition(".")
+            experts, inputs, outputs = self._wanted.pieces[name].shape
+            codec = self._scheme.stacked(_present(module, parts), stem, (experts, outputs, inputs))
+            _check_spare(_present(module, parts), parts, codec)
+            yield name, PackedStack(codec, StoredParts(module, parts), outputs)
 
     def matrices(self) -> Iterator[tuple[str, PackedMatrix]]:
         """The matrices that were found, by the names of the checklist.
@@ -111,14 +154,31 @@ class PackedTensors:
         for module, parts in self._modules.items():
             assert self._scheme is not None, "nothing is taken without a scheme"
             assert self._scheme.matrix is not None, "nothing is taken without a codec"
-            present = Present(module, {suffix: Stored(one.dtype, one.shape) for suffix, (_, one) in parts.items()})
+            present = _present(module, parts)
             codec = self._scheme.matrix(present, _matrix_shape(self._wanted.pieces[module + WEIGHT]))
-            spare = [suffix for suffix in parts if suffix not in codec.suffixes]
-            if spare:
-                raise ModelLoadError(
-                    f"the checkpoint holds {present.name(spare[0])}, which its quantization_config has no use for"
-                )
+            _check_spare(present, parts, codec)
             yield module + WEIGHT, PackedMatrix(codec, StoredParts(module, parts))
+
+
+def _remember(
+    parts: dict[str, Located], file: SafetensorsFile, suffix: str, name: str, entry: TensorEntry
+) -> bool:
+    if suffix in parts:
+        raise ModelLoadError(f"tensor {show_name(name)} is in both {parts[suffix][0].name} and {file.name}")
+    parts[suffix] = file, entry
+    return True
+
+
+def _present(module: str, parts: dict[str, Located]) -> Present:
+    return Present(module, {suffix: Stored(one.dtype, one.shape) for suffix, (_, one) in parts.items()})
+
+
+def _check_spare(present: Present, parts: dict[str, Located], codec: Codec) -> None:
+    spare = [suffix for suffix in parts if suffix not in codec.suffixes]
+    if spare:
+        raise ModelLoadError(
+            f"the checkpoint holds {present.name(spare[0])}, which its quantization_config has no use for"
+        )
 
 
 def _matrix_shape(piece: Piece) -> tuple[int, int]:

@@ -268,7 +268,7 @@ FAMILIES: dict[str, Row] = {
     ),
 }  # fmt: skip
 
-WITH_VISION = {"Llama4ForConditionalGeneration": "llama4"}
+WITH_VISION = {"Llama4ForConditionalGeneration": "llama4", "KimiK25ForConditionalGeneration": "deepseek"}
 """Architectures whose text part is that of a family; ``test_with_vision`` has them."""
 
 EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
