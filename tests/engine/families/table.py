@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 
@@ -42,6 +43,8 @@ class Row:
     """Variants that the compiled kernels take; all others must be refused with a reason."""
     ranks: tuple[str, ...] = ()
     """Variants that are run on two ranks."""
+    full: tuple[str, ...] = ()
+    """Variants that only the full counts have."""
 
 
 LLAMA3 = {
@@ -235,23 +238,27 @@ FAMILIES: dict[str, Row] = {
     "mixtral": Row(
         "Mixtral", MIXTRAL_CASES, base={"num_local_experts": 4},
         ranks=("window 9, wide heads", "thirteen experts", "one expert"),
+        full=("gqa 2", "mqa, one expert a token", "thirteen experts"),
     ),
     "qwen3_moe": Row(
         "Qwen3Moe", QWEN3_MOE_CASES,
         base={"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 17, "head_dim": 8},
         ranks=("every second layer", "odd experts, biases"),
+        full=("gqa 2, renormalised", "every second layer", "windows, yarn"),
     ),
     "qwen2_moe": Row(
         "Qwen2Moe", QWEN2_MOE_CASES,
         base={"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 17,
               "shared_expert_intermediate_size": 21},
         ranks=("windows", "odd experts, a dense layer"),
+        full=("gqa 2", "windows", "no biases, every second layer"),
     ),
     "gpt_oss": Row(
         "GptOss", GPT_OSS_CASES,
         base={"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 12, "head_dim": 8,
               "intermediate_size": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
         ranks=("gqa 4, window 5", "odd experts, tight clamps"),
+        full=("gqa 2, a window", "gqa 4, window 5", "one expert a token, tied"),
     ),
     "deepseek": Row(
         "DeepseekV3", DEEPSEEK_CASES,
@@ -259,20 +266,41 @@ FAMILIES: dict[str, Row] = {
               "topk_group": 2, "moe_intermediate_size": 12, "first_k_dense_replace": 1, "kv_lora_rank": 16,
               "q_lora_rank": 20, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8},
         ranks=("kimi: one group", "no query rank, tied", "odd widths, two shared"),
+        full=("groups", "no query rank, tied", "all dense, biases", "halves, not renormalised"),
     ),
     "llama4": Row(
         "Llama4", LLAMA4_CASES, config="TextConfig",
         base={"num_local_experts": 4, "attention_chunk_size": 16, "intermediate_size_mlp": 41, "head_dim": 8,
               "num_hidden_layers": 4, "floor_scale": 10, "attn_scale": 0.3},
         ranks=("chunks of 7, every second layer without positions", "maverick: every second layer dense, no norms"),
+        full=("chunks of 16", "chunks of 7, every second layer without positions",
+              "nothing tuned, layers by list"),
     ),
 }  # fmt: skip
 
 WITH_VISION = {"Llama4ForConditionalGeneration": "llama4", "KimiK25ForConditionalGeneration": "deepseek"}
 """Architectures whose text part is that of a family; ``test_with_vision`` has them."""
 
-EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
+
+
+Case = tuple[str, str]
+"""A family and one of its variants."""
+
+
+def _marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.full,) if case[1] in FAMILIES[case[0]].full else ()
+
+
+def as_params(cases: list[Case]) -> list[object]:
+    """Parameters of a test that takes a case; some are for the full counts alone."""
+    return [pytest.param(case, marks=_marks(case), id="-".join(case)) for case in cases]
+
+
 RANK_CASES = [(family, case) for family, row in FAMILIES.items() for case in row.ranks]
+EVERY_CASE = [
+    pytest.param(family, case, marks=_marks((family, case))) for family, row in FAMILIES.items() for case in row.cases
+]
+"""Parameters of a test that takes a family and a variant."""
 
 
 def save_reference(folder: Path, family: str = "llama", seed: int = 0, **changes: object) -> torch.nn.Module:
