@@ -32,6 +32,12 @@ class StepContext:
     attend: PagedAttention
     batch: AttentionBatch
 
+    @property
+    def tiled(self) -> bool:
+        """Whether rows are computed in tiles of one size, so that products of one shape make them the same bits in any
+        company; then whatever chooses rows has to leave products their shape. Paged attention computes no tiles."""
+        return not isinstance(self.attend, PagedAttention)
+
 
 class Block(Protocol):
     """A part of a layer: rows in, rows out, both of shape ``(N, hidden)``."""

@@ -141,7 +141,7 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
         """Apply to rows of shape ``(N, hidden)``."""
-        out = self._parallel.all_reduce(self._routed(x)).to(x.dtype)
+        out = self._parallel.all_reduce(self._tiled(x) if step.tiled else self._routed(x)).to(x.dtype)
         return out if self._shared is None else out.add_(self._shared(x, step))
 
     def _routed(self, x: Tensor) -> Tensor:
@@ -161,6 +161,20 @@ class MixtureOfExperts:
                 # No row is twice among those of one expert: what is added where does not depend on any order.
                 out.index_add_(0, rows[part], y)
                 start += count
+        return out
+
+    def _tiled(self, x: Tensor) -> Tensor:
+        """The same with products of all rows for each expert that any is sent to: of the shape of the tile, however
+        its rows are routed."""
+        weights, chosen = self._router(x)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        factors = torch.zeros(len(x), self._experts.total, device=x.device).scatter_(1, chosen, weights)
+        sent = torch.zeros_like(factors, dtype=torch.bool).scatter_(1, chosen, True)
+        hit = sent.any(0).tolist()
+        for number, expert in enumerate(self._experts.held, self._experts.first):
+            if hit[number]:
+                y = self._apply(expert, x, factors[:, number : number + 1])
+                out += y.masked_fill_(~sent[:, number : number + 1], 0.0)
         return out
 
     def _apply(self, expert: Expert, x: Tensor, factors: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,7 +19,7 @@ from engine.model.attention import AttentionBatch, PagedAttention
 from engine.model.blocks import StepContext
 from engine.model.checklist import Checklist
 from engine.model.experts import Experts, MixtureOfExperts, make_router, separate_experts, stacked_experts
-from engine.model.layers import Memory
+from engine.model.layers import Memory, silu_mul
 from engine.model.parallel import Parallel
 from engine.model.routing import GroupedSigmoid, Route, SigmoidOfTop, Softmax, SoftmaxOfTop
 
@@ -128,6 +129,28 @@ def test_a_sum_runs_in_the_order_of_experts() -> None:
         backwards += other
     assert torch.equal(forwards, whole)
     assert not torch.equal(backwards, whole)
+
+
+@pytest.mark.parametrize("weigh_inputs", [False, True])
+def test_in_a_tile_every_product_has_the_shape_of_the_tile(weigh_inputs: bool) -> None:
+    """Rows computed as a tile agree with the same rows in any batch; experts see all rows or are not used. Control:
+    outside of a tile they see their own."""
+    mixture, _ = block(Softmax(2, renormalised=True))
+    mixture._weigh_inputs = weigh_inputs
+    seen: list[int] = []
+
+    def activation(gate_up: Tensor) -> Tensor:
+        seen.append(len(gate_up))
+        return silu_mul(gate_up)
+
+    mixture._activation = activation
+    x = rows(16)
+    tiled = mixture(x, replace(step(), attend=object()))
+    assert set(seen) == {16}
+    seen.clear()
+    assert torch.allclose(tiled, mixture(x, step()), atol=1e-5)
+    assert sum(seen) == 2 * 16
+    assert len(seen) > 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])

@@ -297,9 +297,8 @@ def as_params(cases: list[Case]) -> list[object]:
 
 
 RANK_CASES = [(family, case) for family, row in FAMILIES.items() for case in row.ranks]
-EVERY_CASE = [
-    pytest.param(family, case, marks=_marks((family, case))) for family, row in FAMILIES.items() for case in row.cases
-]
+EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
+EVERY_PARAM = [pytest.param(*case, marks=_marks(case)) for case in EVERY_CASE]
 """Parameters of a test that takes a family and a variant."""
 
 

@@ -24,7 +24,7 @@ from engine.model.registry import describe_model, load_model_config
 from engine.model.weights import load_model
 from tests.engine.families.harness import load_runner, random_tokens, run_mixed
 from tests.engine.families.rank_main import LENGTHS, PROMPTS, flatten, unflatten
-from tests.engine.families.table import EVERY_CASE, FAMILIES, RANK_CASES, VOCAB, Case, as_params, save_reference
+from tests.engine.families.table import EVERY_PARAM, FAMILIES, RANK_CASES, VOCAB, Case, as_params, save_reference
 from tests.engine.support import model_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -159,7 +159,7 @@ def covered(lists: list[Checklist]) -> dict[str, Tensor]:
     return counts
 
 
-@pytest.mark.parametrize(("family", "case"), EVERY_CASE)
+@pytest.mark.parametrize(("family", "case"), EVERY_PARAM)
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_take_every_number_and_matrices_once(family: str, case: str, size: int, tmp_path: Path) -> None:
     """Together the ranks take every number of every tensor; of matrices nobody takes one twice but routers, maps to
