@@ -91,7 +91,12 @@ def test_describing_a_model_loads_nothing(root: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(root)!r}); import engine.load, torch; "
         "from engine.model.registry import describe_model; from tests.engine.support import model_config; "
-        "before = set(sys.modules); describe_model(model_config()); print(len(set(sys.modules) - before)); "
+        "from engine.model.fields import Fields; from engine.model.registry import FAMILIES; "
+        "from tests.engine.families.published_moe import *; few = {**DEEPSEEK_V3, 'num_hidden_layers': 4}; "
+        "before = set(sys.modules); describe_model(model_config()); "
+        "[describe_model(FAMILIES[one['architectures'][0]].read(Fields('config.json', one)))"
+        " for one in (GPT_OSS_20B, LLAMA4_SCOUT, MIXTRAL_8X7B, few)]; "
+        "print(len(set(sys.modules) - before)); "
         "torch.ones(2, device='meta')[:1] = -1; torch.cat((torch.ones(2, device='meta'),) * 2).cos(); "
         "print(len(set(sys.modules) - before))"
     )
