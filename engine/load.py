@@ -43,7 +43,7 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
     check_config(config)
     torch.set_num_threads(config.threads)
     embeds = config.runner == "embed"
-    description = load_model_config(config.model_dir, headless=embeds)
+    description = load_model_config(config.model_dir, headless=embeds).within(config.max_context)
     if config.runner == "null":
         layout = layout_for(config, description, "float32" if config.dtype == "auto" else config.dtype)
         engine = build_null_engine(config, limits_for(config, description, layout), layout)
@@ -72,7 +72,8 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
-    cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
+    root = layout.root(model.config.kv_origin(config.model_digest))
+    cache = PrefixCache(pool, root=root, block_size=layout.block_size)
     return Engine(Scheduler(limits, pool, cache), runner)
 
 

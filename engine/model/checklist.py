@@ -47,6 +47,7 @@ class _Lists:
     linears: list[Linear] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
     ignored_suffixes: tuple[str, ...] = ()
+    ignored_prefixes: tuple[str, ...] = ()
 
 
 class Checklist:
@@ -106,6 +107,10 @@ class Checklist:
         """Allow tensors whose names end like this, under any prefix, which nothing reads."""
         self._lists.ignored_suffixes += suffixes
 
+    def ignore_prefixes(self, *prefixes: str) -> None:
+        """Allow tensors whose names begin like this, which nothing reads: parts of a model that are not run."""
+        self._lists.ignored_prefixes += tuple(self._prefix + prefix for prefix in prefixes)
+
     def pack(self, linear: Linear) -> Linear:
         """Remember a map that is to be packed after loading."""
         self._lists.linears.append(linear)
@@ -123,7 +128,8 @@ class Checklist:
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although it is not read."""
-        return name in self._lists.ignored or name.endswith(self._lists.ignored_suffixes)
+        lists = self._lists
+        return name in lists.ignored or name.endswith(lists.ignored_suffixes) or name.startswith(lists.ignored_prefixes)
 
 
 def targets(pieces: Iterable[Piece]) -> dict[str, Tensor]:

@@ -15,17 +15,28 @@ from engine.model.checklist import Checklist
 from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder, Family
 from engine.model.fields import Fields
+from engine.model.gemma2 import GEMMA2
+from engine.model.gemma3 import GEMMA3, GEMMA3_TEXT_PART
+from engine.model.granite import GRANITE
 from engine.model.headless import describe_headless
 from engine.model.layers import Memory
 from engine.model.llama import LLAMA
 from engine.model.mistral import MISTRAL
+from engine.model.olmo2 import OLMO2
 from engine.model.parallel import ALONE, Parallel
+from engine.model.phi3 import PHI3
 from engine.model.qwen2 import QWEN2
 from engine.model.qwen3 import QWEN3
 
 FAMILIES: dict[str, Family] = {
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3_TEXT_PART,
+    "GraniteForCausalLM": GRANITE,
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
+    "Olmo2ForCausalLM": OLMO2,
+    "Phi3ForCausalLM": PHI3,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
 }
@@ -50,6 +61,7 @@ def load_model_config(model_dir: str, *, headless: bool = False) -> ModelConfig:
     if generation.exists():
         stop_ids |= Fields(generation.name, read_json_object(generation, MAX_JSON_BYTES)).stop_ids()
     config = FAMILIES[fields.architecture(tuple(FAMILIES))].read(fields)
+    stop_ids |= config.stop_ids
     return replace(config, stop_ids=frozenset(stop for stop in stop_ids if stop < config.vocab_size))
 
 

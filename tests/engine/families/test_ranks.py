@@ -168,7 +168,9 @@ def test_ranks_take_every_number_and_matrices_once(family: str, case: str, size:
     shared = max(1, size // config.num_kv_heads)
     for name, count in covered([describe_model(config, parallel) for parallel in ranks]).items():
         times = {int(one) for one in count.unique()}
-        if count.dim() == 2:
+        if "qkv_proj" in name:
+            assert times == {1, shared}, name
+        elif count.dim() == 2:
             assert times == {shared if "k_proj" in name or "v_proj" in name else 1}, name
         else:
             assert min(times) >= 1, name
