@@ -147,6 +147,13 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return numbers, torch.where(largest.isfinite(), largest / LARGEST_INT8, torch.nan)
 
 
+def packed_bytes(weight: Tensor, *, int8: bool = False) -> int | None:
+    """Bytes that ``Linear.pack`` takes for a weight on the host; None where it leaves the weight as it is."""
+    if int8:
+        return weight.numel() + 4 * weight.shape[0]
+    return weight.nbytes if weight.dtype == torch.float32 or _onednn_packs(weight.dtype) else None
+
+
 def _onednn_packs(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

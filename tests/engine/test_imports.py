@@ -35,7 +35,7 @@ PURE = [
 BANNED = {"subprocess", "multiprocessing", "pickle", "socket", "asyncio", "ctypes", "safetensors", "transformers"}
 ALLOWED = {
     "attach.py": {"socket"},
-    "lockdown.py": {"ctypes"},
+    "heap.py": {"ctypes"}, "lockdown.py": {"ctypes"},
     "kernels/abi.py": {"ctypes"},
     "kernels/library.py": {"ctypes"},
     "kernels/program.py": {"ctypes"},
