@@ -35,7 +35,8 @@ PURE = [
 BANNED = {"subprocess", "multiprocessing", "pickle", "socket", "asyncio", "ctypes", "safetensors", "transformers"}
 ALLOWED = {
     "attach.py": {"socket"},
-    "heap.py": {"ctypes"}, "lockdown.py": {"ctypes"},
+    "heap.py": {"ctypes"},
+    "lockdown.py": {"ctypes"},
     "kernels/abi.py": {"ctypes"},
     "kernels/library.py": {"ctypes"},
     "kernels/program.py": {"ctypes"},

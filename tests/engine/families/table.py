@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 
@@ -36,12 +37,14 @@ class Row:
     """Variants by name: changes to the base."""
     base: Changes = field(default_factory=dict)
     """Changes to ``BASE``."""
+    config: str = "Config"
+    """What the name of the reference's configuration ends in."""
     compiled: tuple[str, ...] = ()
     """Variants that the compiled kernels take; all others must be refused with a reason."""
     ranks: tuple[str, ...] = ()
     """Variants that are run on two ranks."""
-    config: str = ""
-    """The reference's class of descriptions, where it is not ``...Config``."""
+    full: tuple[str, ...] = ()
+    """Variants that only the full counts have."""
     pictures: Changes | None = None
     """Of a model that also takes pictures, whose text part alone is run: the description of the other part."""
 
@@ -56,7 +59,7 @@ class Row:
         if self.pictures is not None:
             tied = values.get("tie_word_embeddings", True)
             values = {"text_config": values, "tie_word_embeddings": tied, **self.pictures}
-        return getattr(transformers, self.config or f"{self.prefix}Config")(**values)
+        return getattr(transformers, f"{self.prefix}{self.config}")(**values)
 
 
 LLAMA3 = {
@@ -234,21 +237,24 @@ GRANITE_CASES: dict[str, Changes] = {
 FAMILIES: dict[str, Row] = {
     "gemma2": Row(
         "Gemma2", GEMMA2_CASES, base={"head_dim": 8}, ranks=("window 8", "mqa, other scale", "no caps, untied"),
+        full=("mha, by layer type", "window of the context, biases", "mqa, other scale"),
     ),
     "gemma3": Row(
-        "Gemma3", GEMMA3_CASES, base={"head_dim": 8}, config="Gemma3TextConfig",
+        "Gemma3", GEMMA3_CASES, base={"head_dim": 8}, config="TextConfig", full=("mha, untied, other scale", "capped logits, gqa 4"),
         ranks=("five to one", "linear, mqa"),
     ),
     "gemma3 text part": Row(
         "Gemma3", GEMMA3_TEXT_CASES, base={"head_dim": 8, "pad_token_id": 0}, pictures=SMALL_PICTURES,
-        ranks=("window 8",),
+        ranks=("window 8",), full=("linear, mqa", "five to one", "gqa 4"),
     ),
-    "granite": Row("Granite", GRANITE_CASES, ranks=("all", "tied, mqa")),
-    "olmo2": Row("Olmo2", OLMO2_CASES, ranks=("gqa 2", "mha", "mqa")),
+    "granite": Row("Granite", GRANITE_CASES, ranks=("all", "tied, mqa"), full=("none", "gqa 3", "tied, mqa")),
+    "olmo2": Row(
+        "Olmo2", OLMO2_CASES, ranks=("gqa 2", "mha", "mqa"), full=("mha", "gqa 3, yarn"),
+    ),
     "phi3": Row(
         "Phi3", PHI3_CASES, base={"pad_token_id": 0},
         compiled=("gqa 2", "mha, tied", "long lists", "short lists", "long lists, attention factor, gqa 3"),
-        ranks=("window 11", "long lists, partial, mqa", "mha, tied"),
+        ranks=("window 11", "long lists, partial, mqa", "mha, tied"), full=("gqa 2", "partial", "short lists"),
     ),
     "llama": Row(
         "Llama", LLAMA_CASES, compiled=tuple(LLAMA_CASES),
@@ -268,8 +274,23 @@ FAMILIES: dict[str, Row] = {
     ),
 }  # fmt: skip
 
-EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
+Case = tuple[str, str]
+"""A family and one of its variants."""
+
+
+def _marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.full,) if case[1] in FAMILIES[case[0]].full else ()
+
+
+def as_params(cases: list[Case]) -> list[object]:
+    """Parameters of a test that takes a case; some are for the full counts alone."""
+    return [pytest.param(case, marks=_marks(case), id="-".join(case)) for case in cases]
+
+
 RANK_CASES = [(family, case) for family, row in FAMILIES.items() for case in row.ranks]
+EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
+EVERY_PARAM = [pytest.param(*case, marks=_marks(case)) for case in EVERY_CASE]
+"""Parameters of a test that takes a family and a variant."""
 
 
 def save_reference(folder: Path, family: str = "llama", seed: int = 0, **changes: object) -> torch.nn.Module:

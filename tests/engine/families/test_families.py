@@ -15,7 +15,7 @@ from engine.kernels.library import UnusableKernelsError
 from engine.kernels.plain_form import check_supported
 from engine.model.registry import FAMILIES as REGISTERED
 from tests.engine.families.harness import TOLERANCE, Recorder, load_runner, random_tokens, run_mixed, whole_line
-from tests.engine.families.table import EVERY_CASE, FAMILIES, VOCAB, save_reference
+from tests.engine.families.table import EVERY_PARAM, FAMILIES, VOCAB, save_reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +51,7 @@ def run_and_compare(reference: torch.nn.Module, folder: Path, chunk: int, output
     compare(reference, recorder, tokens, lengths)
 
 
-@pytest.mark.parametrize(("family", "case"), EVERY_CASE)
+@pytest.mark.parametrize(("family", "case"), EVERY_PARAM)
 def test_logits_and_ids_agree_with_transformers(family: str, case: str, tmp_path: Path) -> None:
     """Sixty-four greedy ids of four rows of different lengths, prompts in chunks of 7 beside decoding rows, and once
     more in one piece: logits to 1e-4 and every id."""
@@ -71,7 +71,7 @@ def test_compiled_logits_and_ids_agree_with_transformers(
     run_and_compare(reference, tmp_path, 7, OUTPUT, str(kernel_dir("native")))
 
 
-@pytest.mark.parametrize(("family", "case"), EVERY_CASE)
+@pytest.mark.parametrize(("family", "case"), EVERY_PARAM)
 def test_compiled_kernels_refuse_what_they_do_not_compute(family: str, case: str, tmp_path: Path) -> None:
     """A window shorter than the context is refused with its reason; the plain form is not."""
     save_reference(tmp_path, family, **FAMILIES[family].cases[case])

@@ -24,7 +24,7 @@ from engine.model.registry import describe_model, load_model_config
 from engine.model.weights import load_model
 from tests.engine.families.harness import load_runner, random_tokens, run_mixed
 from tests.engine.families.rank_main import LENGTHS, PROMPTS, flatten, unflatten
-from tests.engine.families.table import EVERY_CASE, FAMILIES, RANK_CASES, VOCAB, save_reference
+from tests.engine.families.table import EVERY_PARAM, FAMILIES, RANK_CASES, VOCAB, Case, as_params, save_reference
 from tests.engine.support import model_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,15 +35,15 @@ RANK_TOLERANCE = 1e-5
 STAGED = [case for case in RANK_CASES if "window" in case[1] or "tied" in case[1]]
 """Cases whose layers differ or whose head is the embedding."""
 
-Case = tuple[str, str]
 Logits = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
-    """A checkpoint for every case that is run on ranks."""
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
+    """A checkpoint for every case that some selected test runs."""
     made = {}
-    for family, case in RANK_CASES:
+    asked = {getattr(item, "callspec", None) and item.callspec.params.get("case") for item in request.session.items}
+    for family, case in [one for one in RANK_CASES if one in asked or one == RANK_CASES[0]]:
         made[family, case] = tmp_path_factory.mktemp("model")
         save_reference(made[family, case], family, **FAMILIES[family].cases[case])
     return made
@@ -85,7 +85,7 @@ def one_rank(folder: Path) -> Logits:
     return {f"{row}.{position}": value for (row, position), value in recorder.logits.items()}
 
 
-@pytest.mark.parametrize("case", RANK_CASES, ids="-".join)
+@pytest.mark.parametrize("case", as_params(RANK_CASES))
 def test_two_ranks_give_the_ids_and_logits_of_one(
     case: Case, folders: dict[Case, Path], two_ranks: dict[Case, tuple[Logits, Logits]]
 ) -> None:
@@ -129,7 +129,7 @@ class Chain:
         return self.stages[-1][0].logits(x, wanted)
 
 
-@pytest.mark.parametrize("case", STAGED, ids="-".join)
+@pytest.mark.parametrize("case", as_params(STAGED))
 def test_stages_of_a_pipeline_give_the_logits_of_the_whole(case: Case, folders: dict[Case, Path]) -> None:
     """Layers dealt to stages, which hand the residual stream on: the same bits."""
     folder = folders[case]
@@ -153,7 +153,7 @@ def covered(lists: list[Checklist]) -> dict[str, Tensor]:
     return counts
 
 
-@pytest.mark.parametrize(("family", "case"), EVERY_CASE)
+@pytest.mark.parametrize(("family", "case"), EVERY_PARAM)
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_take_every_number_and_matrices_once(family: str, case: str, size: int, tmp_path: Path) -> None:
     """Together the ranks take every number of every tensor; of matrices nobody takes one twice but key and value heads
