@@ -24,9 +24,10 @@ from engine.allowed_calls import Bells, engine_calls
 from engine.attach import attach
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
-from engine.load import load_engine
+from engine.load import load_engine, memory_need
 from engine.lockdown import generates_code, lock_down, read_maps
 from engine.loop import Engine
+from engine.runner import Runner
 from engine.serve import serve
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
@@ -48,6 +49,8 @@ def main(arguments: list[str]) -> int:
         config = EngineConfig.from_json(config_bytes)
         engine = load_engine(config)
         sys.stderr.write(f"engine computes with {engine.runner.backend}\n")
+        if isinstance(engine.runner, Runner):
+            sys.stderr.write(f"engine holds {memory_need(config, engine.runner)}\n")
         _lock_down(engine, channel, config.threads)
         channel.send(engine.ready())
         gc.disable()

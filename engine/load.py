@@ -10,6 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.embedding import EmbeddingRunner
 from engine.errors import ConfigurationError
+from engine.heap import release_free_memory
 from engine.kernels.library import UnusableKernelsError, open_library
 from engine.kernels.plain_form import check_supported
 from engine.kernels.program import NativeModel
@@ -18,6 +19,7 @@ from engine.kv.layout import KvLayout, fit_layout
 from engine.kv.prefix_cache import PrefixCache
 from engine.kv.storage import KvStorage
 from engine.loop import Engine
+from engine.memory import Form, MemoryNeed, predict_memory
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.parallel import ALONE, Parallel
@@ -43,7 +45,7 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
     check_config(config)
     torch.set_num_threads(config.threads)
     embeds = config.runner == "embed"
-    description = load_model_config(config.model_dir, headless=embeds)
+    description = load_model_config(config.model_dir, headless=embeds).within(config.max_context)
     if config.runner == "null":
         layout = layout_for(config, description, "float32" if config.dtype == "auto" else config.dtype)
         engine = build_null_engine(config, limits_for(config, description, layout), layout)
@@ -53,6 +55,7 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
         config.model_dir, description, dtype=config.dtype, device=torch.device(device), packed=False, headless=embeds
     )
     engine = build_embedding_engine(config, model) if embeds else build_engine(config, model)
+    release_free_memory()
     if warm:
         engine.warm_up()
         _settle_memory()
@@ -72,7 +75,8 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
-    cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
+    root = layout.root(model.config.kv_origin(config.model_digest))
+    cache = PrefixCache(pool, root=root, block_size=layout.block_size)
     return Engine(Scheduler(limits, pool, cache), runner)
 
 
@@ -115,6 +119,18 @@ def make_runner(config: EngineConfig, model: Decoder, storage: KvStorage, limits
     if not model.packed:
         model.pack(int8=int8)
     return Runner(model, storage, limits, backend=f"plain operations; no compiled kernels: {reason}")
+
+
+def memory_need(config: EngineConfig, runner: Runner) -> MemoryNeed:
+    """What the engine around this runner is told to hold, worked out from descriptions alone."""
+    model, program = runner.model, runner.program
+    form = Form(
+        dtype=model.dtype,
+        int8=config.quantization == "int8",
+        kernels=program is not None,
+        compresses=isinstance(program, NativeModel) and program.compressed,
+    )
+    return predict_memory(config, model.config, runner.storage.layout, runner.limits, form, model.parallel)
 
 
 def layout_for(config: EngineConfig, model: ModelConfig, dtype: str, parallel: Parallel = ALONE) -> KvLayout:

@@ -17,6 +17,7 @@ from engine.kernels.library import UnusableKernelsError
 from engine.model.blocks import GatedMlp, GroupedAttention, PreNormLayer
 from engine.model.decoder import Decoder
 from engine.model.layers import Linear, RmsNorm, silu_mul
+from engine.model.sharded import rms_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ def _plain_layer(place: int, layer: object) -> PlainLayer:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(attention, GroupedAttention) or not attention.rule.plain:
         raise UnusableKernelsError("they compute grouped-query attention without caps or sinks")
+    if attention.form.flat_norm or attention.form.norm is not rms_norm:
+        raise UnusableKernelsError("they compute norms of single heads whose gains are published whole")
     if not isinstance(mlp, GatedMlp) or mlp.activation is not silu_mul:
         raise UnusableKernelsError("they compute the SwiGLU MLP")
     return PlainLayer(

@@ -151,6 +151,11 @@ class NativeModel:
         kept = f"; weights in {round(100 * held / stored)} % of their bytes, without loss" if held < stored else ""
         return self._library.description + kept
 
+    @property
+    def compressed(self) -> bool:
+        """Whether some weights are kept in fewer bytes."""
+        return self._held_bytes < self._stored_bytes
+
     def touch(self) -> None:
         """Write every page of the logits once more."""
         self._logits.zero_()

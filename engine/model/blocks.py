@@ -17,8 +17,9 @@ from engine.model.attention import AttentionBatch, AttentionRule, PagedAttention
 from engine.model.checklist import Checklist
 from engine.model.config import ModelConfig
 from engine.model.layers import RmsNorm, silu_mul
+from engine.model.parallel import Span
 from engine.model.rotary import rotate
-from engine.model.sharded import Columns, RowLinear, column_linear, rms_norm
+from engine.model.sharded import Columns, NormMaker, RowLinear, SplitRmsNorm, column_linear, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,12 @@ class AttentionForm:
     out_bias: bool = False
     head_norm: bool = False
     """Whether each head of query and key is normalised before it is rotated."""
+    flat_norm: bool = False
+    """Whether all heads of query are normalised together before they are rotated, and all of key."""
+    norm: NormMaker = rms_norm
+    """Makes the norms of heads."""
+    fused: bool = False
+    """Whether query, key and value are published as one map, ``qkv_proj``."""
     table: int | None = 0
     """Which of the model's rotary embeddings; None for a layer without positions."""
     scale: float | None = None
@@ -90,17 +97,18 @@ class GroupedAttention:
         self.heads, self._rotated = last - first, last - first + kv_last - kv_first
         wide, narrow = config.num_heads * dim, config.num_kv_heads * dim
         kv_part = kv_first * dim, kv_last * dim
+        part = first * dim, last * dim
+        names = ("qkv_proj",) * 3 if form.fused else ("q_proj", "k_proj", "v_proj")
+        rows = wide + 2 * narrow if form.fused else None
         columns = [
-            Columns("q_proj", wide, (first * dim, last * dim)),
-            Columns("k_proj", narrow, kv_part),
-            Columns("v_proj", narrow, kv_part),
+            Columns(names[0], wide, part, 0, rows),
+            Columns(names[1], narrow, kv_part, wide if form.fused else 0, rows),
+            Columns(names[2], narrow, kv_part, wide + narrow if form.fused else 0, rows),
         ]
         self.qkv = column_linear(checklist, columns, hidden, bias=form.bias)
-        self.out = RowLinear(
-            checklist, "o_proj", inputs=wide, outputs=hidden, part=(first * dim, last * dim), bias=form.out_bias
-        )
-        self._q_norm = rms_norm(checklist, "q_norm", dim, config.rms_norm_eps) if form.head_norm else None
-        self._k_norm = rms_norm(checklist, "k_norm", dim, config.rms_norm_eps) if form.head_norm else None
+        self.out = RowLinear(checklist, "o_proj", inputs=wide, outputs=hidden, part=part, bias=form.out_bias)
+        self._q_norm = _heads_norm(checklist, "q_norm", config, form, (wide, part))
+        self._k_norm = _heads_norm(checklist, "k_norm", config, form, (narrow, kv_part))
         sinks = checklist.vector("sinks", config.num_heads, part=(first, last)) if form.sinks else None
         self.rule = AttentionRule(dim**-0.5 if form.scale is None else form.scale, form.cap, sinks)
 
@@ -125,7 +133,10 @@ class GroupedAttention:
         both, v = self.project(x)
         q, k = both[:, : self.heads], both[:, self.heads :]
         if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
+            if self.form.flat_norm:
+                q, k = self._q_norm(q.flatten(1)).view_as(q), self._k_norm(k.flatten(1)).view_as(k)
+            else:
+                q, k = self._q_norm(q), self._k_norm(k)
         if self.form.table is not None:
             tables = step.tables[self.form.table]
             if self._q_norm is None:
@@ -136,8 +147,17 @@ class GroupedAttention:
         return self.attend(q, k, v, step)
 
 
+def _heads_norm(
+    checklist: Checklist, name: str, config: ModelConfig, form: AttentionForm, held: tuple[int, Span]
+) -> RmsNorm | SplitRmsNorm | None:
+    """The norm of heads, if there is one; ``held``: numbers of all heads, and the part of them that is held."""
+    if form.flat_norm:
+        return SplitRmsNorm(checklist, name, held[0], config.rms_norm_eps, held[1])
+    return form.norm(checklist, name, config.head_dim, config.rms_norm_eps) if form.head_norm else None
+
+
 class GatedMlp:
-    """``down(act(gate(x)) * up(x))``; gate and up share one matrix."""
+    """``down(act(gate(x)) * up(x))``; gate and up share one matrix, which is published whole where it is ``fused``."""
 
     def __init__(
         self,
@@ -147,9 +167,12 @@ class GatedMlp:
         inner: int,
         bias: bool = False,
         activation: Callable[[Tensor], Tensor] = silu_mul,
+        fused: bool = False,
     ) -> None:
         part = checklist.parallel.share(inner)
         columns = [Columns("gate_proj", inner, part), Columns("up_proj", inner, part)]
+        if fused:
+            columns = [Columns("gate_up_proj", inner, part, first, 2 * inner) for first in (0, inner)]
         self.gate_up = column_linear(checklist, columns, hidden, bias=bias)
         self.down = RowLinear(checklist, "down_proj", inputs=inner, outputs=hidden, part=part, bias=bias)
         self.activation = activation
@@ -183,3 +206,23 @@ def pre_norm_layer(config: ModelConfig, checklist: Checklist, attention: Block, 
         rms_norm(checklist, "post_attention_layernorm", config.hidden_size, config.rms_norm_eps),
         mlp,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SandwichLayer:
+    """``x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`` (Gemma 2); without the inner norms OLMo 2's layer."""
+
+    attention_norm: RmsNorm | None
+    attention: Block
+    attended_norm: RmsNorm
+    mlp_norm: RmsNorm | None
+    mlp: Block
+    mixed_norm: RmsNorm
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """Advance the residual stream, in place."""
+        inner = x if self.attention_norm is None else self.attention_norm(x)
+        x += self.attended_norm(self.attention(inner, step))
+        inner = x if self.mlp_norm is None else self.mlp_norm(x)
+        x += self.mixed_norm(self.mlp(inner, step))
+        return x

@@ -7,7 +7,7 @@ an unknown option is an error that says what is supported, never a guess. ``engi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.errors import ModelLoadError
@@ -71,6 +71,18 @@ class ModelConfig:
     def kv_layers(self) -> tuple[LayerLayout, ...]:
         """What each layer stores for a token, of all ranks together."""
         return self.layers or uniform_layers(self.num_layers, self.num_kv_heads, self.head_dim)
+
+
+    def within(self, max_context: int) -> ModelConfig:
+        """The same model with contexts of at most so many tokens."""
+        context = min(self.max_positions, max_context)
+        return replace(self, max_positions=context, rope=replace(self.rope, context=min(self.rope.context, context)))
+
+    def kv_origin(self, model_digest: str) -> str:
+        """Names what decides about a token's KV: the model's files, and the list of divisors where there are two."""
+        if self.rope.kind != "longrope":
+            return model_digest
+        return f"{model_digest}/{'long' if self.rope.context > self.rope.original_positions else 'short'}"
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:

@@ -15,7 +15,7 @@ from engine.model.config import ModelConfig
 from engine.model.fields import Fields
 from engine.model.layers import RmsNorm
 from engine.model.rotary import Rotary
-from engine.model.sharded import VocabEmbedding, VocabHead, rms_norm
+from engine.model.sharded import NormMaker, VocabEmbedding, VocabHead, rms_norm
 
 LayerFactory = Callable[[ModelConfig, Checklist, int, int], Layer]
 """Builds a layer from: the description, the checklist of the layer's own prefix, the layer's number in the model, and
@@ -31,7 +31,8 @@ class DecoderForm:
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
     """Logits become ``cap * tanh(logit / cap)``; 0: they stay."""
-    norm: Callable[[Checklist, str, int, float], RmsNorm] = rms_norm
+    logit_divisor: float = 1.0
+    norm: NormMaker = rms_norm
     """Makes the last norm."""
 
 
@@ -74,7 +75,9 @@ class Decoder:
     def plain(self) -> bool:
         """Whether nothing but the layers tells it from a Llama."""
         form = self.form
-        return form.embedding_scale == 1.0 and not form.logit_cap and form.norm is rms_norm and len(self._rotaries) == 1
+        scaled = form.embedding_scale != 1.0 or form.logit_divisor != 1.0 or form.logit_cap
+        whole = len(self._rotaries) == 1 and self._rotaries[0].width == self.config.head_dim
+        return not scaled and whole and form.norm is rms_norm
 
     @property
     def embedding(self) -> VocabEmbedding:
@@ -140,6 +143,8 @@ class Decoder:
     def logits(self, x: Tensor, wanted: Tensor) -> Tensor:
         """Logits of some rows of the residual stream behind the last layer."""
         logits = self.head(self.norm(x.index_select(0, wanted)))
+        if self.form.logit_divisor != 1.0:
+            logits = logits.div_(self.form.logit_divisor)
         if self.form.logit_cap:
             logits = logits.div_(self.form.logit_cap).tanh_().mul_(self.form.logit_cap)
         return logits

@@ -21,6 +21,14 @@ class Fields:
         self.name = name
         self.values = values
 
+    def but(self, **changes: object) -> Fields:
+        """The same object with other values for some keys; None takes a key away."""
+        return Fields(self.name, {**self.values, **changes})
+
+    def defaults(self, **values: object) -> Fields:
+        """The same object with values for keys that are absent."""
+        return self.but(**{key: value for key, value in values.items() if self.absent(key)})
+
     def absent(self, key: str) -> bool:
         """Whether there is no such value."""
         return self.values.get(key) is None

@@ -114,10 +114,25 @@ class RmsNorm:
         return F.rms_norm(x, self._shape, self.weight, self._eps)
 
 
+class OffsetRmsNorm(RmsNorm):
+    """A norm whose gain is published less one (Gemma). The product with the gain is taken in float32."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise rows ``x`` of shape ``(N, size)``."""
+        y = F.rms_norm(x.float(), self._shape, None, self._eps)
+        return torch.addcmul(y, y, self.weight.float()).to(x.dtype)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of rows that hold both halves side by side, shape ``(N, 2 I) -> (N, I)``."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """``gelu(gate) * up``, in the form of tanh, of rows that hold both halves: ``(N, 2 I) -> (N, I)``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,6 +145,13 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     inverse = torch.where(largest > 0, LARGEST_INT8 / largest, 0.0)
     numbers = (x * inverse).nan_to_num_(0.0).round_().clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8)
     return numbers, torch.where(largest.isfinite(), largest / LARGEST_INT8, torch.nan)
+
+
+def packed_bytes(weight: Tensor, *, int8: bool = False) -> int | None:
+    """Bytes that ``Linear.pack`` takes for a weight on the host; None where it leaves the weight as it is."""
+    if int8:
+        return weight.numel() + 4 * weight.shape[0]
+    return weight.nbytes if weight.dtype == torch.float32 or _onednn_packs(weight.dtype) else None
 
 
 def _onednn_packs(dtype: torch.dtype) -> bool:

@@ -19,11 +19,11 @@ OLD_BUFFERS = ".rotary_emb.inv_freq"
 """End of the names of tensors in old checkpoints that can be computed."""
 
 
-def read(fields: Fields) -> ModelConfig:
+def read(fields: Fields, supported: tuple[str, ...] = ("LlamaForCausalLM",)) -> ModelConfig:
     """Check a ``config.json``."""
     fields.only("hidden_act", ("silu",), default="silu")
     return replace(
-        read_common(fields, ("LlamaForCausalLM",)),
+        read_common(fields, supported),
         attention_bias=fields.boolean("attention_bias"),
         mlp_bias=fields.boolean("mlp_bias"),
     )

@@ -16,14 +16,19 @@ from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder, Family
 from engine.model.deepseek import DEEPSEEK, KIMI_WITH_VISION
 from engine.model.fields import Fields
+from engine.model.gemma2 import GEMMA2
+from engine.model.gemma3 import GEMMA3, GEMMA3_TEXT_PART
 from engine.model.gpt_oss import GPT_OSS
+from engine.model.granite import GRANITE
 from engine.model.headless import describe_headless
 from engine.model.layers import Memory
 from engine.model.llama import LLAMA
 from engine.model.llama4 import LLAMA4, LLAMA4_WITH_VISION
 from engine.model.mistral import MISTRAL
 from engine.model.mixtral import MIXTRAL
+from engine.model.olmo2 import OLMO2
 from engine.model.parallel import ALONE, Parallel
+from engine.model.phi3 import PHI3
 from engine.model.qwen2 import QWEN2
 from engine.model.qwen2_moe import QWEN2_MOE
 from engine.model.qwen3 import QWEN3
@@ -31,13 +36,19 @@ from engine.model.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {
     "DeepseekV3ForCausalLM": DEEPSEEK,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3_TEXT_PART,
     "GptOssForCausalLM": GPT_OSS,
+    "GraniteForCausalLM": GRANITE,
     "KimiK25ForConditionalGeneration": KIMI_WITH_VISION,
     "Llama4ForCausalLM": LLAMA4,
     "Llama4ForConditionalGeneration": LLAMA4_WITH_VISION,
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
+    "Olmo2ForCausalLM": OLMO2,
+    "Phi3ForCausalLM": PHI3,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,

@@ -9,7 +9,10 @@ arXiv 2104.09864). Scalings, as ``transformers`` defines them for Llama:
 * ``yarn``: interpolated and extrapolated frequencies mixed by a ramp, and an attention factor (arXiv 2309.00071);
 * ``dynamic``: equals ``default`` up to ``max_position_embeddings``. Beyond it the frequencies would depend on the
   length of the sequence, so that keys of one position differ from step to step; such keys cannot be cached or shared.
-  The context of a ``dynamic`` model therefore ends at ``max_position_embeddings``, as the context of every model does.
+  The context of a ``dynamic`` model therefore ends at ``max_position_embeddings``, as the context of every model does;
+* ``longrope``: ``engine.model.longrope``.
+
+Some families rotate only the first numbers of a head (``partial``); the others stay.
 
 Angles and tables are computed in float32 whatever the dtype of the model is.
 """
@@ -48,6 +51,23 @@ class RopeScaling:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    partial: float = 1.0
+    """Share of a head's numbers that are rotated: the first ones."""
+    context: int = 0
+    """Of ``longrope``: the longest context that is served; it chooses between the lists."""
+    short: tuple[float, ...] = ()
+    """Of ``longrope``: divisors of the frequencies where no context is longer than ``original_positions``."""
+    long: tuple[float, ...] = ()
+    """The same where some may be."""
+
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        """Of ``longrope``: the list that the longest context chooses."""
+        return self.long if self.context > self.original_positions else self.short
+
+    def width(self, head_dim: int) -> int:
+        """Numbers of a head that are rotated."""
+        return int(head_dim * self.partial)
 
 
 def read_rope(
@@ -100,11 +120,14 @@ def read_rope(
 
 
 def inverse_frequencies(rope: RopeScaling, head_dim: int) -> Tensor:
-    """Radians a position, float32 of shape ``(head_dim / 2,)``."""
-    steps = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    """Radians a position, float32, one for each pair that is rotated."""
+    width = rope.width(head_dim)
+    steps = torch.arange(0, width, 2, dtype=torch.int64).to(torch.float32) / width
     frequencies: Tensor = 1.0 / (rope.theta**steps)
     if rope.kind == "linear":
         return frequencies / rope.factor
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.divisors, dtype=torch.float32) * rope.theta**steps)
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
     if rope.kind == "yarn":
@@ -123,11 +146,12 @@ class Rotary:
         half = inverse_frequencies(rope, head_dim).to(device)
         self._frequencies = torch.cat((half, half))
         self._scale = rope.attention_factor
-        self._sign = torch.ones(head_dim, device=device)
-        self._sign[: head_dim // 2] = -1.0
+        self.width = len(self._frequencies)
+        self._sign = torch.ones(self.width, device=device)
+        self._sign[: self.width // 2] = -1.0
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines for ``positions`` (int64, shape ``(N,)``), each of shape ``(N, 1, head_dim)``."""
+        """Cosines and signed sines for ``positions`` (int64, shape ``(N,)``), each of shape ``(N, 1, width)``."""
         angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies
         cos, sin = angles.cos(), angles.sin().mul_(self._sign)
         if self._scale != 1.0:
@@ -137,7 +161,13 @@ class Rotary:
 
 
 def rotate(x_nhd: Tensor, cos_n1d: Tensor, sin_n1d: Tensor) -> Tensor:
-    """Rotate heads ``x`` of shape ``(N, H, D)``. The sines carry the sign of the first half."""
+    """Rotate the first numbers of heads of shape ``(N, H, D)``, as many as there are cosines.
+
+    The sines carry the sign of the first half.
+    """
+    width = cos_n1d.shape[-1]
+    if width < x_nhd.shape[-1]:
+        return torch.cat((rotate(x_nhd[..., :width], cos_n1d, sin_n1d), x_nhd[..., width:]), -1)
     half = x_nhd.shape[-1] // 2
     return torch.addcmul(x_nhd * cos_n1d, x_nhd.roll(half, -1), sin_n1d)
 

@@ -7,14 +7,19 @@ needs no layer of its own: a block holds the experts of ``parallel.share(num_exp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.checklist import Checklist
-from engine.model.layers import Linear, RmsNorm
+from engine.model.layers import Linear, OffsetRmsNorm, RmsNorm
 from engine.model.parallel import Span
+
+NormMaker = Callable[[Checklist, str, int, float], RmsNorm]
+"""Makes a norm from: the checklist, its name, its size, and its epsilon."""
 
 
 class Columns(NamedTuple):
@@ -120,3 +125,31 @@ def rms_norm(checklist: Checklist, name: str, size: int, eps: float) -> RmsNorm:
     norm = RmsNorm(size, eps, checklist.memory)
     checklist.want(f"{name}.weight", (size,), norm.weight)
     return norm
+
+
+def offset_norm(checklist: Checklist, name: str, size: int, eps: float) -> RmsNorm:
+    """A norm whose gain is published less one, and which every rank has whole."""
+    norm = OffsetRmsNorm(size, eps, checklist.memory)
+    checklist.want(f"{name}.weight", (size,), norm.weight)
+    return norm
+
+
+class SplitRmsNorm:
+    """A norm over numbers of which each rank holds a part; the mean of their squares is taken over all ranks."""
+
+    def __init__(self, checklist: Checklist, name: str, size: int, eps: float, part: Span) -> None:
+        self._parallel = checklist.parallel
+        self._eps = eps
+        self._held = part[1] - part[0]
+        self._counted = self._held * self._parallel.size
+        """Numbers that the ranks sum up together: more than ``size`` where several ranks hold the same ones."""
+        self.weight = checklist.vector(f"{name}.weight", size, part=part)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise this rank's part of rows, ``(N, part)``."""
+        if self._parallel.size == 1:
+            return F.rms_norm(x, (self._held,), self.weight, self._eps)
+        wide = x.float()
+        squares = self._parallel.all_reduce(wide.square().sum(-1, keepdim=True))
+        scale = torch.rsqrt(squares / self._counted + self._eps)
+        return (wide * scale * self.weight.float()).to(x.dtype)

@@ -35,6 +35,7 @@ PURE = [
 BANNED = {"subprocess", "multiprocessing", "pickle", "socket", "asyncio", "ctypes", "safetensors", "transformers"}
 ALLOWED = {
     "attach.py": {"socket"},
+    "heap.py": {"ctypes"},
     "lockdown.py": {"ctypes"},
     "kernels/abi.py": {"ctypes"},
     "kernels/library.py": {"ctypes"},

@@ -32,7 +32,7 @@ class Row:
     """A family."""
 
     prefix: str
-    """Of the reference's ``...Config`` and ``...ForCausalLM``."""
+    """Of the reference's ``...ForCausalLM``."""
     cases: dict[str, Changes]
     """Variants by name: changes to the base."""
     base: Changes = field(default_factory=dict)
@@ -45,6 +45,21 @@ class Row:
     """Variants that are run on two ranks."""
     full: tuple[str, ...] = ()
     """Variants that only the full counts have."""
+    pictures: Changes | None = None
+    """Of a model that also takes pictures, whose text part alone is run: the description of the other part."""
+
+    @property
+    def architecture(self) -> str:
+        """As descriptions name it."""
+        return f"{self.prefix}{'ForCausalLM' if self.pictures is None else 'ForConditionalGeneration'}"
+
+    def describe(self, changes: Changes) -> transformers.PreTrainedConfig:
+        """The reference's description of a variant."""
+        values = {**BASE, **self.base, **changes}
+        if self.pictures is not None:
+            tied = values.get("tie_word_embeddings", True)
+            values = {"text_config": values, "tie_word_embeddings": tied, **self.pictures}
+        return getattr(transformers, f"{self.prefix}{self.config}")(**values)
 
 
 LLAMA3 = {
@@ -218,7 +233,122 @@ QWEN3_CASES: dict[str, Changes] = {
     },
 }  # fmt: skip
 
+GEMMA2_CASES: dict[str, Changes] = {
+    "window 8": {"sliding_window": 8},
+    "mqa, other scale": {"sliding_window": 13, "num_key_value_heads": 1, "query_pre_attn_scalar": 7},
+    "no caps, untied": {
+        "sliding_window": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "tie_word_embeddings": False,
+    },
+    "low caps, three layers": {
+        "sliding_window": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "num_hidden_layers": 3,
+    },
+    "mha, by layer type": {
+        "sliding_window": 21, "num_key_value_heads": 4, "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "window of the context, biases": {"sliding_window": 128, "head_dim": 12, "attention_bias": True},
+}  # fmt: skip
+
+GEMMA3_CASES: dict[str, Changes] = {
+    "window 8": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "linear, mqa": {
+        "sliding_window": 13, "num_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "five to one": {"sliding_window": 6, "num_hidden_layers": 7},
+    "mha, untied, other scale": {
+        "sliding_window": 9, "num_key_value_heads": 4, "tie_word_embeddings": False, "query_pre_attn_scalar": 5,
+        "head_dim": 12,
+    },
+    "capped logits, gqa 4": {
+        "sliding_window": 16, "num_attention_heads": 8, "final_logit_softcapping": 2.0,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}  # fmt: skip
+
+GEMMA3_TEXT_CASES: dict[str, Changes] = {
+    **{name: GEMMA3_CASES[name] for name in ("window 8", "linear, mqa", "five to one")},
+    "mha, untied, other scale": GEMMA3_CASES["mha, untied, other scale"],
+    "gqa 4": {"sliding_window": 16, "num_attention_heads": 8, "layer_types": ["full_attention", "sliding_attention"]},
+}
+
+SMALL_PICTURES: Changes = {
+    "vision_config": {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4, "image_token_index": VOCAB, "boi_token_index": VOCAB, "eoi_token_index": VOCAB,
+}  # fmt: skip
+
+
+def longrope(width: int, first: int, **more: object) -> Changes:
+    """Lists of divisors for so many numbers of a head."""
+    half = width // 2
+    lists = {"short_factor": [1.0 + place / 8 for place in range(half)],
+             "long_factor": [1.0 + place * 1.5 for place in range(half)]}  # fmt: skip
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **lists, **more}
+    return {"rope_parameters": rope, "original_max_position_embeddings": first}
+
+
+PHI3_CASES: dict[str, Changes] = {
+    "gqa 2": {},
+    "mha, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "window 11": {"sliding_window": 11},
+    "partial": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
+    "long lists": longrope(8, 3),
+    "short lists": longrope(8, 128),
+    "long lists, partial, mqa": {**longrope(6, 3, partial_rotary_factor=0.75), "num_key_value_heads": 1},
+    "long lists, attention factor, gqa 3": {
+        **longrope(6, 2, attention_factor=1.3, factor=4.0), "num_attention_heads": 6, "hidden_size": 36,
+    },
+}  # fmt: skip
+
+OLMO2_CASES: dict[str, Changes] = {
+    "gqa 2": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa": {"num_key_value_heads": 1},
+    "biases, tied": {"attention_bias": True, "tie_word_embeddings": True},
+    "gqa 3, yarn": {"num_attention_heads": 6, "hidden_size": 36, "rope_parameters": YARN},
+}
+
+GRANITE_CASES: dict[str, Changes] = {
+    "all": {
+        "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    },
+    "none": {"attention_multiplier": 0.35},
+    "tied, mqa": {
+        "tie_word_embeddings": True, "num_key_value_heads": 1, "residual_multiplier": 0.5, "logits_scaling": 0.5,
+    },
+    "biases": {"attention_bias": True, "mlp_bias": True, "embedding_multiplier": 3.0},
+    "gqa 3": {"num_attention_heads": 6, "hidden_size": 36, "residual_multiplier": 1.5, "attention_multiplier": 0.5},
+}  # fmt: skip
+
 FAMILIES: dict[str, Row] = {
+    "gemma2": Row(
+        "Gemma2", GEMMA2_CASES, base={"head_dim": 8}, ranks=("window 8", "mqa, other scale", "no caps, untied"),
+        full=("mha, by layer type", "window of the context, biases", "mqa, other scale"),
+    ),
+    "gemma3": Row(
+        "Gemma3", GEMMA3_CASES, base={"head_dim": 8}, config="TextConfig",
+        full=("mha, untied, other scale", "capped logits, gqa 4"),
+        ranks=("five to one", "linear, mqa"),
+    ),
+    "gemma3 text part": Row(
+        "Gemma3", GEMMA3_TEXT_CASES, base={"head_dim": 8, "pad_token_id": 0}, pictures=SMALL_PICTURES,
+        ranks=("window 8",), full=("linear, mqa", "five to one", "gqa 4"),
+    ),
+    "granite": Row("Granite", GRANITE_CASES, ranks=("all", "tied, mqa"), full=("none", "gqa 3", "tied, mqa")),
+    "olmo2": Row(
+        "Olmo2", OLMO2_CASES, ranks=("gqa 2", "mha", "mqa"), full=("mha", "gqa 3, yarn"),
+    ),
+    "phi3": Row(
+        "Phi3", PHI3_CASES, base={"pad_token_id": 0},
+        compiled=("gqa 2", "mha, tied", "long lists", "short lists", "long lists, attention factor, gqa 3"),
+        ranks=("window 11", "long lists, partial, mqa", "mha, tied"), full=("gqa 2", "partial", "short lists"),
+    ),
     "llama": Row(
         "Llama", LLAMA_CASES, compiled=tuple(LLAMA_CASES),
         ranks=("gqa 4", "mqa", "mha", "both biases, tied"),
@@ -282,7 +412,6 @@ WITH_VISION = {"Llama4ForConditionalGeneration": "llama4", "KimiK25ForConditiona
 """Architectures whose text part is that of a family; ``test_with_vision`` has them."""
 
 
-
 Case = tuple[str, str]
 """A family and one of its variants."""
 
@@ -306,9 +435,9 @@ def save_reference(folder: Path, family: str = "llama", seed: int = 0, **changes
     """A model that is random in every detail, norms and biases included, written to a folder."""
     torch.manual_seed(seed)
     row = FAMILIES[family]
-    config = getattr(transformers, f"{row.prefix}{row.config}")(**{**BASE, **row.base, **changes})
+    config = row.describe(changes)
     config._attn_implementation = config._experts_implementation = "eager"
-    model = getattr(transformers, f"{row.prefix}ForCausalLM")(config).eval()
+    model = getattr(transformers, row.architecture)(config).eval()
     with torch.no_grad():
         buffers = [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
         for name, parameter in (*model.named_parameters(), *buffers):

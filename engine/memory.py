@@ -1,0 +1,149 @@
+"""How much memory an engine will hold, told from the description alone, before any is taken.
+
+Three parts: weights in the form in which they are multiplied, the KV cache, and buffers. What a step needs for a moment
+is counted among the buffers, since an engine keeps what it once took: the moments of MLP, attention and sampler, which
+a heap seldom puts into one another's place. Not counted is what the process holds without a model: the interpreter and
+its libraries, with the code that oneDNN writes for 16-bit products on the plain path (some 10 MiB).
+
+Memory of loading is given back (``engine.heap``): packing a matrix takes its copy before the old form is let
+go, and what a heap keeps of that would be up to the largest matrices of a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig
+from engine.kernels.abi import PANEL
+from engine.kernels.packing import padded_inputs
+from engine.kv.layout import KvLayout
+from engine.kv.storage import GATHER_TOKENS
+from engine.model.checklist import Checklist
+from engine.model.config import ModelConfig
+from engine.model.layers import Linear, packed_bytes
+from engine.model.parallel import ALONE, Parallel
+from engine.model.registry import build_model
+from engine.scheduler.limits import SchedulerLimits
+
+BLOCK_RECORD_BYTES = 96
+"""Bytes of a block in the pool's lists, its number as an object included."""
+
+SCORE_BYTES = 28
+"""Bytes a vocabulary entry of a sampled row at the sampler's largest moment: five float32 copies and one of float64."""
+
+COMPRESSED = 3 / 4
+"""Share of a bfloat16 matrix's bytes that kernels keep where they compress it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes of an engine."""
+
+    weights: int
+    kv: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.kv + self.buffers
+
+    def __str__(self) -> str:
+        parts = (self.weights, "weights"), (self.kv, "KV"), (self.buffers, "buffers")
+        return ", ".join(f"{size / (1 << 20):,.0f} MiB of {name}" for size, name in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a model will be computed."""
+
+    dtype: torch.dtype
+    int8: bool = False
+    kernels: bool = False
+    compresses: bool = False
+    """Whether the kernels compress bfloat16; how far depends on the weights, here they are taken to be usual ones."""
+
+
+def predict_memory(
+    config: EngineConfig, model: ModelConfig, layout: KvLayout, limits: SchedulerLimits, form: Form,
+    parallel: Parallel = ALONE,
+) -> MemoryNeed:  # fmt: skip
+    """Bytes that an engine on a processor, or one rank of it, holds once it is warm.
+
+    Args:
+        config: of the engine.
+        model: its description.
+        layout: of the rank's KV.
+        limits: of its steps.
+        form: how it is computed.
+        parallel: which part of the model the rank holds.
+    """
+    checklist = build_model(model, form.dtype, torch.device("meta"), parallel)[1]
+    item = form.dtype.itemsize
+    gathered = -(-max(limits.max_context, GATHER_TOKENS) // layout.block_size) * layout.block_size
+    wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
+    narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
+    tables = 8 * limits.max_num_seqs * -(-limits.max_context // layout.block_size)
+    buffers = gathered * (wide + narrow) * item + tables + layout.num_blocks * BLOCK_RECORD_BYTES
+    moment = _kernel_rooms if form.kernels else _moments
+    return MemoryNeed(
+        weights=_weights(checklist, model, form),
+        kv=layout.block_bytes * (layout.num_blocks + 1),
+        buffers=buffers + moment(model, limits, form),
+    )
+
+
+def parameters(checklist: Checklist) -> int:
+    """Numbers in a checkpoint, as published; a head that is the embedding is not counted again."""
+    return sum(torch.Size(piece.shape).numel() for piece in checklist.pieces.values())
+
+
+def _weights(checklist: Checklist, model: ModelConfig, form: Form) -> int:
+    targets = [home.target for piece in checklist.pieces.values() for home in piece.homes]
+    embedding = targets[0] if model.tie_word_embeddings else None
+    total = sum(target.nbytes for target in targets)
+    for linear in checklist.linears:
+        stored, shared = linear.loaded, linear.loaded is embedding
+        kept = _kernel_bytes(linear, form) if form.kernels else packed_bytes(stored, int8=form.int8)
+        if kept is None:
+            continue
+        # A head that is the embedding: the embedding is kept beside it, unless kernels read it from the head.
+        replaced = not shared or (form.kernels and not form.int8)
+        total += kept - (stored.nbytes if replaced else 0)
+    return total
+
+
+def _kernel_bytes(linear: Linear, form: Form) -> int:
+    """Of a matrix in panels, with what belongs to it."""
+    outputs, inputs = linear.loaded.shape
+    rows = -(-outputs // PANEL) * PANEL
+    dtype = torch.int8 if form.int8 else form.dtype
+    matrix = rows * padded_inputs(inputs, dtype) * dtype.itemsize
+    if form.compresses and dtype == torch.bfloat16:
+        matrix = int(matrix * COMPRESSED)
+    return matrix + (8 * rows if form.int8 else 0) + (0 if linear.bias is None else 4 * rows)
+
+
+def _kernel_rooms(model: ModelConfig, limits: SchedulerLimits, form: Form) -> int:
+    """Rooms that the kernels' program takes once, and the sampler's moment."""
+    hidden, heads = model.hidden_size, model.num_heads * model.head_dim
+    inner, qkv = model.intermediate_size, heads + 2 * model.num_kv_heads * model.head_dim
+    item = 1 if form.int8 else form.dtype.itemsize
+    row = 4 * (hidden + qkv + model.head_dim) + item * (hidden + heads + inner)
+    if form.int8:
+        row += 4 * (heads + inner)
+    scores = (SCORE_BYTES + 4) * limits.max_num_seqs * model.vocab_size
+    return limits.max_num_batched_tokens * row + scores
+
+
+def _moments(model: ModelConfig, limits: SchedulerLimits, form: Form) -> int:
+    """What plain tensor operations hold for a moment: inside an MLP, inside an attention, in the sampler."""
+    tokens, item = limits.max_num_batched_tokens, form.dtype.itemsize
+    mlp = tokens * (2 * model.hidden_size + 3 * model.intermediate_size) * item
+    # The second half of a prompt against the whole: a mask, and where heads share keys three times their scores.
+    scores = (tokens // 2) * min(limits.max_context, tokens) * item
+    attention = scores * (1 if model.num_heads == model.num_kv_heads else 1 + 3 * model.num_heads)
+    sampled = limits.max_num_seqs * model.vocab_size * (SCORE_BYTES + (0 if item == 4 else item))
+    return mlp + attention + sampled
