@@ -13,8 +13,11 @@ from appliance.errors import ConfigError
 EMBEDDED_MODEL = "athanor-mini"
 """Name and folder of the model that comes with the project."""
 
-ENGINE_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json")
+ENGINE_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json", "modules.json")
 """What the engine sandbox sees, besides every ``*.safetensors``."""
+
+POOLING_FILE = ("1_Pooling/config.json", "pooling.json")
+"""How an embedding model pools: where that lies in its folder, and its name in the sandbox, which has no folders."""
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -88,7 +91,9 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
     for needed in ("config.json", "tokenizer.json"):
         if not (folder / needed).is_file():
             raise ConfigError(f"model {name}: {needed} is missing in {folder}")
-    return _real_files(name, folder, (*ENGINE_FILES, *weights)), _real_files(name, folder, TEXT_FILES)
+    engine = _real_files(name, folder, (*ENGINE_FILES, *weights, POOLING_FILE[0]))
+    renamed = tuple((POOLING_FILE[1] if inside == POOLING_FILE[0] else inside, path) for inside, path in engine)
+    return renamed, _real_files(name, folder, TEXT_FILES)
 
 
 def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:

@@ -61,6 +61,8 @@ class ModelConfig(_Section):
     """One model to serve. ``kv_bytes`` is host memory on a CPU machine. ``weights: int8`` rounds the weights to 8 bits
     while they are loaded, and activations row by row: half the memory of bfloat16, and not the same tokens.
 
+    ``runner: embed`` serves a model that gives vectors: ``/v1/embeddings`` and nothing else.
+
     ``runner: "null"`` is for benchmarks of everything but the model: no weights are read, the answers are meaningless
     ids given by rule, and ``step_us`` is the least time of a step. All models of a configuration are then such ones,
     so that no tenant of a real model is ever answered by one; status and ``/v1/models`` name them.
@@ -76,13 +78,21 @@ class ModelConfig(_Section):
     """Tokens of one KV block: a prefix is reused in whole blocks, and a smaller block costs more bookkeeping."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536)] = 512
-    runner: Literal["model", "null"] = "model"
+    runner: Literal["model", "embed", "null"] = "model"
+    pooling: Literal[
+        "auto", "last", "last+normalise", "mean", "mean+normalise", "cls", "cls+normalise"
+    ] = "auto"
+    """How ``runner: embed`` makes a vector of a text; ``auto`` as the model's own modules.json says."""
+    truncates: bool = False
+    """Whether the model was trained so that the first numbers of a vector are one too (``dimensions`` of a request)."""
     step_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
 
     @model_validator(mode="after")
     def _paced(self) -> Self:
-        if self.step_us and self.runner == "model":
+        if self.step_us and self.runner != "null":
             raise ValueError("step_us is for the null runner: a model takes the time it takes")
+        if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
+            raise ValueError("pooling and truncates are for runner: embed")
         return self
 
 
@@ -124,7 +134,7 @@ class ApplianceConfig(_Section):
         names = [model.name for model in value]
         if len(set(names)) != len(names):
             raise ValueError("two models have one name")
-        if len({model.runner for model in value}) > 1:
+        if len({model.runner == "null" for model in value}) > 1:
             raise ValueError("null runners and models do not go together: a benchmark has an appliance of its own")
         return value
 

@@ -55,6 +55,12 @@ class Operation(Enum):
     TEXT_COMPLETION = "text_completion"
 
 
+class EmbedOperation(Enum):
+    """The same of a request for vectors."""
+
+    EMBEDDINGS = "embeddings"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One generation, whichever front end it came through."""
@@ -77,6 +83,35 @@ class GenerateRequest:
     stream: bool = False
     priority: Priority | None = None
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """Some texts, each to be made one vector of."""
+
+    request_id: str
+    """As in ``GenerateRequest``."""
+    model: str
+    inputs: tuple[TextPrompt | TokenPrompt, ...]
+    """At least one."""
+    dimensions: int | None = None
+    """How many of a vector's numbers are wanted; None: all."""
+    deadline: float | None = None
+    priority: Priority | None = None
+
+    @property
+    def operation(self) -> EmbedOperation:
+        """Always the same."""
+        return EmbedOperation.EMBEDDINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What became of them."""
+
+    vectors: tuple[array[float], ...]
+    """Typecode ``f``, in the order of the texts, all of one length."""
+    input_tokens: int
 
 
 class FinishReason(Enum):
@@ -137,7 +172,7 @@ class ModelCard:
     """Unix seconds at which the appliance began to serve it."""
     max_context: int
     runner: str = "model"
-    """``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
+    """``embed``: it gives vectors. ``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +230,14 @@ class Service(Protocol):
 
         Raises:
             ApplianceError: typed, from the closed list, at any point of the iteration.
+        """
+        ...
+
+    async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
+        """Make a vector of each text. Cancelling its task stops compute within one step.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
         """
         ...
 

@@ -123,7 +123,8 @@ def _output(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -
 def _context(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -> _Denial | None:
     limit = limits.max_context_tokens
     # Without a number asked for, one output token must fit.
-    needed = (access.input_tokens or 0) + (access.max_output_tokens or 1)
+    output = 1 if access.max_output_tokens is None else access.max_output_tokens
+    needed = (access.longest_input or access.input_tokens or 0) + output
     if needed <= limit:
         return None
     message = f"prompt and output need {needed} tokens; this tenant may have at most {limit} a request"

@@ -200,6 +200,27 @@ class GrpcFrontEnd:
         except TimeoutError:
             raise CancelledError("the client stopped reading; the request was ended") from None
 
+    async def _embed(self, requests: Requests, call: _Call) -> Message:
+        if self._draining:
+            raise _shutting_down()
+        message = await self._only(pb.EmbedRequest, requests, call)
+        left = call.context.time_remaining()
+        deadline = None if left is None else time.monotonic() + left
+        asked = grpc_messages.to_embed_request(message, Stamp(new_request_id(), deadline))
+        del message
+        cut = Cut()
+        self._live.add(cut)
+        self._idle.clear()
+        try:
+            call.request_id = asked.request_id
+            await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
+            embeddings = await cut.run(self._service.embed(_principal(call), asked, call.facts))
+            return grpc_messages.to_embed_response(embeddings, asked.request_id, asked.model)
+        finally:
+            self._live.discard(cut)
+            if not self._live:
+                self._idle.set()
+
     async def _list_models(self, requests: Requests, call: _Call) -> Message:
         await self._only(pb.ListModelsRequest, requests, call)
         return grpc_messages.to_models(self._service.models(_principal(call)))
@@ -238,6 +259,7 @@ class GrpcFrontEnd:
         one, many = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
             f"/{SERVICE}/Generate": _Method(Auth.TENANT, many, self._generate),
+            f"/{SERVICE}/Embed": _Method(Auth.TENANT, one, self._embed),
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, one, self._list_models),
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, one, self._check),
             f"/{HEALTH}/Watch": _Method(Auth.TENANT, many, self._watch),

@@ -10,6 +10,8 @@ from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
 from appliance.errors import InvalidRequestError
 from appliance.request import (
     Delta,
+    Embeddings,
+    EmbedRequest,
     Event,
     Finished,
     FinishReason,
@@ -18,7 +20,9 @@ from appliance.request import (
     Operation,
     Prompt,
     Started,
+    TextPrompt,
     TokenLogprob,
+    TokenPrompt,
 )
 from isolation.ipc.messages import Priority
 
@@ -89,6 +93,38 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
     return pb.GenerateResponse(finished=_finished(event))
 
 
+def to_embed_request(message: pb.EmbedRequest, stamp: Stamp) -> EmbedRequest:
+    """The request for embeddings that the message asks for.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    inputs: list[TextPrompt | TokenPrompt] = []
+    for index, entry in enumerate(message.inputs[: limits.MAX_INPUTS]):
+        at, kind = f"inputs[{index}]", entry.WhichOneof("input")
+        if kind == "token_ids":
+            inputs.append(limits.token_prompt(entry.token_ids.ids, f"{at}.token_ids.ids"))
+        elif kind == "text" and entry.text:
+            inputs.append(limits.text_prompt(entry.text, f"{at}.text"))
+        else:
+            raise InvalidRequestError(f"{at} holds neither text nor token_ids", param=at)
+    if len(message.inputs) > limits.MAX_INPUTS:
+        raise InvalidRequestError(f"at most {limits.MAX_INPUTS} inputs are taken", param="inputs")
+    dimensions = message.dimensions if message.HasField("dimensions") else None
+    priority = _priority(message)
+    return limits.build_embed(message.model, inputs, dimensions, stamp, priority=priority, param="inputs")
+
+
+def to_embed_response(embeddings: Embeddings, request_id: str, model: str) -> pb.EmbedResponse:
+    """The message for the vectors."""
+    return pb.EmbedResponse(
+        request_id=request_id,
+        model=model,
+        vectors=[pb.Vector(values=vector) for vector in embeddings.vectors],
+        usage=pb.Usage(input_tokens=embeddings.input_tokens),
+    )
+
+
 def to_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
     """The message for a tenant's models."""
     models = [
@@ -109,7 +145,7 @@ def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt]:
     raise InvalidRequestError("one of conversation, text and token_ids is required", param="input")
 
 
-def _priority(message: pb.GenerateRequest) -> Priority | None:
+def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
     if message.priority == pb.PRIORITY_UNSPECIFIED:
         return None
     asked = _PRIORITIES.get(message.priority)

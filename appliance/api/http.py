@@ -144,6 +144,12 @@ class HttpFrontEnd:
         """``POST /v1/completions``."""
         await self._generate(exchange, Operation.TEXT_COMPLETION)
 
+    async def embed(self, exchange: Exchange, _parameters: Mapping[str, Any]) -> None:
+        """``POST /v1/embeddings``."""
+        if self._draining:
+            raise _shutting_down()
+        await self._generation.embed(exchange, _principal(exchange))
+
     async def models(self, exchange: Exchange, _parameters: Mapping[str, Any]) -> None:
         """``GET /v1/models``."""
         cards = self._service.models(_principal(exchange))
@@ -175,6 +181,7 @@ class HttpFrontEnd:
 ROUTES = (
     Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat),
     Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete),
+    Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
     Route("GET", "/v1/models/{model:path}", Auth.TENANT, HttpFrontEnd.model),
     Route("GET", "/health/live", Auth.PUBLIC, HttpFrontEnd.live),

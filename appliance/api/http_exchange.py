@@ -47,8 +47,8 @@ class Exchange:
     async def answer(
         self, status: int, document: Any, request_id: str, headers: http_headers.Headers | None = None
     ) -> None:
-        """Send one JSON document as the whole answer."""
-        body = json.dumps(document, separators=(",", ":")).encode("ascii")
+        """Send one JSON document, or the bytes of one, as the whole answer."""
+        body = document if isinstance(document, bytes) else json.dumps(document, separators=(",", ":")).encode("ascii")
         rows = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or [])]
         closing = self.body_pending
         if closing:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import cast
+from functools import partial
+from typing import TypeVar, cast
 
-from appliance.api import http_headers, sse
+from appliance.api import http_headers, openai, openai_embeddings, sse
 from appliance.api.body_budget import BodyBudget
 from appliance.api.cut import Cut
 from appliance.api.http_body import ClientGoneError, read_body, wait_disconnect
@@ -21,6 +22,7 @@ from appliance.api.http_exchange import Exchange
 from appliance.api.http_settings import HttpSettings
 from appliance.api.http_sink import sink_of
 from appliance.api.limits import Stamp
+from appliance.api.openai_embeddings import ParsedEmbed
 from appliance.api.openai_objects import Writer
 from appliance.api.parsing import Parser
 from appliance.errors import ApplianceError, DeadlineExceededError
@@ -40,9 +42,11 @@ DEADLINE_MARGIN_S = 0.25
 
 Events = AsyncGenerator[Event, None]
 
+T = TypeVar("T")
+
 
 class Generation:
-    """Serves ``/v1/chat/completions`` and ``/v1/completions``."""
+    """Serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``."""
 
     def __init__(self, service: Service, settings: HttpSettings) -> None:
         self._service = service
@@ -64,18 +68,8 @@ class Generation:
             ClientGoneError: it left.
         """
         deadline = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
-        with self._budget.account(principal.tenant) as account:
-            body = await read_body(
-                exchange.receive,
-                exchange.headers,
-                account,
-                max_bytes=self._settings.max_body_bytes,
-                timeout_s=self._settings.body_timeout_s,
-            )
-            exchange.body_pending = False
-            stamp = Stamp(new_request_id(), deadline)
-            parsed = await self._parser.parse(principal.tenant, operation, body, stamp)
-            del body
+        stamp = Stamp(new_request_id(), deadline)
+        parsed = await self._read(exchange, principal, partial(openai.parse, operation), stamp)
         writer = Writer(parsed.request, int(time.time()), parsed.include_usage)
         notes = http_headers.ignored(parsed.ignored)
         streamed = parsed.request.stream
@@ -88,6 +82,44 @@ class Generation:
                 await cut.run(self._stream(exchange, principal, writer, events, notes))
             else:
                 await cut.run(self._collect(exchange, principal, writer, events, notes))
+
+    async def embed(self, exchange: Exchange, principal: Principal) -> None:
+        """``/v1/embeddings``, body to last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        deadline = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
+        stamp = Stamp(new_request_id(), deadline)
+        parsed = await self._read(exchange, principal, openai_embeddings.parse, stamp)
+        async with self._guarded(exchange, deadline, streamed=False) as cut:
+            exchange.request_id = stamp.request_id
+            await cut.run(self._embed(exchange, principal, parsed))
+
+    async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
+        embeddings = await self._service.embed(principal, parsed.request, exchange.context)
+        pieces = []
+        for piece in openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        notes = [*http_headers.rates(self._service.rates(principal)), *http_headers.ignored(parsed.ignored)]
+        await exchange.answer(200, b"".join(pieces), parsed.request.request_id, notes)
+
+    async def _read(
+        self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], T], stamp: Stamp
+    ) -> T:
+        """The request in the body, which is let go of."""
+        with self._budget.account(principal.tenant) as account:
+            body = await read_body(
+                exchange.receive,
+                exchange.headers,
+                account,
+                max_bytes=self._settings.max_body_bytes,
+                timeout_s=self._settings.body_timeout_s,
+            )
+            exchange.body_pending = False
+            return await self._parser.parse(principal.tenant, parse, body, stamp)
 
     async def _stream(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from appliance.errors import InvalidRequestError
-from appliance.request import ChatPrompt, GenerateRequest, Operation, Prompt, TextPrompt, TokenPrompt
+from appliance.request import ChatPrompt, EmbedRequest, GenerateRequest, Operation, Prompt, TextPrompt, TokenPrompt
 from isolation.ipc import messages as wire
 
 MAX_BODY_BYTES = 4 << 20
@@ -43,6 +43,11 @@ MAX_TOP_LOGPROBS = wire.MAX_TOP_LOGPROBS
 MAX_OUTPUT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
 MAX_PROMPT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
 MAX_SOURCE_BYTES = wire.MAX_SOURCE_BYTES
+
+MAX_INPUTS = 2_048
+"""Texts of one request for embeddings, OpenAI's limit."""
+
+MAX_DIMENSIONS = wire.MAX_EMBEDDING
 
 MAX_TOKEN_ID = (1 << 31) - 1
 """Largest id that an engine's integers hold; the real bound, the width of the logits, is the session's to check."""
@@ -142,6 +147,32 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         stream=draft.stream,
         priority=draft.priority,
     )
+
+
+def build_embed(
+    model: str,
+    inputs: Sequence[TextPrompt | TokenPrompt],
+    dimensions: int | None,
+    stamp: Stamp,
+    *,
+    priority: wire.Priority | None = None,
+    param: str = "input",
+) -> EmbedRequest:
+    """The checked request for embeddings.
+
+    Raises:
+        InvalidRequestError: no text, too many, or a value out of its range.
+    """
+    check_model(model)
+    if not inputs:
+        raise InvalidRequestError(f"{param} must hold at least one text", param=param)
+    _check_count(len(inputs), MAX_INPUTS, param)
+    if dimensions is not None:
+        _check_range(dimensions, 1, MAX_DIMENSIONS, "dimensions")
+    return EmbedRequest(
+        request_id=stamp.request_id, model=model, inputs=tuple(inputs), dimensions=dimensions,
+        deadline=stamp.deadline, priority=priority,
+    )  # fmt: skip
 
 
 def check_model(name: str) -> None:

@@ -9,13 +9,14 @@ tenant go one after the other, so that many of them do not hold up another tenan
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from appliance.api import openai
 from appliance.api.limits import Stamp
-from appliance.api.openai import Parsed
-from appliance.request import Operation
+
+T = TypeVar("T")
 
 INLINE_BYTES = 64 << 10
 """Bytes up to which a body is parsed at once: at most some milliseconds, and a thread costs a tenth of one."""
@@ -30,26 +31,26 @@ class _Turn:
 
 
 class Parser:
-    """``openai.parse`` for one front end."""
+    """Parses the bodies of one front end."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parse")
         self._turns: dict[str, _Turn] = {}
 
-    async def parse(self, tenant: str, operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
-        """The request in the body.
+    async def parse(self, tenant: str, parse: Callable[[bytes, Stamp], T], body: bytes, stamp: Stamp) -> T:
+        """What ``parse`` gives for the body.
 
         Raises:
-            InvalidRequestError: as ``openai.parse``.
+            InvalidRequestError: as ``parse``.
         """
         if len(body) <= INLINE_BYTES:
-            return openai.parse(operation, body, stamp)
+            return parse(body, stamp)
         turn = self._turns.setdefault(tenant, _Turn())
         turn.standing += 1
         try:
             async with turn.lock:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, openai.parse, operation, body, stamp)
+                return await loop.run_in_executor(self._thread, parse, body, stamp)
         finally:
             turn.standing -= 1
             if not turn.standing:

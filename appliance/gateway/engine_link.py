@@ -22,6 +22,8 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.messages import (
     Abort,
+    Embed,
+    Embedding,
     EngineReady,
     Finish,
     Message,
@@ -71,6 +73,8 @@ class EngineLink:
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
+        self._width = 0
+        """Numbers of a vector, once the engine has given one."""
         self._delivery = Delivery(lambda: len(self._live), self._look)
         self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._live), self._naps)
 
@@ -91,11 +95,22 @@ class EngineLink:
             EngineFullError: a bound is reached; nothing was sent.
             LocalProtocolError: the request is outside the protocol's bounds; nothing was sent.
         """
-        if len(self._live) >= MAX_LIVE_REQUESTS:
-            raise EngineFullError
         stream = TokenStream(
             message.request, message.max_tokens, message.logprobs >= 0, every_step, fingerprint=fingerprint
         )
+        return self._send(message, stream)
+
+    def embed(self, message: Embed, fingerprint: bytes) -> TokenStream:
+        """Send a text; its vector arrives in the stream before the stream ends.
+
+        Raises:
+            EngineFullError, LocalProtocolError: as ``submit``.
+        """
+        return self._send(message, TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True))
+
+    def _send(self, message: Submit | Embed, stream: TokenStream) -> TokenStream:
+        if len(self._live) >= MAX_LIVE_REQUESTS:
+            raise EngineFullError
         if self._link.closed:
             stream.engine_gone = "the sandbox is gone"
             return stream
@@ -137,6 +152,9 @@ class EngineLink:
         return self._delivery.will_look and not any(stream.every_step for stream in self._live.values())
 
     def _on_message(self, message: Message) -> None:
+        if isinstance(message, Embedding):
+            self._take_vector(message)
+            return
         if not isinstance(message, StepOutput):
             self._break(f"sent {type(message).__name__}")
             return
@@ -156,6 +174,19 @@ class EngineLink:
         self._delivery.plan()
         self.stats = EngineStats(message.running, message.waiting, message.free_blocks, message.defects)
 
+    def _take_vector(self, message: Embedding) -> None:
+        """Hand out a vector. All that one engine gives are of one length."""
+        stream = self._live.get(message.request)
+        if stream is None:
+            if message.request > self._last_sent:
+                self._break("sent a vector for a request it was never given")
+            return
+        self._width = self._width or len(message.values)
+        if not stream.embeds or stream.vector is not None or len(message.values) != self._width:
+            self._break("sent a vector that was not asked for, or of another length")
+            return
+        stream.vector = message.values
+
     def _take_tokens(self, message: StepOutput) -> bool:
         """Hand out the step's tokens; False when the engine broke the protocol."""
         if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
@@ -174,8 +205,8 @@ class EngineLink:
                     self._leaving.pop(request, None)
                 continue
             stream.received += 1
-            if stream.received > stream.grant:
-                self._break("sent more tokens than granted")
+            if stream.received > stream.grant or (stream.embeds and stream.vector is None):
+                self._break("sent more tokens than granted" if not stream.embeds else "sent an end without a vector")
                 return False
             stream.token_ids.append(token)
             if stream.keeps_logprobs:

@@ -191,8 +191,9 @@ class Reservation:
         self.grant = 0
         """Output tokens that the engine may give."""
 
-    def reserve(self, input_tokens: int, asked: int | None, room: int) -> Decision:
-        """Reserve the exact prompt and the grant; ``room`` is what the model's context leaves for output.
+    def reserve(self, input_tokens: int, asked: int | None, room: int, *, longest: int | None = None) -> Decision:
+        """Reserve the exact prompt and the grant; ``room`` is what the model's context leaves for output, ``longest``
+        the tokens of the longest of several texts.
 
         Raises:
             ApplianceError: the policy denies.
@@ -203,8 +204,9 @@ class Reservation:
             most = min(room, limits.max_output_tokens, limits.max_context_tokens - input_tokens)
             asked = most if most >= 1 else None
         access = AccessRequest(
-            tenant=self._tenant, model=self._model, input_tokens=input_tokens, max_output_tokens=asked
-        )
+            tenant=self._tenant, model=self._model, input_tokens=input_tokens, max_output_tokens=asked,
+            longest_input=longest,
+        )  # fmt: skip
         self.decision = self._ledger.reserve(self._tenant, access)
         assert self.decision.obligations is not None
         self.grant = min(room, self.decision.obligations.max_output_tokens)

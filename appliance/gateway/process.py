@@ -67,7 +67,8 @@ class Gateway:
         self._file = PolicyFile(config.policy, config.credentials, config.pepper)
         policy, table = self._file.read()
         self._keys = _Keys(table)
-        self._rooms = {model.name: ModelRooms(model.name, model.runner) for model in config.models}
+        self._rooms = {model.name: ModelRooms(model.name, model.runner, truncates=model.truncates)
+            for model in config.models}
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
         self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry)
         self._sandboxes = Sandboxes(

@@ -54,10 +54,12 @@ class EngineVisit:
 class ModelRooms:
     """One model's engine and text link, or their absence. All methods run in one event loop."""
 
-    def __init__(self, name: str, runner: str = "model") -> None:
+    def __init__(self, name: str, runner: str = "model", *, truncates: bool = False) -> None:
         self.name = name
         self.runner = runner
-        """``model``, or ``null`` in a benchmark."""
+        """``model``; ``embed`` for one that gives vectors; ``null`` in a benchmark."""
+        self.truncates = truncates
+        """Whether the first numbers of a vector may be asked for alone."""
         self.created = int(time.time())
         self.engine: EngineLink | None = None
         self.text: TextLink | None = None

@@ -8,7 +8,15 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from appliance.errors import ApplianceError, CancelledError, InternalError, ModelNotFoundError, UnavailableError
+from appliance.errors import (
+    ApplianceError,
+    CancelledError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnavailableError,
+)
+from appliance.gateway.embedding import EmbeddingSession
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
@@ -16,7 +24,17 @@ from appliance.gateway.session import Session, Tools
 from appliance.gateway.suspects import Suspects
 from appliance.gateway.tally import Tally
 from appliance.ids import new_request_id
-from appliance.request import CallContext, Event, GenerateRequest, ModelCard, Principal, RateState, Sink
+from appliance.request import (
+    CallContext,
+    Embeddings,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    ModelCard,
+    Principal,
+    RateState,
+    Sink,
+)
 from appliance.telemetry.api import Phase, RequestTrace, Telemetry
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
@@ -53,7 +71,7 @@ class GatewayService:
         session: Session | None = None
         error: ApplianceError | None = CancelledError("the client left before the answer was complete")
         try:
-            session = Session(self._tools(request.model), principal, request, trace)
+            session = Session(self._tools(request.model, embeds=False), principal, request, trace)
             # The session lets go of the prompt's text once it has its ids; nobody else shall hold it for an hour.
             del request
             async with aclosing(session.run(sink)) as events:
@@ -70,6 +88,29 @@ class GatewayService:
             raise
         finally:
             self._end(principal, session, trace, error)
+
+    async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
+        """Make a vector of each text; see ``appliance.request.Service``."""
+        trace = self._telemetry.start(context, request.request_id, principal.tenant)
+        self._telemetry.describe(trace, request)
+        trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
+        session: EmbeddingSession | None = None
+        error: ApplianceError | None = CancelledError("the client left before the answer was complete")
+        try:
+            session = EmbeddingSession(self._tools(request.model, embeds=True), principal, request, trace)
+            answer = await session.run()
+            error = None
+        except ApplianceError as raised:
+            error = raised
+            raise
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            error = InternalError("a defect of the appliance")
+            raise
+        finally:
+            self._end(principal, session, trace, error)
+        return answer
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """The models this principal may use."""
@@ -107,16 +148,23 @@ class GatewayService:
         for rooms in self.rooms.values():
             rooms.begin_drain()
 
-    def _tools(self, model: str) -> Tools:
+    def _tools(self, model: str, *, embeds: bool) -> Tools:
         rooms = self.rooms.get(model)
         if rooms is None:
             raise ModelNotFoundError(f"the model {model[:128]!r} does not exist here", param="model")
         if rooms.draining:
             raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
+        if embeds != (rooms.runner == "embed"):
+            what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
+            raise InvalidRequestError(f"the model {model} {what}", param="model")
         return Tools(rooms, self.ledger, self._suspects[model], self.next_id)
 
     def _end(
-        self, principal: Principal, session: Session | None, trace: RequestTrace, error: ApplianceError | None
+        self,
+        principal: Principal,
+        session: Session | EmbeddingSession | None,
+        trace: RequestTrace,
+        error: ApplianceError | None,
     ) -> None:
         if session is None:
             self.tally.add(principal.tenant, error=error)

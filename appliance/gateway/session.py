@@ -43,7 +43,7 @@ MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
 
 
-_PRIORITIES = {
+PRIORITIES = {
     Priority.HIGH: wire.Priority.HIGH,
     Priority.NORMAL: wire.Priority.NORMAL,
     Priority.LOW: wire.Priority.LOW,
@@ -176,7 +176,7 @@ class Session:
             retain=obligations.retention is not Retention.NONE,
             logprobs=request.logprobs,
             weight=obligations.weight,
-            priority=max(_PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
+            priority=max(PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
         )
 
     async def _visit(

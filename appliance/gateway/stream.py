@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,9 @@ class TokenStream:
     due: bool = False
     """Whether it is in a delivery's next pass."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    embeds: bool = False
+    """Whether the request is for a vector; its one token has no meaning."""
+    vector: array[float] | None = None
     deliver: Callable[[], None] | None = None
     """Called in place of waking anybody; takes what it can use and never raises."""
 

@@ -25,6 +25,7 @@ from isolation.ipc.listener import Listener
 from isolation.ipc.messages import (
     NAMESPACE_KEY_BYTES,
     Configure,
+    Embed,
     Encode,
     Encoded,
     EngineReady,
@@ -79,6 +80,8 @@ class BootPlan:
     spec: SandboxSpec
     socket_dir: Path
     configuration: bytes
+    embeds: bool = False
+    """Whether the engine gives vectors."""
 
     @property
     def role_name(self) -> str:
@@ -122,13 +125,13 @@ def plan_boots(
                 threads=spec_threads(spec), kv_bytes=model.kv_bytes, block_size=model.block_size,
                 max_context=model.max_context,
                 max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
-                runner=model.runner, step_us=model.step_us,
+                runner=model.runner, pooling=model.pooling, step_us=model.step_us,
                 kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
                 quantization="int8" if model.weights == "int8" else "none",
             ).to_json()
         else:
             configuration = TextConfig(model_dir=guest_model).to_json()
-        plans.append(BootPlan(name, model.name, role, spec, socket_dir, configuration))
+        plans.append(BootPlan(name, model.name, role, spec, socket_dir, configuration, model.runner == "embed"))
     return plans[0], plans[1]
 
 
@@ -233,9 +236,12 @@ class _Booting:
             return
         prompt = array("I", [ready.vocab_size // 2])
         namespace = secrets.token_bytes(NAMESPACE_KEY_BYTES)
-        channel.send(
-            Submit(PROBE_ID, namespace, prompt, 1, Sampling(temperature=0.0), ignore_eos=True, retain=False)
-        )
+        if self.plan.embeds:
+            channel.send(Embed(PROBE_ID, namespace, prompt))
+        else:
+            channel.send(
+                Submit(PROBE_ID, namespace, prompt, 1, Sampling(temperature=0.0), ignore_eos=True, retain=False)
+            )
         self._await(channel, _has_token, PROBE_TIMEOUT_S)
 
     def _await(self, channel: Channel, wanted: Callable[[Message], bool], timeout_s: float) -> Message:

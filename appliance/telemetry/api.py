@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from appliance.errors import ApplianceError
-from appliance.request import CallContext, GenerateRequest
+from appliance.request import CallContext, EmbedRequest, GenerateRequest
 
 
 class Phase(Enum):
@@ -71,7 +71,7 @@ class Telemetry(Protocol):
         """Open the server span of a call."""
         ...
 
-    def describe(self, trace: RequestTrace, request: GenerateRequest) -> None:
+    def describe(self, trace: RequestTrace, request: GenerateRequest | EmbedRequest) -> None:
         """Open the generation span with the GenAI request attributes."""
         ...
 

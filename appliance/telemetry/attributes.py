@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from appliance.errors import ApplianceError
-from appliance.request import CallContext, GenerateRequest
+from appliance.request import CallContext, EmbedRequest, GenerateRequest
 from appliance.telemetry import names
 
 MAX_VALUE_CHARS = 128
@@ -69,8 +69,15 @@ def server_end(context: CallContext, error: ApplianceError | None) -> Attributes
     return found
 
 
-def generation(request: GenerateRequest) -> Attributes:
+def generation(request: GenerateRequest | EmbedRequest) -> Attributes:
     """Of the generation span. Stop strings are the caller's content and stay out."""
+    if isinstance(request, EmbedRequest):
+        return {
+            names.OPERATION: request.operation.value,
+            names.PROVIDER: names.SCOPE,
+            names.REQUEST_MODEL: clean(request.model),
+            names.RESPONSE_ID: request.request_id,
+        }
     sampling = request.sampling
     found: Attributes = {
         names.OPERATION: request.operation.value,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from opentelemetry.trace import SpanKind
 
 from appliance.errors import ApplianceError
-from appliance.request import CallContext, GenerateRequest
+from appliance.request import CallContext, EmbedRequest, GenerateRequest
 from appliance.telemetry import attributes, names
 from appliance.telemetry.api import Phase
 from appliance.telemetry.attributes import Value
@@ -64,7 +64,7 @@ class SpanRequestTrace:
         """32 hex digits: the caller's when it sent a valid ``traceparent``."""
         return format(self._ids.trace_id, "032x")
 
-    def describe(self, request: GenerateRequest) -> None:
+    def describe(self, request: GenerateRequest | EmbedRequest) -> None:
         """Open the generation span; phases begun from now on are its children."""
         if self._generation is not None or self._finished:
             return

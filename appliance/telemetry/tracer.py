@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from appliance.request import CallContext, GenerateRequest
+from appliance.request import CallContext, EmbedRequest, GenerateRequest
 from appliance.telemetry import names
 from appliance.telemetry.api import RequestTrace
 from appliance.telemetry.attributes import MAX_VALUE_CHARS
@@ -64,7 +64,7 @@ class OtelTelemetry:
         """Open the server span of a call."""
         return SpanRequestTrace(self._spans, context, request_id, tenant, self._finished)
 
-    def describe(self, trace: RequestTrace, request: GenerateRequest) -> None:
+    def describe(self, trace: RequestTrace, request: GenerateRequest | EmbedRequest) -> None:
         """Open the generation span with the GenAI request attributes."""
         assert isinstance(trace, SpanRequestTrace), "a trace of another telemetry"
         trace.describe(request)

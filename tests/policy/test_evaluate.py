@@ -97,10 +97,10 @@ def test_visible_models() -> None:
     assert visible_models(POLICY, "gamma", MODELS) == ()
 
 
-@pytest.mark.parametrize("numbers", [{"input": 0}, {"output": 0}, {"output": -1}])
+@pytest.mark.parametrize("numbers", [{"input": 0}, {"input": -1}, {"output": -1}])
 def test_counts_below_one_are_a_callers_mistake(numbers) -> None:
     """An access request cannot be made with counts that mean nothing."""
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match=r"at least one|not negative"):
         access(**numbers)
 
 
@@ -169,3 +169,23 @@ def test_explanations_read_well() -> None:
     ]
     refused = explain(evaluate(POLICY, access("gamma"), usage(), NOW))
     assert "  retry: will not help until the request or the policy changes" in refused
+
+
+def test_several_texts_without_output() -> None:
+    """Embeddings ask for no output: their texts are held against the context one by one, and together against the
+    rate of tokens; nothing of an output is granted."""
+    most = POLICY.tenants["alpha"].limits.max_context_tokens
+
+    def decide(total: int, longest: int | None, tokens: int = 6_000):
+        asked = AccessRequest(
+            tenant="alpha", model="athanor-mini", input_tokens=total, max_output_tokens=0, longest_input=longest
+        )
+        return evaluate(POLICY, asked, usage(tokens=tokens), NOW)
+
+    allowed = decide(most, most)
+    assert allowed.allowed
+    assert allowed.obligations.max_output_tokens == 0
+    assert decide(3 * most, most).allowed
+    assert decide(3 * most, most, 3 * most - 1).reason is Reason.TOKEN_RATE
+    assert decide(most + 1, most + 1).reason is Reason.CONTEXT_TOO_LONG
+    assert decide(most + 1, None).reason is Reason.CONTEXT_TOO_LONG

@@ -40,6 +40,11 @@ class InferenceServiceStub:
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/athanor.inference.v1.InferenceService/Embed',
+                request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/athanor.inference.v1.InferenceService/ListModels',
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -59,6 +64,14 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Makes one vector of each text, with a model that gives vectors. The response's initial metadata carries
+        `x-request-id`. Many vectors make a large message: a client that asks for them raises its own receive limit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that the caller's tenant may use, by name. The list is short and comes whole.
         """
@@ -73,6 +86,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -108,6 +126,33 @@ class InferenceService:
             '/athanor.inference.v1.InferenceService/Generate',
             athanor_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             athanor_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.inference.v1.InferenceService/Embed',
+            athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

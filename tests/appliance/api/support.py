@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ from appliance.ids import new_request_id
 from appliance.request import (
     CallContext,
     Delta,
+    Embeddings,
+    EmbedRequest,
     Event,
     Finished,
     FinishReason,
@@ -27,6 +30,7 @@ from appliance.request import (
     RateState,
     Sink,
     Started,
+    TextPrompt,
     TokenLogprob,
 )
 
@@ -65,6 +69,7 @@ class ScriptedService:
         self.script: Sequence[Step] = text_script("Hel", "lo")
         self.tenants = {"key:acme-1": "acme", "key:globex-1": "globex", SPIFFE_ID: "acme"}
         self.requests: list[GenerateRequest] = []
+        self.embeds: list[EmbedRequest] = []
         self.contexts: list[CallContext] = []
         self.principals: list[Principal] = []
         self.refusals: list[tuple[CallContext, Exception, str | None]] = []
@@ -99,6 +104,24 @@ class ScriptedService:
                     yield step
         finally:
             self.closed.set()
+
+    async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
+        """A vector of three numbers for each text: its place, its length, a third. The script may raise or wait."""
+        self.principals.append(principal)
+        self.embeds.append(request)
+        self.contexts.append(context)
+        self.asked.set()
+        try:
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+        finally:
+            self.closed.set()
+        lengths = [len(one.text if isinstance(one, TextPrompt) else one.token_ids) for one in request.inputs]
+        vectors = tuple(array("f", [place, length, 1 / 3]) for place, length in enumerate(lengths))
+        return Embeddings(vectors, sum(lengths))
 
     @staticmethod
     async def _writable(sink: Sink) -> None:
