@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from appliance import conversion
-from appliance.catalog import embedded_model, read_model
+from appliance.catalog import read_model
 from appliance.cli import model as model_command
 from appliance.conversion import convert
 from appliance.errors import ConfigError
 from isolation.process import owned_children
 from tests.appliance.cli.conftest import Run, run  # noqa: F401 - a fixture
-from tests.engine.convert.write_gguf import Kind, write_gguf
+from tests.engine.convert.write_gguf import Kind, write_embedded
 
 MIB = 1 << 20
 
@@ -28,14 +28,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """athanor-mini as a file of 8 bits a weight."""
-    from safetensors.torch import load_file, save_file
-
     folder = tmp_path_factory.mktemp("mini")
-    tensors = load_file(embedded_model() / "model.safetensors")
-    save_file({name: one.float() for name, one in tensors.items()}, folder / "model.safetensors")
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((embedded_model() / name).read_bytes())
-    write_gguf(folder / "mini.gguf", folder, kind=Kind.Q8_0)
+    write_embedded(folder, folder / "mini.gguf", Kind.Q8_0)
     return folder / "mini.gguf"
 
 

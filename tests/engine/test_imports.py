@@ -44,7 +44,6 @@ ALLOWED = {
 JSON_READERS = {
     "config.py",
     "model/config.py",
-    "model/pooling.py",
     "model/safetensors.py",
     "convert/__main__.py",
     "convert/output.py",

@@ -19,12 +19,11 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from appliance.catalog import embedded_model
 from appliance.conversion import convert
 from appliance.demo import choose_ports, prepare_keys, prepare_policy, run_directory
-from tests.engine.convert.write_gguf import Kind, write_gguf
+from tests.engine.convert.write_gguf import Kind, write_embedded
 from tests.system.conftest import START_TIMEOUT_S, STOP_TIMEOUT_S
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
@@ -74,11 +73,7 @@ def embedding_model(folder: Path) -> transformers.PreTrainedModel:
 
 def converted_model(scratch: Path, folder: Path) -> None:
     """athanor-mini through a GGUF file of its own dtype."""
-    tensors = load_file(embedded_model() / "model.safetensors")
-    save_file({name: one.float() for name, one in tensors.items()}, scratch / "model.safetensors")
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (scratch / name).write_bytes((embedded_model() / name).read_bytes())
-    write_gguf(scratch / "mini.gguf", scratch, kind=Kind.BF16)
+    write_embedded(scratch, scratch / "mini.gguf", Kind.BF16)
     convert(scratch / "mini.gguf", folder, dtype="auto", progress=lambda done, total: None)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.convert.write_gguf import Kind, write_embedded
+
 from .conftest import ATHANOR, Appliance
 
 pytestmark = pytest.mark.runsc
@@ -19,8 +21,9 @@ def test_the_commands_work(own_appliance: Appliance, root: Path, tmp_path: Path)
     lines = re.findall(r"^    \.venv/bin/athanor (.*?)(?:  +#.*)?$", (root / "README.md").read_text(), re.MULTILINE)
     commands = [line for line in lines if not line.startswith("demo")]
     assert len(commands) >= 5
-    for command in commands:
-        words = command.replace(".athanor/", f"{own_appliance.state}/").replace(" DIR", f" {tmp_path}/kernels").split()
+    write_embedded(tmp_path / "origin", tmp_path / "SRC.gguf", Kind.Q8_0)
+    for number, command in enumerate(commands):
+        words = command.replace(".athanor/", f"{own_appliance.state}/").replace(" DIR", f" {tmp_path}/{number}").split()
         if words[0] in ("status", "traces", "reload"):
             words += ["--admin", own_appliance.ready["admin"]]
         done = subprocess.run([ATHANOR, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)

@@ -75,7 +75,7 @@ class GroupedNumbers:
             raise ModelLoadError(f"tensor {source.name('weight_shape')} does not hold the shape {list(self.shape)}")
         words = source.read("weight_packed", begin, end)
         bits = self.grouping.bits
-        return (unpack_words(words, bits)[:, : self.shape[1]] - (1 << (bits - 1))).float()
+        return unpack_words(words, bits)[:, : self.shape[1]].float().sub_(1 << (bits - 1))
 
     def _zeros(self, source: Source, cut: tuple[int, int]) -> Tensor:
         if not self.packed:
@@ -84,7 +84,7 @@ class GroupedNumbers:
         share = 32 // bits
         words = source.read("weight_zero_point", cut[0] // share, -(-cut[1] // share))
         zeros = unpack_words(words.t(), bits).t()[: cut[1] - cut[0]]
-        return (zeros - (1 << (bits - 1))).float()
+        return zeros.float().sub_(1 << (bits - 1))
 
     def _groups(self, source: Source, count: int) -> Tensor | None:
         """The group of each input, where inputs are not simply in order."""

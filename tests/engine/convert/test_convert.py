@@ -23,7 +23,7 @@ from engine.convert.rope import llama3_divisors
 from engine.errors import ModelLoadError
 from engine.load import load_engine
 from engine.offline import generate
-from tests.engine.convert.write_gguf import Kind, write_gguf
+from tests.engine.convert.write_gguf import Kind, write_embedded, write_gguf
 from tests.engine.support import submit
 from tests.engine.text.test_tokenizer import vectors
 
@@ -88,13 +88,7 @@ def test_a_trained_model_comes_back_with_the_ids_of_the_reference(shared_data: P
 def test_the_embedded_model_comes_back_as_it_was(tmp_path: Path) -> None:
     """athanor-mini through bfloat16: tensors bit by bit, description, template, tokenizer and greedy ids."""
     origin, made = embedded_model(), tmp_path / "made"
-    folder = tmp_path / "f32"
-    folder.mkdir()
-    widened = {name: one.float() for name, one in load_torch(origin / "model.safetensors").items()}
-    save_torch(widened, folder / "model.safetensors")
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((origin / name).read_bytes())
-    write_gguf(tmp_path / "a.gguf", folder, kind=Kind.BF16)
+    write_embedded(tmp_path / "f32", tmp_path / "a.gguf", Kind.BF16)
     assert converted(tmp_path / "a.gguf", made)["dtype"] == "bfloat16"
     before, after = load_torch(origin / "model.safetensors"), load_torch(made / "model.safetensors")
     assert before.keys() == after.keys()
@@ -115,13 +109,6 @@ def load_torch(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file as load
 
     return load(path)
-
-
-def save_torch(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors of any dtype."""
-    from safetensors.torch import save_file as save
-
-    save(tensors, path)
 
 
 PACKED = [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4]

@@ -11,6 +11,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
+from appliance.catalog import embedded_model
+
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -134,3 +136,18 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return meant
+
+
+def write_embedded(folder: Path, target: Path, kind: Kind) -> None:
+    """The embedded model as a GGUF file; ``folder`` takes its files in float32."""
+    from safetensors.torch import load_file as load
+    from safetensors.torch import save_file as save
+
+    folder.mkdir(exist_ok=True)
+    save(
+        {name: one.float() for name, one in load(embedded_model() / "model.safetensors").items()},
+        folder / "model.safetensors",
+    )
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((embedded_model() / name).read_bytes())
+    write_gguf(target, folder, kind=kind)
