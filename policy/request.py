@@ -19,6 +19,8 @@ class AccessRequest:
     """Exact prompt tokens, or None before the prompt is tokenised."""
     max_output_tokens: int | None
     """Output tokens asked for, or None for as many as allowed."""
+    structured: bool = False
+    """Whether the output shall follow a grammar."""
 
     def __post_init__(self) -> None:
         if self.input_tokens is not None and self.input_tokens < 1:

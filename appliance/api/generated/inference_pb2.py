@@ -24,49 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$athanor/inference/v1/inference.proto\x12\x14\x61thanor.inference.v1\"\xb6\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12:\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32\".athanor.inference.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1e.athanor.inference.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.athanor.inference.v1.Sampling\x12\x1e\n\x11max_output_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x30\n\x08priority\x18\x0b \x01(\x0e\x32\x1e.athanor.inference.v1.PriorityB\x07\n\x05inputB\x14\n\x12_max_output_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"C\n\x0c\x43onversation\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.athanor.inference.v1.ChatMessage\"d\n\x0b\x43hatMessage\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.athanor.inference.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\xaf\x01\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.athanor.inference.v1.StartedH\x00\x12,\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.athanor.inference.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"_\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x04 \x01(\r\"^\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".athanor.inference.v1.TokenLogprob\"n\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .athanor.inference.v1.TopLogprob\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\x86\x01\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".athanor.inference.v1.FinishReason\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.Usage\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"Q\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"A\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.athanor.inference.v1.Model\"I\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x02 \x01(\x03\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xd0\x01\n\x10InferenceService\x12[\n\x08Generate\x12%.athanor.inference.v1.GenerateRequest\x1a&.athanor.inference.v1.GenerateResponse0\x01\x12_\n\nListModels\x12\'.athanor.inference.v1.ListModelsRequest\x1a(.athanor.inference.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$athanor/inference/v1/inference.proto\x12\x14\x61thanor.inference.v1\"\xf9\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12:\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32\".athanor.inference.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1e.athanor.inference.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.athanor.inference.v1.Sampling\x12\x1e\n\x11max_output_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x30\n\x08priority\x18\x0b \x01(\x0e\x32\x1e.athanor.inference.v1.Priority\x12\x41\n\x11structured_output\x18\x0c \x01(\x0b\x32&.athanor.inference.v1.StructuredOutputB\x07\n\x05inputB\x14\n\x12_max_output_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"\xcc\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x37\n\x0bjson_object\x18\x02 \x01(\x0b\x32 .athanor.inference.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.athanor.inference.v1.ChoiceH\x00\x12\x0f\n\x07lenient\x18\x06 \x01(\x08\x42\x06\n\x04\x66orm\"\x0c\n\nJsonObject\"\x18\n\x06\x43hoice\x12\x0e\n\x06values\x18\x01 \x03(\t\"C\n\x0c\x43onversation\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.athanor.inference.v1.ChatMessage\"d\n\x0b\x43hatMessage\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.athanor.inference.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\xaf\x01\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.athanor.inference.v1.StartedH\x00\x12,\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.athanor.inference.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"_\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x04 \x01(\r\"^\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".athanor.inference.v1.TokenLogprob\"n\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .athanor.inference.v1.TopLogprob\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\x86\x01\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".athanor.inference.v1.FinishReason\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.Usage\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"Q\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"A\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.athanor.inference.v1.Model\"I\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x02 \x01(\x03\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xd0\x01\n\x10InferenceService\x12[\n\x08Generate\x12%.athanor.inference.v1.GenerateRequest\x1a&.athanor.inference.v1.GenerateResponse0\x01\x12_\n\nListModels\x12\'.athanor.inference.v1.ListModelsRequest\x1a(.athanor.inference.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'athanor.inference.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=1963
-  _globals['_PRIORITY']._serialized_end=2057
-  _globals['_ROLE']._serialized_start=2059
-  _globals['_ROLE']._serialized_end=2139
-  _globals['_FINISHREASON']._serialized_start=2141
-  _globals['_FINISHREASON']._serialized_end=2236
+  _globals['_PRIORITY']._serialized_start=2277
+  _globals['_PRIORITY']._serialized_end=2371
+  _globals['_ROLE']._serialized_start=2373
+  _globals['_ROLE']._serialized_end=2453
+  _globals['_FINISHREASON']._serialized_start=2455
+  _globals['_FINISHREASON']._serialized_end=2550
   _globals['_GENERATEREQUEST']._serialized_start=63
-  _globals['_GENERATEREQUEST']._serialized_end=501
-  _globals['_CONVERSATION']._serialized_start=503
-  _globals['_CONVERSATION']._serialized_end=570
-  _globals['_CHATMESSAGE']._serialized_start=572
-  _globals['_CHATMESSAGE']._serialized_end=672
-  _globals['_TOKENIDS']._serialized_start=674
-  _globals['_TOKENIDS']._serialized_end=697
-  _globals['_SAMPLING']._serialized_start=700
-  _globals['_SAMPLING']._serialized_end=1032
-  _globals['_GENERATERESPONSE']._serialized_start=1035
-  _globals['_GENERATERESPONSE']._serialized_end=1210
-  _globals['_STARTED']._serialized_start=1212
-  _globals['_STARTED']._serialized_end=1307
-  _globals['_DELTA']._serialized_start=1309
-  _globals['_DELTA']._serialized_end=1403
-  _globals['_TOKENLOGPROB']._serialized_start=1405
-  _globals['_TOKENLOGPROB']._serialized_end=1515
-  _globals['_TOPLOGPROB']._serialized_start=1517
-  _globals['_TOPLOGPROB']._serialized_end=1578
-  _globals['_FINISHED']._serialized_start=1581
-  _globals['_FINISHED']._serialized_end=1715
-  _globals['_USAGE']._serialized_start=1717
-  _globals['_USAGE']._serialized_end=1798
-  _globals['_LISTMODELSREQUEST']._serialized_start=1800
-  _globals['_LISTMODELSREQUEST']._serialized_end=1819
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1821
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1886
-  _globals['_MODEL']._serialized_start=1888
-  _globals['_MODEL']._serialized_end=1961
-  _globals['_INFERENCESERVICE']._serialized_start=2239
-  _globals['_INFERENCESERVICE']._serialized_end=2447
+  _globals['_GENERATEREQUEST']._serialized_end=568
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=571
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=775
+  _globals['_JSONOBJECT']._serialized_start=777
+  _globals['_JSONOBJECT']._serialized_end=789
+  _globals['_CHOICE']._serialized_start=791
+  _globals['_CHOICE']._serialized_end=815
+  _globals['_CONVERSATION']._serialized_start=817
+  _globals['_CONVERSATION']._serialized_end=884
+  _globals['_CHATMESSAGE']._serialized_start=886
+  _globals['_CHATMESSAGE']._serialized_end=986
+  _globals['_TOKENIDS']._serialized_start=988
+  _globals['_TOKENIDS']._serialized_end=1011
+  _globals['_SAMPLING']._serialized_start=1014
+  _globals['_SAMPLING']._serialized_end=1346
+  _globals['_GENERATERESPONSE']._serialized_start=1349
+  _globals['_GENERATERESPONSE']._serialized_end=1524
+  _globals['_STARTED']._serialized_start=1526
+  _globals['_STARTED']._serialized_end=1621
+  _globals['_DELTA']._serialized_start=1623
+  _globals['_DELTA']._serialized_end=1717
+  _globals['_TOKENLOGPROB']._serialized_start=1719
+  _globals['_TOKENLOGPROB']._serialized_end=1829
+  _globals['_TOPLOGPROB']._serialized_start=1831
+  _globals['_TOPLOGPROB']._serialized_end=1892
+  _globals['_FINISHED']._serialized_start=1895
+  _globals['_FINISHED']._serialized_end=2029
+  _globals['_USAGE']._serialized_start=2031
+  _globals['_USAGE']._serialized_end=2112
+  _globals['_LISTMODELSREQUEST']._serialized_start=2114
+  _globals['_LISTMODELSREQUEST']._serialized_end=2133
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2135
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2200
+  _globals['_MODEL']._serialized_start=2202
+  _globals['_MODEL']._serialized_end=2275
+  _globals['_INFERENCESERVICE']._serialized_start=2553
+  _globals['_INFERENCESERVICE']._serialized_end=2761
 # @@protoc_insertion_point(module_scope)
