@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from isolation.ipc.grammar_messages import GrammarKind
 from isolation.ipc.messages import Priority, Sampling
 
 
@@ -46,6 +47,14 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output shall follow: bytes that nobody on the host reads."""
+
+    kind: GrammarKind
+    source: bytes
 
 
 class Operation(Enum):
@@ -83,6 +92,8 @@ class GenerateRequest:
     stream: bool = False
     priority: Priority | None = None
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+    grammar: Grammar | None = None
+    """What the output shall follow, if anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 from engine.embedding import VectorSource, as_submit, pair_vectors
 from engine.errors import RequestRejectedError
+from engine.masks import rows_of
 from engine.sampler import Samples
 from engine.scheduler.plan import StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.step_runner import StepRunner
 from engine.warmup import warm_up
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import (
     Embed,
     Embedding,
@@ -97,6 +99,11 @@ class Engine:
         """Answer a request by a failure in the next output."""
         self._failures.append(RequestFailure(request_id, code))
 
+    def set_masks(self, masks: Masks) -> None:
+        """Take the masks for the next tokens of structured requests."""
+        for request_id, position, mask in rows_of(masks):
+            self.scheduler.set_mask(request_id, position, mask)
+
     def abort(self, request_id: int) -> None:
         """End a request, if it is live; its blocks are free at once, the answer comes with the next output."""
         if self.scheduler.abort(request_id):
@@ -118,7 +125,9 @@ class Engine:
         if not plan.num_tokens and not self._failures:
             return None
         first = len(samples.token_ids) > len(plan.decode_rows)
-        self.urgent = first or bool(result.starts or result.failures or self._failures or any(result.finishes))
+        # A structured request sits out until its token has been answered by a mask.
+        told = plan.masks or result.starts or result.failures or self._failures
+        self.urgent = first or bool(told or any(result.finishes))
         return self._output(result, _place_logprobs(samples, result) if samples.logprobs else ())
 
     def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:

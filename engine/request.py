@@ -11,6 +11,9 @@ Lengths, as half-open ranges of positions::
           num_computed ... num_tokens                    to compute before the next token can be sampled
     0 ................................... limit          where the output ends at the latest
 
+A structured request chooses each token under a mask that comes from outside. Until the next one is there it is *held*:
+where it decodes it is PAUSED, with row and blocks, and takes no part in steps; where it waits it is not admitted.
+
 A request *decodes* when exactly one token is left to compute, else it *prefills*. While it decodes nothing of it is
 touched but its tokens: how much is computed follows from their number, and the steps at which it needs a block or
 reaches its limit are known when it begins (``engine.scheduler.decoding``).
@@ -25,6 +28,7 @@ from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
     from engine.scheduler.account import Account
+    from engine.scheduler.plan import RowMask
 
 NO_ROW = -1
 """Row of a request that does not run."""
@@ -40,6 +44,8 @@ class Status(IntEnum):
     PREFILLING = 1
     DECODING = 2
     FINISHED = 3
+    PAUSED = 4
+    """Between two tokens of a structured request."""
 
 
 class Request:
@@ -54,7 +60,9 @@ class Request:
         "deadline_ns",
         "end_step",
         "forecast",
+        "held",
         "limit",
+        "mask",
         "namespace",
         "num_charged",
         "num_prefilled",
@@ -78,6 +86,10 @@ class Request:
 
     def __init__(self, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int) -> None:
         self.submit = submit
+        self.held = submit.structured
+        """Whether the mask for its next token is missing."""
+        self.mask: RowMask | None = None
+        """What the next token is chosen under, while it is not held."""
         self.request_id = submit.request
         self.namespace = submit.namespace
         self.retain = submit.retain

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.batch import BatchBuilder, Ints, StepArrays
 from engine.kv.storage import KvStorage
+from engine.masks import MaskedLogits
 from engine.model.attention import PagedAttention
 from engine.model.decoder import Decoder
 from engine.sampler import Sampler, Samples
@@ -50,6 +51,7 @@ class Runner:
         self._attention = PagedAttention(storage)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._batches = BatchBuilder(limits, storage)
+        self._masked = MaskedLogits(limits.eos_ids)
 
     @property
     def backend(self) -> str:
@@ -75,6 +77,8 @@ class Runner:
         rows = plan.sample_rows
         if not rows:
             samples = Samples([])
+        elif plan.masks:
+            samples = self._sampler.sample(self._masked.apply(logits, rows, plan.masks), rows, next_positions)
         elif best is not None and self._sampler.wants_maximum(rows):
             samples = Samples(best.tolist())
         else:

@@ -1,8 +1,10 @@
 """Chooses the next token of every row of a step.
 
-Order, as ``messages.Sampling`` states it: penalties, temperature, top-k, top-p, min-p; then one draw by inverse
-cumulative distribution with the row's own uniform number (``engine.rng``). Greedy rows take the exact maximum, the
-lowest id among equals. Rows never touch each other: a row whose logits are not finite fails alone.
+A structured row's mask comes first of all (``engine.masks``): what it forbids has a score of minus infinity here, and
+log-probabilities are those of what is left. Then the order is as ``messages.Sampling`` states it: penalties,
+temperature, top-k, top-p, min-p; then one draw by inverse cumulative distribution with the row's own uniform number
+(``engine.rng``). Greedy rows take the exact maximum, the lowest id among equals. Rows never touch each other: a row
+whose logits are not finite fails alone.
 
 Definitions. Top-k keeps every id whose score is at least the k-th largest, so ties at the border stay. Top-p keeps
 the smallest set of likeliest ids that holds at least ``top_p`` of what top-k left, and ties of its last member.
@@ -149,7 +151,8 @@ class Sampler:
             token_id = token_ids[place]
             if token_id == FAILED:
                 continue
-            count = counts[line]
+            # What a mask forbids is no alternative.
+            count = int((values[line, : counts[line]] > LOWEST_LOGPROB).sum())
             reports.append(
                 TokenLogprobs(
                     index=place,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 
 from engine.kv.layout import NULL_BLOCK
-from engine.scheduler.plan import Admission, Chunk, StepPlan
+from engine.scheduler.plan import Admission, Chunk, RowMask, StepPlan
 from engine.step_runner import StepRunner
 from isolation.ipc.messages import Sampling
 
@@ -27,6 +27,9 @@ SMALL_WIDTH = 1
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
 """Sampling numbers that reach every branch of the sampler."""
 
+_ALL = RowMask(b"\xff" * 4, accepting=True)
+"""Allows the first 32 ids."""
+
 
 def warm_up(runner: StepRunner) -> None:
     """Run a full prefill and a full decode step at the runner's own limits."""
@@ -41,6 +44,7 @@ def warm_up(runner: StepRunner) -> None:
         runner.execute(_prefill(length, width))
         runner.execute(_admissions(num_rows, width))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
+        runner.execute(StepPlan(decode_rows=list(range(num_rows)), masks=dict.fromkeys(range(num_rows), _ALL)))
         runner.touch()
 
 

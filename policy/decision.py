@@ -23,6 +23,7 @@ class Reason(StrEnum):
     UNKNOWN_CREDENTIAL = "unknown_credential"
     """Nobody this policy knows."""
     MODEL_NOT_ALLOWED = "model_not_allowed"
+    FEATURE_NOT_ALLOWED = "feature_not_allowed"
     CONTEXT_TOO_LONG = "context_too_long"
     OUTPUT_TOO_LONG = "output_too_long"
     REQUEST_RATE = "request_rate"

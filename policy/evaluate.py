@@ -6,8 +6,9 @@ the exact count: tenant and model again (the policy may have changed between), o
 context, token rate. Concurrency and request rate are not held against the second call, because by
 then the request itself is counted in them.
 
-Rules are tried in that order and the first that denies decides; permanent refusals come before
-those that waiting cures, so that nobody is told to retry what can never pass.
+Whether the tenant may use what is asked for at all, a model or a feature, comes first. Rules are tried in that order
+and the first that denies decides; permanent refusals come before those that waiting cures, so that nobody is told to
+retry what can never pass.
 
 Imports nothing outside the standard library, and of that neither clock, files, sockets nor
 environment: time comes in as an argument.
@@ -61,6 +62,14 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             reason=Reason.MODEL_NOT_ALLOWED,
             rule=f"tenants.{tenant.id}.models",
             message="there is no such model, or this tenant may not use it",
+            policy_digest=policy.digest,
+        )
+    if access.structured and not tenant.features.structured_output:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.FEATURE_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.features.structured_output",
+            message="this tenant may not use structured output",
             policy_digest=policy.digest,
         )
     for check in _CHECKS_BEFORE if access.input_tokens is None else _CHECKS_AFTER:

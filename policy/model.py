@@ -49,6 +49,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What of the API one tenant may use, where that can be withheld."""
+
+    structured_output: bool = True
+    """Answers under a grammar of the caller's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """One tenant: who it is, what it may call, how much it may use."""
 
@@ -64,6 +72,7 @@ class Tenant:
     priority: Priority
     """The most urgent that its requests may be; a request may ask for less."""
     limits: Limits
+    features: Features = Features()
 
 
 @dataclass(frozen=True, slots=True)

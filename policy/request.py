@@ -22,6 +22,8 @@ class AccessRequest:
     longest_input: int | None = None
     """Tokens of the longest text where there are several, which are held against the context one by one; None: the
     prompt is one."""
+    structured: bool = False
+    """Whether the output shall follow a grammar."""
 
     def __post_init__(self) -> None:
         if self.input_tokens is not None and self.input_tokens < 1:

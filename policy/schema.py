@@ -111,6 +111,15 @@ class LimitsSchema(_Strict):
     )
 
 
+class FeaturesSchema(_Strict):
+    """What of the API one tenant may use, where that can be withheld."""
+
+    structured_output: bool = Field(
+        default=True,
+        description="Answers that follow a JSON Schema, a regular expression or a grammar of the caller's.",
+    )
+
+
 class TenantSchema(_Strict):
     """One tenant."""
 
@@ -137,6 +146,7 @@ class TenantSchema(_Strict):
         description="Who is served first, strictly: low gets what the others leave. A request may ask for less than "
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
     )
+    features: FeaturesSchema = Field(default_factory=FeaturesSchema)
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from appliance.api import limits
 from appliance.api.generated import inference_pb2 as pb
 from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
+from appliance.api.structured import ANY_OBJECT, choice_of
 from appliance.errors import InvalidRequestError
 from appliance.request import (
     Delta,
@@ -16,6 +17,7 @@ from appliance.request import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Grammar,
     ModelCard,
     Operation,
     Prompt,
@@ -24,6 +26,7 @@ from appliance.request import (
     TokenLogprob,
     TokenPrompt,
 )
+from isolation.ipc.grammar_messages import GrammarKind
 from isolation.ipc.messages import Priority
 
 _SAMPLING = (
@@ -71,6 +74,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stream=True,
         priority=_priority(message),
+        grammar=_grammar(message),
     )
     return limits.build(draft, stamp, _NAMES)
 
@@ -152,6 +156,28 @@ def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
     if asked is None:
         raise InvalidRequestError("priority must be PRIORITY_HIGH, PRIORITY_NORMAL or PRIORITY_LOW", param="priority")
     return asked
+
+
+def _grammar(message: pb.GenerateRequest) -> Grammar | None:
+    if not message.HasField("structured_output"):
+        return None
+    asked = message.structured_output
+    at = f"structured_output.{asked.WhichOneof('form')}"
+    match asked.WhichOneof("form"):
+        case "json_schema":
+            kind = GrammarKind.JSON_SCHEMA_LENIENT if asked.lenient else GrammarKind.JSON_SCHEMA
+            return limits.grammar(kind, asked.json_schema, at)
+        case "json_object":
+            return limits.grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, at)
+        case "regex":
+            return limits.grammar(GrammarKind.REGEX, asked.regex, at)
+        case "lark":
+            return limits.grammar(GrammarKind.LARK, asked.lark, at)
+        case "choice":
+            return choice_of(list(asked.choice.values), at)
+    raise InvalidRequestError(
+        "structured_output needs one of json_schema, json_object, regex, lark and choice", param="structured_output"
+    )
 
 
 def _turn(message: pb.ChatMessage, at: str) -> Turn:

@@ -13,9 +13,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from appliance.errors import InvalidRequestError
-from appliance.request import ChatPrompt, EmbedRequest, GenerateRequest, Operation, Prompt, TextPrompt, TokenPrompt
+from appliance.errors import GrammarTooLargeError, InvalidRequestError
+from appliance.request import (
+    ChatPrompt,
+    EmbedRequest,
+    GenerateRequest,
+    Grammar,
+    Operation,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from isolation.ipc import messages as wire
+from isolation.ipc.grammar_messages import MAX_GRAMMAR_BYTES, GrammarKind
 
 MAX_BODY_BYTES = 4 << 20
 """Bytes of an HTTP body or a gRPC message: a prompt of a million tokens."""
@@ -102,6 +112,7 @@ class Draft:
     logprobs: int | None = None
     stream: bool = False
     priority: wire.Priority | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,10 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
     _check_count(len(draft.stop_ids), MAX_STOP_IDS, named("stop_ids"))
     for token_id in draft.stop_ids:
         _check_range(token_id, 0, MAX_TOKEN_ID, named("stop_ids"))
+    if draft.grammar is not None and draft.ignore_eos:
+        raise InvalidRequestError(
+            "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
+        )
     return GenerateRequest(
         request_id=stamp.request_id,
         operation=draft.operation,
@@ -146,6 +161,7 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         deadline=stamp.deadline,
         stream=draft.stream,
         priority=draft.priority,
+        grammar=draft.grammar,
     )
 
 
@@ -229,6 +245,25 @@ def token_prompt(ids: Sequence[int], param: str) -> TokenPrompt:
     if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:
         raise InvalidRequestError(f"a token id is outside 0 to {MAX_TOKEN_ID}", param=param)
     return TokenPrompt(array("I", ids))
+
+
+def grammar(kind: GrammarKind, text: str, param: str) -> Grammar:
+    """A grammar as the text sandbox takes it; whether it can be used is decided there.
+
+    Raises:
+        InvalidRequestError: it is empty or not Unicode.
+        GrammarTooLargeError: it has too many bytes.
+    """
+    source = utf8(text, param)
+    if not source:
+        raise InvalidRequestError(f"{param} is empty", param=param)
+    if len(source) > MAX_GRAMMAR_BYTES:
+        raise GrammarTooLargeError(
+            f"{param} has {len(source)} bytes; a grammar may have {MAX_GRAMMAR_BYTES}",
+            param=param,
+            details={"limit_bytes": str(MAX_GRAMMAR_BYTES), "actual_bytes": str(len(source))},
+        )
+    return Grammar(kind, source)
 
 
 def utf8(text: str, param: str) -> bytes:

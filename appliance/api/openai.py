@@ -1,9 +1,10 @@
 """OpenAI's JSON -> ``GenerateRequest``: pure; what is not understood is either refused by name or reported.
 
-Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, JSON schemas,
-images, several choices), which are refused with a 400 that names them unless they hold a value that asks for nothing;
-all others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's API
+Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, images,
+several choices), which are refused with a 400 that names them unless they hold a value that asks for nothing; all
+others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's API
 specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM.
+How an answer's structure is asked for is in ``structured``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from appliance.api import limits
+from appliance.api import limits, structured
 from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
 from appliance.api.strict_json import JsonError, parse_json
 from appliance.errors import InvalidRequestError
@@ -26,7 +27,7 @@ _COMMON = frozenset(
         "model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options",
         "service_tier",
     }
-).union(_FLOATS, _INTS)
+).union(_FLOATS, _INTS, structured.FIELDS)
 _SERVED = {
     Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
     Operation.TEXT_COMPLETION: _COMMON | {"prompt"},
@@ -39,7 +40,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": (),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "logit_bias": (),
     "echo": (),
     "suffix": (),
@@ -53,11 +53,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "chat_template": (),
     "chat_template_kwargs": (),
     "add_generation_prompt": (True,),
@@ -115,6 +110,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         logprobs=_logprobs(operation, document),
         stream=_typed(document, "stream", bool) or False,
         priority=_priority(document),
+        grammar=structured.grammar_of(document),
     )
     include_usage = _stream_options(document, draft.stream, ignored)
     names = {"stop_ids": "stop_token_ids"}

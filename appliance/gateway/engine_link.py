@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.delivery import Delivery
+from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.link import Link, LinkFullError
 from appliance.gateway.stream import TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import (
     Abort,
     Embed,
@@ -88,8 +90,11 @@ class EngineLink:
         """The streams whose requests may still be in the engine: live ones, and aborted ones until it answered."""
         return (*self._live.values(), *self._leaving.values())
 
-    def submit(self, message: Submit, fingerprint: bytes, *, every_step: bool = False) -> TokenStream:
-        """Send a request; its tokens arrive in the stream, with ``every_step`` never held back for others.
+    def submit(
+        self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
+    ) -> TokenStream:
+        """Send a request; its tokens arrive in the stream, with ``every_step`` never held back for others. Those of a
+        structured one are chosen under the masks of ``grammar``.
 
         Raises:
             EngineFullError: a bound is reached; nothing was sent.
@@ -98,6 +103,7 @@ class EngineLink:
         stream = TokenStream(
             message.request, message.max_tokens, message.logprobs >= 0, every_step, fingerprint=fingerprint
         )
+        stream.grammar = grammar
         return self._send(message, stream)
 
     def embed(self, message: Embed, fingerprint: bytes) -> TokenStream:
@@ -118,8 +124,10 @@ class EngineLink:
         self._last_sent = max(self._last_sent, message.request)
         try:
             self._link.send(message)
+            if stream.grammar is not None:
+                stream.grammar.follow(stream, self)
         except LinkFullError as error:
-            del self._live[message.request]
+            self._live.pop(message.request, None)
             raise EngineFullError from error
         except LocalProtocolError:
             del self._live[message.request]
@@ -137,6 +145,14 @@ class EngineLink:
             except LinkFullError:
                 self._link.close()
                 self._ended("does not read its ring", at_fault=True)
+
+    def send_masks(self, masks: Masks) -> None:
+        """Send masks on; an engine that is gone needs none."""
+        try:
+            self._link.send(masks)
+        except LinkFullError:
+            self._link.close()
+            self._ended("does not read its ring", at_fault=True)
 
     def close(self) -> None:
         """Let the engine go: all streams end."""
@@ -193,7 +209,8 @@ class EngineLink:
             self._break("sent a token beyond its vocabulary")
             return False
         logprobs = {item.index: item for item in message.logprobs}
-        live, delivery = self._live, self._delivery
+        live = self._live
+        followed: list[tuple[GrammarRun, int]] = []
         tokens = zip(message.requests, message.token_ids, message.finishes, strict=True)
         for index, (request, token, finish) in enumerate(tokens):
             stream = live.get(request)
@@ -214,16 +231,26 @@ class EngineLink:
             if finish:
                 stream.finish = Finish(finish)
                 del live[request]
-                delivery.hurry(stream)
-            elif len(stream.token_ids) > MAX_UNREAD_TOKENS:
-                stream.overrun = True
-                self.abort(stream)
-                stream.wake.set()
-            elif stream.received == 1 or stream.every_step:
-                delivery.hurry(stream)
-            elif not stream.due:
-                delivery.add(stream)
+                self._delivery.hurry(stream)
+            else:
+                self._hand_on(stream)
+            if stream.grammar is not None and not finish:
+                followed.append((stream.grammar, token))
+        if followed:
+            # All of a model's runs are at home in its one text sandbox, but for those whose sandbox has just ended.
+            followed[-1][0].home.advance(followed)
         return True
+
+    def _hand_on(self, stream: TokenStream) -> None:
+        """See to it that a stream's newest token, which is not its last, is handed on in time."""
+        if len(stream.token_ids) > MAX_UNREAD_TOKENS:
+            stream.overrun = True
+            self.abort(stream)
+            stream.wake.set()
+        elif stream.received == 1 or stream.every_step:
+            self._delivery.hurry(stream)
+        elif not stream.due:
+            self._delivery.add(stream)
 
     def _break(self, reason: str) -> None:
         self._link.close()

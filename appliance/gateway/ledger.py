@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from appliance.errors import (
     ApplianceError,
     ContextLengthError,
+    FeatureNotAllowedError,
     InvalidRequestError,
     PermissionDeniedError,
     RateLimitedError,
@@ -81,7 +82,9 @@ class Ledger:
         account = self._accounts.get(tenant)
         return account.concurrency if account else 0
 
-    def admit(self, tenant: str, model: str, max_tokens: int | None) -> Reservation:
+    def admit(
+        self, tenant: str, model: str, max_tokens: int | None, *, structured: bool = False
+    ) -> Reservation:
         """The first decision; on allowance the request holds a concurrency slot until it is settled.
 
         Raises:
@@ -89,7 +92,9 @@ class Ledger:
         """
         now = self._clock()
         account = self._account(tenant, now)
-        access = AccessRequest(tenant=tenant, model=model, input_tokens=None, max_output_tokens=max_tokens)
+        access = AccessRequest(
+            tenant=tenant, model=model, input_tokens=None, max_output_tokens=max_tokens, structured=structured
+        )
         decision = evaluate(self._policy, access, self._usage(account), now)
         if not decision.allowed:
             raise denial(decision)
@@ -234,6 +239,8 @@ def denial(decision: Decision) -> ApplianceError:
             return UnauthenticatedError(decision.message)
         case Reason.MODEL_NOT_ALLOWED:
             return PermissionDeniedError(decision.message, param="model")
+        case Reason.FEATURE_NOT_ALLOWED:
+            return FeatureNotAllowedError(decision.message)
         case Reason.CONTEXT_TOO_LONG:
             return ContextLengthError(decision.message, details=details)
         case Reason.OUTPUT_TOO_LONG:

@@ -19,6 +19,7 @@ from appliance.gateway.assembler import Assembler
 from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError
+from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.losses import EngineGoneError
 from appliance.gateway.output import LocalText, RemoteText
@@ -95,6 +96,7 @@ class Session:
                 )
             if attempt:
                 self._trace.annotate(replays=attempt)
+            grammar = await self._follow(enter_by)
             try:
                 async with (
                     self._tools.rooms.enter_engine(
@@ -102,7 +104,7 @@ class Session:
                         suspect=standing is not Standing.CLEAN,
                         alone_only=standing is Standing.ALONE_ONLY,
                     ) as visit,
-                    aclosing(self._visit(visit, submit, mark, sink)) as events,
+                    aclosing(self._visit(visit, submit, mark, sink, grammar)) as events,
                 ):
                     async for event in events:
                         yield event
@@ -115,13 +117,18 @@ class Session:
                         retry_after_s=RETRY_AFTER_S,
                     ) from error
                 enter_by = min(enter_by, time.monotonic() + REPLAY_S)
+            finally:
+                if grammar is not None:
+                    grammar.close()
         raise UnavailableError("the engine ended again and again", retry_after_s=RETRY_AFTER_S)
 
     async def _encode(self) -> array[int]:
         """First decision, concurrency slot, then exact token ids."""
         trace, request = self._trace, self._request
         trace.begin(Phase.POLICY)
-        self.reservation = self._tools.ledger.admit(self._principal.tenant, request.model, request.max_tokens)
+        self.reservation = self._tools.ledger.admit(
+            self._principal.tenant, request.model, request.max_tokens, structured=request.grammar is not None
+        )
         decision = self.reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
@@ -177,18 +184,33 @@ class Session:
             logprobs=request.logprobs,
             weight=obligations.weight,
             priority=max(PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
+            structured=request.grammar is not None,
         )
 
+    async def _follow(self, until: float) -> GrammarRun | None:
+        """Have the request's grammar compiled, where it has one."""
+        grammar = self._request.grammar
+        if grammar is None:
+            return None
+        assert self.reservation is not None
+        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
+        return await room.follow(grammar, self.reservation.namespace, until)
+
     async def _visit(
-        self, visit: EngineVisit, submit: Submit, mark: bytes, sink: Sink | None
+        self, visit: EngineVisit, submit: Submit, mark: bytes, sink: Sink | None, grammar: GrammarRun | None
     ) -> AsyncGenerator[Event]:
         """One run in one engine."""
         self._trace.begin(Phase.QUEUE)
         try:
             stream = visit.engine.submit(
-                replace(submit, request=self._tools.next_id(), deadline_us=self._left_us()),
+                replace(
+                    submit,
+                    request=grammar.request if grammar is not None else self._tools.next_id(),
+                    deadline_us=self._left_us(),
+                ),
                 mark,
                 every_step=self._fixed_cadence(),
+                grammar=grammar,
             )
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error

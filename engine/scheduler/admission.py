@@ -113,6 +113,8 @@ class Admissions:
                     admit = False
                     continue
                 request = self._choose(account)
+                if request is None:
+                    continue
                 if not self._admit(request, crowded=crowded):
                     cost = account.cost_of(request)
                     line.allowance = max(line.allowance, cost)
@@ -146,9 +148,13 @@ class Admissions:
         """Whether the account has few requests, and some other has many."""
         return account.num_live * LIGHT_PART <= self._heaviest
 
-    def _choose(self, account: Account) -> Request:
-        """The account's request to admit next."""
+    def _choose(self, account: Account) -> Request | None:
+        """The account's request to admit next; None when all of them wait for their masks."""
         waiting = account.waiting
+        if self._live.num_held:
+            waiting = [request for request in waiting if not request.held]
+            if not waiting:
+                return None
         if len(waiting) == 1 or account.passed >= MAX_PASSED or not self._limits.prefix_caching:
             return waiting[0]
         return self._cache.longest(waiting[:WINDOW])

@@ -45,6 +45,8 @@ class Commits:
                 self._take_first(request, token_ids[place], place, result)
                 place += 1
         assert place == len(token_ids), "one token for each row that samples"
+        for request in list(self._decoding.structured):
+            self._live.hold(request)
         self._decoding.advance()
 
     def _take_columns(self, token_ids: list[int], result: StepResult) -> None:

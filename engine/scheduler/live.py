@@ -8,6 +8,7 @@ from engine.scheduler.account import OUTPUT_COST
 from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.fairness import Accounts
 from engine.scheduler.limits import NUM_PRIORITIES, SchedulerLimits
+from engine.scheduler.plan import RowMask
 from engine.scheduler.running import Running, owner_of
 
 
@@ -24,11 +25,14 @@ class LiveRequests:
         self.num_waiting = 0
         self.num_preempted = 0
         """Preemptions so far."""
+        self.num_held = 0
+        """Live requests that can do nothing before their next mask has come."""
 
     def enter(self, request: Request) -> None:
         """Queue a new request."""
         self.by_id[request.request_id] = request
         self.num_waiting += 1
+        self.num_held += request.held
         self.accounts.lines[request.submit.priority].enter(request, request.submit.weight)
         self.deadlines.add(request, len(self.by_id))
 
@@ -51,6 +55,21 @@ class LiveRequests:
         self.num_waiting += 1
         request.account.line.queue(request)
 
+    def hold(self, request: Request) -> None:
+        """A structured request has its token: pause it until the mask for the next one has come."""
+        self.running.pause(request)
+        request.mask = None
+        request.held = True
+        self.num_held += 1
+
+    def let_go(self, request: Request, mask: RowMask) -> None:
+        """The mask for a held request's next token has come."""
+        request.mask = mask
+        request.held = False
+        self.num_held -= 1
+        if request.status is Status.PAUSED:
+            self.running.resume(request)
+
     def end(self, request: Request, *, poisoned: bool = False) -> None:
         """End a request wherever it is. Blocks of a poisoned one cannot be found again."""
         if request.status is Status.WAITING:
@@ -60,6 +79,7 @@ class LiveRequests:
         else:
             self.running.vacate(request, Status.FINISHED, poisoned=poisoned)
         del self.by_id[request.request_id]
+        self.num_held -= request.held
         request.account.line.leave(request)
 
     def check_integrity(self) -> None:
@@ -68,6 +88,7 @@ class LiveRequests:
         waiting = [request for account in self.accounts for request in account.waiting]
         assert len(waiting) == self.num_waiting
         assert len(waiting) + len(self.running) == len(self.by_id), "a live request is nowhere"
+        assert sum(request.held for request in self.by_id.values()) == self.num_held
         for account in self.accounts:
             orders = [request.order for request in account.waiting]
             assert orders == sorted(orders), "a queue out of order"

@@ -31,6 +31,16 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class RowMask:
+    """Which tokens one row may choose."""
+
+    words: bytes
+    """32-bit words, little-endian: bit ``i % 32`` of word ``i // 32`` for token ``i``."""
+    accepting: bool
+    """Whether the output may end here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A stretch of one prompt: positions ``start .. start + length`` of the row's tokens, half-open."""
 
@@ -55,6 +65,8 @@ class StepPlan:
     decode_rows: list[int] = field(default_factory=list)
     """Rows that compute their last token; each gives a sample. The scheduler keeps this list too: read only."""
     prefills: list[Chunk] = field(default_factory=list)
+    masks: dict[int, RowMask] = field(default_factory=dict)
+    """By row, for those that sample: which tokens may be chosen. Rows without one may choose any."""
 
     @property
     def num_tokens(self) -> int:

@@ -27,7 +27,7 @@ from engine.scheduler.admission import Admissions
 from engine.scheduler.commit import Commits
 from engine.scheduler.limits import SchedulerLimits, check_submit
 from engine.scheduler.live import LiveRequests
-from engine.scheduler.plan import StepPlan, StepResult
+from engine.scheduler.plan import RowMask, StepPlan, StepResult
 from engine.scheduler.running import age
 from engine.scheduler.sharing import Sharing
 from isolation.ipc.messages import FailureCode, Submit
@@ -78,8 +78,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``schedule`` would give a plan."""
-        return bool(self._live.by_id) or self._pool.has_dirty
+        """Whether ``schedule`` would give a plan. Requests that are held give none before their masks have come."""
+        return self._has_free_requests or self._pool.has_dirty
+
+    @property
+    def _has_free_requests(self) -> bool:
+        return len(self._live.by_id) > self._live.num_held
 
     @property
     def num_available_blocks(self) -> int:
@@ -111,6 +115,13 @@ class Scheduler:
         self._next_order += 1
         self._live.enter(request)
 
+    def set_mask(self, request_id: int, position: int, mask: RowMask) -> None:
+        """The mask for the request's output token at this position. One that is not waited for is passed over: the
+        request has ended, or has a mask already."""
+        request = self._live.by_id.get(request_id)
+        if request is not None and request.held and request.num_output == position:
+            self._live.let_go(request, mask)
+
     def abort(self, request_id: int) -> bool:
         """End a request now, between two steps. Says whether it was live."""
         request = self._live.by_id.get(request_id)
@@ -141,6 +152,7 @@ class Scheduler:
             self._drop_lost_growth(plan)
         self._running.decoding.refresh()
         plan.decode_rows = self._running.decoding.rows
+        self._put_masks(plan)
         if self._pool.has_dirty:
             plan.zero_blocks = self._pool.drain_dirty()
         pace.planned(plan.num_tokens)
@@ -152,7 +164,7 @@ class Scheduler:
         self._commits.take(plan, token_ids, result)
         if self._running.decoding.step % CHECK_EVERY == 0:
             self.check_fairness()
-        if not self._live.by_id:
+        if not self._has_free_requests:
             self._admissions.pace.pause()
         return result
 
@@ -187,6 +199,16 @@ class Scheduler:
                 plan.grown_indices.append(len(request.blocks))
                 plan.grown_blocks.append(running.grow(request))
         return crowded
+
+    def _put_masks(self, plan: StepPlan) -> None:
+        """Put the masks of structured requests that sample into the plan."""
+        for request in self._running.decoding.structured:
+            assert request.mask is not None, "a structured request decodes without a mask"
+            plan.masks[request.row] = request.mask
+        for chunk in plan.prefills:
+            mask = self._running.at(chunk.row).mask if chunk.last else None
+            if mask is not None:
+                plan.masks[chunk.row] = mask
 
     def _drop_lost_growth(self, plan: StepPlan) -> None:
         """Take out of the plan the new blocks of rows that were vacated after they had grown."""

@@ -47,6 +47,10 @@ class Kind(IntEnum):
     FAILED = 38
     EMBED = 50
     EMBEDDING = 51
+    OPEN_GRAMMAR = 64
+    ADVANCE = 65
+    CLOSE_GRAMMAR = 66
+    MASKS = 67
 
 
 class OutOfBoundsError(ValueError):

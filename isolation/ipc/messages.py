@@ -7,8 +7,10 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Embed | Abort``, guest ``StepOutput | Embedding``;
-* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``;
+* engine: host ``Submit | Embed | Abort | Masks``, guest ``StepOutput | Embedding``;
+* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``; and, answered as
+  they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
+  (``grammar_messages``);
 * both: host ``Drain``, after which the guest finishes and leaves.
 
 The bounds here are part of the protocol: the codec refuses a frame outside them on both sides.
@@ -21,7 +23,9 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-PROTOCOL_VERSION = 2
+from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
+
+PROTOCOL_VERSION = 3
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
@@ -189,6 +193,8 @@ class Submit:
     deadline_us: int = 0
     """Microseconds from receipt in the engine after which the request fails as ``DEADLINE``, unsigned 64-bit below
     ``MAX_DEADLINE_US``; 0: never."""
+    structured: bool = False
+    """Whether each output token is chosen under a mask of its own: none is sampled before that has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +349,9 @@ class Failed:
     reason: str
 
 
-HostMessage = Configure | Submit | Embed | Abort | Drain | Encode | Decode | ReadVocabulary
+EngineRequest = Submit | Embed | Abort | Masks
+TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
+HostMessage = Configure | Drain | EngineRequest | TextRequest
 TextAnswer = Encoded | Decoded | Vocabulary | Failed
-GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer
+GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer | Masks
 Message = HostMessage | GuestMessage

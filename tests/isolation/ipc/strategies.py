@@ -6,6 +6,7 @@ from array import array
 
 from hypothesis import strategies as st
 
+from isolation.ipc import grammar_messages as g
 from isolation.ipc import messages as m
 
 u8 = st.integers(0, 0xFF)
@@ -43,6 +44,7 @@ submit = st.builds(
     weight=st.integers(1, 1000),
     priority=st.sampled_from(m.Priority).map(int),
     deadline_us=st.integers(0, m.MAX_DEADLINE_US),
+    structured=st.booleans(),
 )
 
 
@@ -85,6 +87,29 @@ vocabulary = st.builds(
     entries=st.lists(st.binary(max_size=m.MAX_ENTRY_BYTES), max_size=6).map(tuple),
 )
 
+
+@st.composite
+def masks(draw: st.DrawFn) -> g.Masks:
+    """Rows of one width, from none to a few words."""
+    size = draw(st.integers(0, 8))
+    exactly = {"min_size": size, "max_size": size}
+    width = 4 * draw(st.integers(0, 5)) * size
+    return g.Masks(
+        array("Q", draw(st.lists(u64, **exactly))),
+        array("I", draw(st.lists(u32, **exactly))),
+        bytes(draw(st.lists(st.sampled_from(g.MaskState), **exactly))),
+        draw(st.binary(min_size=width, max_size=width)),
+    )
+
+
+@st.composite
+def advance(draw: st.DrawFn) -> g.Advance:
+    """A few requests with a token each."""
+    size = draw(st.integers(0, 8))
+    exactly = {"min_size": size, "max_size": size}
+    return g.Advance(array("Q", draw(st.lists(u64, **exactly))), array("I", draw(st.lists(u32, **exactly))))
+
+
 BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
@@ -122,6 +147,16 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Decoded: st.builds(m.Decoded, u64, utf8),
     m.ReadVocabulary: st.builds(m.ReadVocabulary, u64, u32),
     m.Vocabulary: vocabulary,
+    g.OpenGrammar: st.builds(
+        g.OpenGrammar,
+        u64,
+        st.binary(min_size=g.GRAMMAR_TENANT_BYTES, max_size=g.GRAMMAR_TENANT_BYTES),
+        st.sampled_from(g.GrammarKind),
+        utf8,
+    ),
+    g.Advance: advance(),
+    g.CloseGrammar: st.builds(g.CloseGrammar, u64),
+    g.Masks: masks(),
     m.Failed: st.builds(m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)),
 }
 """A strategy for each message."""
@@ -143,6 +178,7 @@ SAMPLES: tuple[m.Message, ...] = (
         weight=10,
         priority=m.Priority.LOW,
         deadline_us=30_000_000,
+        structured=True,
     ),
     m.Abort(7),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
@@ -170,5 +206,10 @@ SAMPLES: tuple[m.Message, ...] = (
     m.ReadVocabulary(3, 8192),
     m.Vocabulary(3, 8192, (b"", b"\xff\xfe", b"the")),
     m.Failed(4, m.FailureCode.INVALID, "unknown role"),
+    g.OpenGrammar(5, bytes(range(16)), g.GrammarKind.REGEX, b"[a-z]+"),
+    g.Advance(array("Q", [5, 6]), array("I", [17, 0xFFFF_FFFF])),
+    g.CloseGrammar(5),
+    g.Masks(array("Q", [5, 6]), array("I", [0, 9]), bytes([0, 1]), bytes(range(16))),
+    g.Masks(),
 )
 """At least one of each message, with no field at its default where that says nothing."""
