@@ -1,12 +1,10 @@
-"""Chooses the next token of every row of a step.
+"""Chooses the next token of every row of a step: the order and the formulas are in ``docs/sampling.md``.
 
-Order, as ``messages.Sampling`` states it: penalties, temperature, top-k, top-p, min-p; then one draw by inverse
-cumulative distribution with the row's own uniform number (``engine.rng``). Greedy rows take the exact maximum, the
-lowest id among equals. Rows never touch each other: a row whose logits are not finite fails alone.
-
-Definitions. Top-k keeps every id whose score is at least the k-th largest, so ties at the border stay. Top-p keeps
-the smallest set of likeliest ids that holds at least ``top_p`` of what top-k left, and ties of its last member.
-Min-p keeps ids with at least ``min_p`` times the probability of the likeliest.
+Rows never touch each other: a row whose logits are not finite fails alone, and every number of a row is computed by
+one order of roundings, whichever rows are beside it and however many threads compute. So equal logits give equal
+tokens and equal log-probabilities in any batch. Three things would break that, and are not done here: a sum over a
+whole row (torch splits it between threads when it is the only one), a sum over a width that a neighbour's ``top_k``
+chose, and the ties of a ``topk`` whose number a neighbour chose.
 
 Sorting a vocabulary costs 10 ms and more on a core; so top-k and top-p first look at the few hundred best
 ids, which is exact whenever the kept set lies inside them, and at more only for rows where it does not.
@@ -24,7 +22,7 @@ from torch import Tensor
 from engine.penalties import Penalties
 from engine.rng import uniforms
 from engine.scheduler.plan import FAILED, Admission
-from isolation.ipc.messages import TokenLogprobs
+from isolation.ipc.messages import MAX_TOP_LOGPROBS, TokenLogprobs
 
 WIDEST = 1e30
 """Bound of the numbers that are computed with: the wire admits all of float64, the arithmetic is float32."""
@@ -142,8 +140,9 @@ class Sampler:
             return []
         counts = self._logprobs[index[places]].tolist()
         some = raw.index_select(0, torch.from_numpy(places).to(raw.device))
-        logprobs = torch.log_softmax(some, -1).clamp_(min=LOWEST_LOGPROB)
-        values, ids = logprobs.topk(min(max(counts), self._vocab_size))
+        logprobs = log_probabilities(some)
+        # Always so many: which of two equal ids is found depends on the number asked for.
+        values, ids = logprobs.topk(min(MAX_TOP_LOGPROBS if max(counts) else 1, self._vocab_size))
         reports = []
         for line, place in enumerate(places.tolist()):
             token_id = token_ids[place]
@@ -161,6 +160,16 @@ class Sampler:
         return reports
 
 
+def log_probabilities(raw: Tensor) -> Tensor:
+    """Log-softmax of each row of float32 logits ``(R, V)``; a row of excluded ids has ``LOWEST_LOGPROB`` for them.
+
+    The exponentials are summed in stretches, and the stretches one after another in float64.
+    """
+    shifted = raw - raw.amax(-1, keepdim=True)
+    whole = _stretches(shifted).sum(-1).double().cumsum(-1)[:, -1:]
+    return shifted.sub_(whole.log().float()).clamp_(min=LOWEST_LOGPROB)
+
+
 def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = CANDIDATES) -> Tensor:
     """The least score that top-k and then top-p keep, for each row.
 
@@ -175,9 +184,9 @@ def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = 
     best = scaled.topk(width).values
     last_kept = best.gather(1, (top_k - 1).clamp(min=0).unsqueeze(1))
     k_floor = torch.where(top_k.unsqueeze(1) > 0, last_kept, -torch.inf)
-    masses = best.exp().double().masked_fill_(best < k_floor, 0.0)
-    whole = torch.where(top_k > 0, masses.sum(-1), scaled.exp().sum(-1, dtype=torch.float64))
-    reached = masses.cumsum(-1) >= (top_p * whole).unsqueeze(1)
+    masses = best.exp().double().masked_fill_(best < k_floor, 0.0).cumsum(-1)
+    whole = torch.where(top_k > 0, masses[:, -1], _stretches(scaled).sum(-1).double().cumsum(-1)[:, -1])
+    reached = masses >= (top_p * whole).unsqueeze(1)
     limited = top_p < 1
     p_floor = best.gather(1, reached.int().argmax(-1, keepdim=True))
     enough = reached.any(-1)
@@ -193,13 +202,18 @@ def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = 
 
 
 def _weights(scaled: Tensor, floor: Tensor | None) -> Tensor:
-    """Unnormalised probabilities in stretches, shape ``(R, stretches, STRETCH)``, with zeros for what is not kept."""
+    """Unnormalised probabilities in stretches, with zeros for what is not kept."""
+    stretches = _stretches(scaled)
+    if floor is not None:
+        stretches.flatten(1)[:, : scaled.shape[1]].masked_fill_(scaled < floor.unsqueeze(1), 0.0)
+    return stretches
+
+
+def _stretches(scaled: Tensor) -> Tensor:
+    """Exponentials of the scores ``(R, V)``, zeros behind them, shape ``(R, stretches, STRETCH)``."""
     rows, size = scaled.shape
     padded = torch.zeros(rows, -(-size // STRETCH) * STRETCH, device=scaled.device)
-    weights = padded[:, :size]
-    torch.exp(scaled, out=weights)
-    if floor is not None:
-        weights.masked_fill_(scaled < floor.unsqueeze(1), 0.0)
+    torch.exp(scaled, out=padded[:, :size])
     return padded.view(rows, -1, STRETCH)
 
 
