@@ -83,6 +83,8 @@ class GenerateRequest:
     stream: bool = False
     priority: Priority | None = None
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+    deterministic: bool = False
+    """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

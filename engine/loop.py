@@ -65,6 +65,7 @@ class Engine:
             max_context=limits.max_context,
             block_size=limits.block_size,
             num_blocks=self.runner.storage.layout.num_blocks,
+            deterministic=self.runner.deterministic,
         )
 
     def warm_up(self) -> None:

@@ -75,6 +75,14 @@ class NullRunner:
     def touch(self) -> None:
         """Nothing: there is no memory."""
 
+    def prove(self) -> None:
+        """Nothing: a rule has no batch."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Ids are given by rule."""
+        return True
+
     @property
     def writes_code(self) -> bool:
         """Nothing is multiplied."""

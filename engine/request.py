@@ -52,6 +52,7 @@ class Request:
         "blocks",
         "capacity",
         "deadline_ns",
+        "deterministic",
         "end_step",
         "forecast",
         "limit",
@@ -81,6 +82,7 @@ class Request:
         self.request_id = submit.request
         self.namespace = submit.namespace
         self.retain = submit.retain
+        self.deterministic = submit.deterministic
         self.token_ids = submit.token_ids[:]
         self.num_prompt = len(submit.token_ids)
         self.limit = limit

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import IsolationClass, Priority, Retention
+from policy.model import Determinism, IsolationClass, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -42,6 +42,7 @@ class Obligations:
     """Share in fair service, 1..1000."""
     priority: Priority
     """The most urgent that the request may be served at."""
+    deterministic: Determinism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

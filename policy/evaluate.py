@@ -103,6 +103,7 @@ def _obligations(tenant: Tenant, access: AccessRequest) -> Obligations:
         isolation_class=tenant.isolation_class,
         weight=tenant.weight,
         priority=tenant.priority,
+        deterministic=tenant.deterministic,
     )
 
 

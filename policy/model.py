@@ -24,6 +24,16 @@ class Retention(StrEnum):
     """Nothing of the request is kept."""
 
 
+class Determinism(StrEnum):
+    """Whether a tenant's requests get the same bits alone and in any batch. Without compiled kernels it costs time of
+    the engine, so it is granted and not just asked for."""
+
+    NEVER = "never"
+    ALLOWED = "allowed"
+    """A request that asks for it gets it."""
+    ALWAYS = "always"
+
+
 class Priority(StrEnum):
     """Who is served first; the order is strict, so ``LOW`` gets what the others leave."""
 
@@ -63,6 +73,7 @@ class Tenant:
     """Share in fair service beside other tenants, 1..1000."""
     priority: Priority
     """The most urgent that its requests may be; a request may ask for less."""
+    deterministic: Determinism
     limits: Limits
 
 

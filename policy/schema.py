@@ -137,6 +137,11 @@ class TenantSchema(_Strict):
         description="Who is served first, strictly: low gets what the others leave. A request may ask for less than "
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
     )
+    deterministic: Literal["never", "allowed", "always"] = Field(
+        default="never",
+        description="Whether tokens and log-probabilities are the same bits alone and in any batch: never, for "
+        "requests that ask for it, or always. Costs nothing with compiled kernels, several times the compute without.",
+    )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
 
 

@@ -71,6 +71,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stream=True,
         priority=_priority(message),
+        deterministic=message.deterministic,
     )
     return limits.build(draft, stamp, _NAMES)
 

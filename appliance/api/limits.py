@@ -102,6 +102,7 @@ class Draft:
     logprobs: int | None = None
     stream: bool = False
     priority: wire.Priority | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         deadline=stamp.deadline,
         stream=draft.stream,
         priority=draft.priority,
+        deterministic=draft.deterministic,
     )
 
 

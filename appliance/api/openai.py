@@ -3,7 +3,8 @@
 Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, JSON schemas,
 images, several choices), which are refused with a 400 that names them unless they hold a value that asks for nothing;
 all others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's API
-specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM.
+specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM;
+``deterministic`` is our own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _INTS = ("top_k", "seed")
 _COMMON = frozenset(
     {
         "model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options",
-        "service_tier",
+        "service_tier", "deterministic",
     }
 ).union(_FLOATS, _INTS)
 _SERVED = {
@@ -115,6 +116,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         logprobs=_logprobs(operation, document),
         stream=_typed(document, "stream", bool) or False,
         priority=_priority(document),
+        deterministic=_typed(document, "deterministic", bool) or False,
     )
     include_usage = _stream_options(document, draft.stream, ignored)
     names = {"stop_ids": "stop_token_ids"}

@@ -13,7 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from appliance.errors import ContextLengthError, InvalidRequestError, QuarantinedError, UnavailableError
+from appliance.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    QuarantinedError,
+    UnavailableError,
+)
 from appliance.gateway.answer import Answer, Outcome
 from appliance.gateway.assembler import Assembler
 from appliance.gateway.decoding import RemoteAssembler
@@ -29,8 +35,8 @@ from appliance.request import Event, GenerateRequest, Principal, Sink, TokenProm
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady, Submit
-from policy.decision import Decision
-from policy.model import IsolationClass, Priority, Retention
+from policy.decision import Decision, Obligations
+from policy.model import Determinism, IsolationClass, Priority, Retention
 
 NO_DEADLINE_S = 3_600.0
 """Deadline of a request that names none: nothing may live for ever."""
@@ -176,8 +182,24 @@ class Session:
             retain=obligations.retention is not Retention.NONE,
             logprobs=request.logprobs,
             weight=obligations.weight,
+            deterministic=self._deterministic(obligations),
             priority=max(PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
         )
+
+    def _deterministic(self, obligations: Obligations) -> bool:
+        """Whether the request runs in the deterministic class. Fails closed: nobody gets less than was promised."""
+        granted, asked = obligations.deterministic, self._request.deterministic
+        if granted is Determinism.NEVER and asked:
+            raise PermissionDeniedError("this tenant may not ask for deterministic answers", param="deterministic")
+        wanted = asked or granted is Determinism.ALWAYS
+        ready = self._tools.rooms.capacity
+        if wanted and ready is not None and not ready.deterministic:
+            raise InvalidRequestError(
+                "this model cannot be computed deterministically on this machine; leave deterministic out, or ask for "
+                "another model",
+                param="deterministic",
+            )
+        return wanted
 
     async def _visit(
         self, visit: EngineVisit, submit: Submit, mark: bytes, sink: Sink | None

@@ -22,6 +22,9 @@ from engine.request import Request
 PERSON = b"athanor-kv-block"
 """Domain of the hash; 16 bytes, BLAKE2b's limit."""
 
+PERSON_EXACT = b"athanor-kv-exact"
+"""Domain of the root for deterministic requests: the same tokens, computed in another order of roundings."""
+
 
 def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
     """Id of the block that holds ``token_ids`` (typecode ``I``) after the prefix named by ``parent``."""
@@ -35,11 +38,12 @@ def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
 class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
-    __slots__ = ("_block_size", "_pool", "_root")
+    __slots__ = ("_block_size", "_exact_root", "_pool", "_root")
 
     def __init__(self, pool: BlockPool, *, root: bytes, block_size: int) -> None:
         self._pool = pool
         self._root = root
+        self._exact_root = blake2b(root, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
         self._block_size = block_size
 
     def match(self, request: Request) -> list[int]:
@@ -84,6 +88,6 @@ class PrefixCache:
         ids = request.block_ids
         if index == len(ids):
             size = self._block_size
-            parent = ids[-1] if ids else self._root
+            parent = ids[-1] if ids else self._exact_root if request.deterministic else self._root
             ids.append(block_id(request.namespace, parent, request.token_ids[index * size : index * size + size]))
         return ids[index]

@@ -28,6 +28,8 @@ class Admission:
     """As in ``Submit``: -1 none, 0 the chosen token's, n with n alternatives."""
     blocks: tuple[int, ...]
     """Block table, long enough for ``token_ids``."""
+    deterministic: bool = False
+    """Whether its numbers must not depend on the batch."""
 
 
 @dataclass(frozen=True, slots=True)

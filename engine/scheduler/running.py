@@ -156,4 +156,5 @@ def admission_of(request: Request) -> Admission:
         sampling=submit.sampling,
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
+        deterministic=request.deterministic,
     )

@@ -95,7 +95,7 @@ def _pack_submit(message: Submit) -> bytes:
         len(message.token_ids),
         message.weight,
         len(message.stop_ids),
-        message.ignore_eos | message.retain << 1,
+        message.ignore_eos | message.retain << 1 | message.deterministic << 2,
         message.logprobs,
         message.priority,
         message.deadline_us,
@@ -117,7 +117,7 @@ def _unpack_submit(request: int, frame: bytes) -> Submit:
         max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, deadline_us,
         temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)  # fmt: skip
-    require(flags < 4, f"unknown flags {flags:#x}")
+    require(flags < 8, f"unknown flags {flags:#x}")
     prompt = HEADER_BYTES + _SUBMIT.size
     stops = prompt + 4 * num_tokens
     end = stops + 4 * num_stop_ids
@@ -135,6 +135,7 @@ def _unpack_submit(request: int, frame: bytes) -> Submit:
         weight=weight,
         priority=priority,
         deadline_us=deadline_us,
+        deterministic=bool(flags & 4),
     )
 
 

@@ -21,7 +21,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
@@ -125,6 +125,8 @@ class EngineReady:
     """Tokens of prompt and output together."""
     block_size: int
     num_blocks: int
+    deterministic: bool = False
+    """Whether it can serve deterministic requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,9 @@ class Submit:
     deadline_us: int = 0
     """Microseconds from receipt in the engine after which the request fails as ``DEADLINE``, unsigned 64-bit below
     ``MAX_DEADLINE_US``; 0: never."""
+    deterministic: bool = False
+    """Whether tokens and log-probabilities must be the same bits alone and in any batch. Its blocks serve other
+    deterministic requests only."""
 
 
 @dataclass(frozen=True, slots=True)

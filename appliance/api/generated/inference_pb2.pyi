@@ -123,6 +123,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as ListModels gives it. Required; 1 to 256 printable ASCII characters."""
     text: _builtins.str
@@ -137,6 +138,10 @@ class GenerateRequest(_message.Message):
     """
     priority: Global___Priority.ValueType
     """How urgent it is. Absent: as urgent as the policy lets the tenant be, which is also the most that can be had."""
+    deterministic: _builtins.bool
+    """Whether tokens and log-probabilities must be the same bits alone and in any batch, where the policy allows it.
+    Absent: as the policy has it for the tenant.
+    """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation, laid out by the model's own chat template."""
@@ -171,11 +176,14 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool | None = ...,
         logprobs: _builtins.int | None = ...,
         priority: Global___Priority.ValueType = ...,
+        deterministic: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deterministic: _TypeAlias = _typing.Literal["deterministic"]  # noqa: Y015
+    _WhichOneofArgType__deterministic: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
@@ -184,6 +192,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["conversation", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic) -> _WhichOneofReturnType__deterministic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
     @_typing.overload

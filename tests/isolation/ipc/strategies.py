@@ -88,7 +88,7 @@ vocabulary = st.builds(
 BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
-    m.EngineReady: st.builds(m.EngineReady, count, count, count, count),
+    m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans()),
     m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
     m.Submit: submit,
     m.Abort: st.builds(m.Abort, u64),
@@ -129,7 +129,7 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
 SAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
-    m.EngineReady(128_256, 8192, 16, 4096),
+    m.EngineReady(128_256, 8192, 16, 4096, True),
     m.TextReady(128_256, True, False, True),
     m.Submit(
         request=7,
@@ -143,6 +143,7 @@ SAMPLES: tuple[m.Message, ...] = (
         weight=10,
         priority=m.Priority.LOW,
         deadline_us=30_000_000,
+        deterministic=True,
     ),
     m.Abort(7),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
