@@ -76,7 +76,7 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
     root = layout.root(model.config.kv_origin(config.model_digest))
-    cache = PrefixCache(pool, root=root, block_size=layout.block_size)
+    cache = PrefixCache(pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching)
     return Engine(Scheduler(limits, pool, cache), runner)
 
 

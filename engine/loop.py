@@ -78,7 +78,12 @@ class Engine:
         try:
             self.scheduler.add(submit, now_ns=self._clock_ns())
         except RequestRejectedError as error:
-            self.refuse(submit.request, error.code)
+            self.refuse_all(submit, error.code)
+
+    def refuse_all(self, message: Submit | Embed, code: FailureCode) -> None:
+        """Answer every output that a message asks for by a failure in the next output."""
+        for index in range(message.choices if isinstance(message, Submit) else 1):
+            self.refuse(message.request + index, code)
 
     @property
     def embeds(self) -> bool:

@@ -25,6 +25,7 @@ from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
     from engine.scheduler.account import Account
+    from engine.scheduler.siblings import Family
 
 NO_ROW = -1
 """Row of a request that does not run."""
@@ -40,6 +41,8 @@ class Status(IntEnum):
     PREFILLING = 1
     DECODING = 2
     FINISHED = 3
+    HELD = 4
+    """Waits for the prompt of a sibling, in no queue yet."""
 
 
 class Request:
@@ -54,6 +57,7 @@ class Request:
         "deadline_ns",
         "deterministic",
         "end_step",
+        "family",
         "forecast",
         "limit",
         "namespace",
@@ -122,6 +126,8 @@ class Request:
         """Most that it can still be charged, as it was when it got its row."""
         self.planned_at = -1
         """Step in which a part of its prompt was last planned."""
+        self.family: Family | None = None
+        """The other outputs of its prompt, if there are any."""
         self.preempted_at = -1
         """Step at which it was last preempted."""
 
@@ -144,3 +150,9 @@ class Request:
     def num_output(self) -> int:
         """Tokens of the output so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def cache_key(self) -> bytes:
+        """The key of its block ids: the namespace's, or one that only its family has."""
+        key = self.family.key if self.family is not None else None
+        return self.namespace if key is None else key

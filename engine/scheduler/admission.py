@@ -159,7 +159,7 @@ class Admissions:
         if request.preempted_at == step:
             return False
         account = request.account
-        shared = self._cache.match(request) if self._limits.prefix_caching and request.retain else []
+        shared = self._cache.match(request)
         num_new = -(-request.num_tokens // self._limits.block_size) - len(shared)
         idle = self._pool.num_idle(shared)
         wanted = num_new + idle

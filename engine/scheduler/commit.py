@@ -42,6 +42,7 @@ class Commits:
             request.num_prefilled += chunk.length
             self._register(request)
             if chunk.last:
+                self._live.release_siblings(request)
                 self._take_first(request, token_ids[place], place, result)
                 place += 1
         assert place == len(token_ids), "one token for each row that samples"
@@ -107,5 +108,4 @@ class Commits:
         self._live.end(request, poisoned=True)
 
     def _register(self, request: Request) -> None:
-        if request.retain and self._limits.prefix_caching:
-            self._cache.register(request)
+        self._cache.register(request)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import RequestRejectedError
-from isolation.ipc.messages import NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
+from isolation.ipc.messages import MAX_CHOICES, NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
 
 NUM_PRIORITIES = len(Priority)
 """Lines that are served one before the other."""
@@ -42,6 +42,8 @@ def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
         raise RequestRejectedError(FailureCode.INVALID, "max_tokens is below 1")
     if len(submit.namespace) != NAMESPACE_KEY_BYTES:
         raise RequestRejectedError(FailureCode.INVALID, "the namespace key has another width")
+    if not 1 <= submit.choices <= MAX_CHOICES:
+        raise RequestRejectedError(FailureCode.INVALID, "the number of choices is out of range")
     if submit.weight < 1:
         raise RequestRejectedError(FailureCode.INVALID, "the weight is below 1")
     if not 0 <= submit.priority < NUM_PRIORITIES:

@@ -6,7 +6,7 @@ long as no log-probabilities were asked for.
 
 Payloads (``n`` items each where marked):
 
-* Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8,
+* Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8, choices u8,
   deadline_us u64, sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, prompt n x u32, stop ids n x u32.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
   waiting, free_blocks, defects (u32 each); columns requests n x u64, token_ids n x u32, finishes n x u8;
@@ -35,6 +35,7 @@ from isolation.ipc.frame import (
     take_array,
 )
 from isolation.ipc.messages import (
+    MAX_CHOICES,
     MAX_DEADLINE_US,
     MAX_STOP_IDS,
     MAX_TOKENS_PER_FRAME,
@@ -57,7 +58,7 @@ MAX_WEIGHT = 1_000
 _SMALLEST = 5e-324  # the least positive float: "above 0" as a closed range
 _LARGEST = 1.7976931348623157e308
 
-_SUBMIT = struct.Struct(f"<IIHBBbBQddddddIQ{NAMESPACE_KEY_BYTES}s")
+_SUBMIT = struct.Struct(f"<IIHBBbBBQddddddIQ{NAMESPACE_KEY_BYTES}s")
 _STEP = struct.Struct("<9I")
 _START = struct.Struct("<QIQ")
 _FAILURE = struct.Struct("<QB")
@@ -76,6 +77,8 @@ def _check_submit(message: Submit) -> None:
     require_range("logprobs", message.logprobs, -1, MAX_TOP_LOGPROBS)
     require_range("weight", message.weight, 1, MAX_WEIGHT)
     require_range("priority", message.priority, Priority.HIGH, Priority.LOW)
+    require_range("choices", message.choices, 1, MAX_CHOICES)
+    require(message.request + message.choices - 1 <= MAX_U64, "the ids of the choices leave 64 bits")
     require_range("deadline_us", message.deadline_us, 0, MAX_DEADLINE_US)
     sampling = message.sampling
     require_range("temperature", sampling.temperature, 0.0, _LARGEST)
@@ -98,6 +101,7 @@ def _pack_submit(message: Submit) -> bytes:
         message.ignore_eos | message.retain << 1 | message.deterministic << 2,
         message.logprobs,
         message.priority,
+        message.choices,
         message.deadline_us,
         sampling.temperature,
         sampling.top_p,
@@ -114,7 +118,7 @@ def _pack_submit(message: Submit) -> bytes:
 
 def _unpack_submit(request: int, frame: bytes) -> Submit:
     (
-        max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, deadline_us,
+        max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, choices, deadline_us,
         temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)  # fmt: skip
     require(flags < 8, f"unknown flags {flags:#x}")
@@ -135,6 +139,7 @@ def _unpack_submit(request: int, frame: bytes) -> Submit:
         weight=weight,
         priority=priority,
         deadline_us=deadline_us,
+        choices=choices,
         deterministic=bool(flags & 4),
     )
 

@@ -47,6 +47,8 @@ MAX_EMBEDDING = 65_536
 """Numbers of one embedding; the widest published residual stream has 18,432."""
 MAX_DEADLINE_US = 7 * 24 * 3_600 * 1_000_000
 """Microseconds in a week: beyond any request's life, and far from where nanoseconds would leave 64 bits."""
+MAX_CHOICES = 16
+"""Outputs of one prompt in one request; each takes a row of the engine and a grant of its own."""
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
 
@@ -191,6 +193,9 @@ class Submit:
     deadline_us: int = 0
     """Microseconds from receipt in the engine after which the request fails as ``DEADLINE``, unsigned 64-bit below
     ``MAX_DEADLINE_US``; 0: never."""
+    choices: int = 1
+    """Outputs wanted, at most ``MAX_CHOICES``. Each is answered as a request of its own under ``request``,
+    ``request + 1`` ..., with ``max_tokens`` for each, and drawn with the seed plus its number."""
     deterministic: bool = False
     """Whether tokens and log-probabilities must be the same bits alone and in any batch. Its blocks serve other
     deterministic requests only."""

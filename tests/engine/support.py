@@ -125,6 +125,6 @@ def make_scheduler(
         **fields,
     }
     pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, root=bytes(16), block_size=block_size)
+    cache = PrefixCache(pool, root=bytes(16), block_size=block_size, caching=prefix_caching)
     limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, **values)
     return Scheduler(limits, pool, cache, raise_defects=True), pool

@@ -31,7 +31,7 @@ sampling = st.builds(
 
 submit = st.builds(
     m.Submit,
-    request=u64,
+    request=st.integers(0, (1 << 64) - m.MAX_CHOICES),
     namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
     max_tokens=st.integers(1, m.MAX_TOKENS_PER_REQUEST),
@@ -43,6 +43,8 @@ submit = st.builds(
     weight=st.integers(1, 1000),
     priority=st.sampled_from(m.Priority).map(int),
     deadline_us=st.integers(0, m.MAX_DEADLINE_US),
+    choices=st.integers(1, m.MAX_CHOICES),
+    deterministic=st.booleans(),
 )
 
 
@@ -144,6 +146,7 @@ SAMPLES: tuple[m.Message, ...] = (
         priority=m.Priority.LOW,
         deadline_us=30_000_000,
         deterministic=True,
+        choices=3,
     ),
     m.Abort(7),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
