@@ -83,6 +83,8 @@ class GenerateRequest:
     stream: bool = False
     priority: Priority | None = None
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+    choices: int = 1
+    """Outputs of the one prompt; choice ``i`` is drawn with the seed plus ``i``."""
     deterministic: bool = False
     """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
 
@@ -148,11 +150,23 @@ class Delta:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One of several choices is complete, and others are not yet."""
+
+    choice: int
+    reason: FinishReason
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request that ended well."""
+    """The last event of a request that ended well. Reason and stop string are those of the choice that ended last,
+    counts of all together; the prompt counts once."""
 
     reason: FinishReason
     input_tokens: int
@@ -160,9 +174,10 @@ class Finished:
     output_tokens: int
     stop: str | None = None
     """The stop string that ended it, if one did."""
+    choice: int = 0
 
 
-Event = Started | Delta | Finished
+Event = Started | Delta | ChoiceFinished | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +239,7 @@ class Service(Protocol):
     def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Run the request: ``Started``, ``Delta`` ..., ``Finished``.
+        """Run the request: ``Started``, ``Delta`` and ``ChoiceFinished`` ..., ``Finished``.
 
         With a sink, deltas are written to it between the two other events, from the moment at which the event after
         ``Started`` is asked for; a session may still give some as events. All of it is in order.

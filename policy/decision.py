@@ -35,7 +35,7 @@ class Obligations:
     """What the caller of ``evaluate`` must honour when it serves the request."""
 
     max_output_tokens: int
-    """The grant: no more output tokens than this."""
+    """The grant: no more output tokens than this for each choice."""
     retention: Retention
     isolation_class: IsolationClass
     weight: int

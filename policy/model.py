@@ -51,11 +51,11 @@ class Limits:
     tokens_per_minute: int
     """Rate and burst of prompt and output tokens together."""
     concurrency: int
-    """Requests admitted and not yet finished."""
+    """Requests admitted and not yet finished; each choice of a request counts."""
     max_context_tokens: int
     """Prompt and output tokens of one request."""
     max_output_tokens: int
-    """Output tokens of one request."""
+    """Output tokens of one request, all its choices together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

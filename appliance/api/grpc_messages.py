@@ -9,6 +9,7 @@ from appliance.api.generated import inference_pb2 as pb
 from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
 from appliance.errors import InvalidRequestError
 from appliance.request import (
+    ChoiceFinished,
     Delta,
     Embeddings,
     EmbedRequest,
@@ -71,6 +72,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stream=True,
         priority=_priority(message),
+        choices=message.choices if message.HasField("choices") else None,
         deterministic=message.deterministic,
     )
     return limits.build(draft, stamp, _NAMES)
@@ -80,7 +82,10 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
     """The message for one event of the session."""
     if isinstance(event, Delta):
         delta = pb.Delta(
-            text=event.text, token_ids=event.token_ids, logprobs=[_logprob(entry) for entry in event.logprobs]
+            text=event.text,
+            token_ids=event.token_ids,
+            logprobs=[_logprob(entry) for entry in event.logprobs],
+            choice=event.choice,
         )
         return pb.GenerateResponse(delta=delta)
     if isinstance(event, Started):
@@ -91,6 +96,9 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
             cached_input_tokens=event.cached_tokens,
         )
         return pb.GenerateResponse(started=started)
+    if isinstance(event, ChoiceFinished):
+        ended = pb.ChoiceFinished(choice=event.choice, reason=_REASONS[event.reason], stop=event.stop)
+        return pb.GenerateResponse(choice_finished=ended)
     return pb.GenerateResponse(finished=_finished(event))
 
 
@@ -173,4 +181,4 @@ def _finished(event: Finished) -> pb.Finished:
         cached_input_tokens=event.cached_tokens,
         output_tokens=event.output_tokens,
     )
-    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop)
+    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop, choice=event.choice)

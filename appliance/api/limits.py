@@ -41,6 +41,7 @@ MAX_STOP_BYTES = 256
 MAX_STOP_IDS = wire.MAX_STOP_IDS
 MAX_TOP_LOGPROBS = wire.MAX_TOP_LOGPROBS
 MAX_OUTPUT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
+MAX_CHOICES = wire.MAX_CHOICES
 MAX_PROMPT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
 MAX_SOURCE_BYTES = wire.MAX_SOURCE_BYTES
 
@@ -102,6 +103,7 @@ class Draft:
     logprobs: int | None = None
     stream: bool = False
     priority: wire.Priority | None = None
+    choices: int | None = None
     deterministic: bool = False
 
 
@@ -127,6 +129,14 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
     check_model(draft.model)
     if draft.max_tokens is not None:
         _check_range(draft.max_tokens, 1, MAX_OUTPUT_TOKENS, named("max_tokens"))
+    choices = 1 if draft.choices is None else draft.choices
+    _check_range(choices, 1, MAX_CHOICES, named("choices"))
+    if draft.max_tokens is not None and choices * draft.max_tokens > MAX_OUTPUT_TOKENS:
+        raise InvalidRequestError(
+            f"{named('choices')} x {named('max_tokens')} is {choices * draft.max_tokens}; at most {MAX_OUTPUT_TOKENS} "
+            "output tokens can be asked for in one request",
+            param=named("choices"),
+        )
     if draft.logprobs is not None:
         _check_range(draft.logprobs, 0, MAX_TOP_LOGPROBS, named("logprobs"))
     _check_stop(draft.stop, named("stop"))
@@ -147,6 +157,7 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         deadline=stamp.deadline,
         stream=draft.stream,
         priority=draft.priority,
+        choices=choices,
         deterministic=draft.deterministic,
     )
 

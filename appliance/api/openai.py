@@ -1,7 +1,7 @@
 """OpenAI's JSON -> ``GenerateRequest``: pure; what is not understood is either refused by name or reported.
 
 Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, JSON schemas,
-images, several choices), which are refused with a 400 that names them unless they hold a value that asks for nothing;
+images), which are refused with a 400 that names them unless they hold a value that asks for nothing;
 all others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's API
 specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM;
 ``deterministic`` is our own.
@@ -25,7 +25,7 @@ _INTS = ("top_k", "seed")
 _COMMON = frozenset(
     {
         "model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options",
-        "service_tier", "deterministic",
+        "service_tier", "deterministic", "n",
     }
 ).union(_FLOATS, _INTS)
 _SERVED = {
@@ -34,7 +34,6 @@ _SERVED = {
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "tools": (),
     "tool_choice": ("none", "auto"),
@@ -116,10 +115,11 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         logprobs=_logprobs(operation, document),
         stream=_typed(document, "stream", bool) or False,
         priority=_priority(document),
+        choices=_typed(document, "n", int),
         deterministic=_typed(document, "deterministic", bool) or False,
     )
     include_usage = _stream_options(document, draft.stream, ignored)
-    names = {"stop_ids": "stop_token_ids"}
+    names = {"stop_ids": "stop_token_ids", "choices": "n"}
     if operation is Operation.CHAT:
         names["logprobs"] = "top_logprobs"
         if document.get("max_tokens") is None:

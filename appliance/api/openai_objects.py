@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.api import sse
 from appliance.errors import ApplianceError
-from appliance.request import Delta, Finished, GenerateRequest, ModelCard, Operation, TokenLogprob
+from appliance.request import ChoiceFinished, Delta, Finished, GenerateRequest, ModelCard, Operation, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
@@ -34,6 +34,7 @@ class Writer:
 
     def __init__(self, request: GenerateRequest, created: int, include_usage: bool) -> None:
         self._chat = request.operation is Operation.CHAT
+        self._choices = request.choices
         self._logprobs = request.logprobs >= 0
         self._alternatives = request.logprobs > 0
         self._include_usage = include_usage
@@ -43,65 +44,87 @@ class Writer:
             "created": created,
             "model": request.model,
         }
-        self._offsets = _Offsets()
-        self._template = sse.ChunkTemplate.around(lambda text: self._chunk(text, None, None))
+        self._offsets = [_Offsets() for _ in range(request.choices)]
+        self._templates = [self._template(choice) for choice in range(request.choices)]
 
     def opening(self) -> bytes | None:
         """The event before any text, if the endpoint has one: the role."""
         if not self._chat:
             return None
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return sse.event(self._with_usage({**self._head, "choices": [choice]}))
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            sse.event(self._with_choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
+            for index in range(self._choices)
+        )
 
     def delta(self, delta: Delta) -> bytes | None:
         """The event for new text; None when there is nothing to say yet (part of a character)."""
         if self._logprobs:
             if not delta.text and not delta.logprobs:
                 return None
-            return sse.event(self._chunk(delta.text, self._rendered(delta.logprobs), None))
-        return self._template.fill(delta.text) if delta.text else None
+            rendered = self._rendered(delta.logprobs, delta.choice)
+            return sse.event(self._chunk(delta.choice, delta.text, rendered, None))
+        return self._templates[delta.choice].fill(delta.text) if delta.text else None
+
+    def ended(self, event: ChoiceFinished | Finished) -> bytes:
+        """The event for the end of one choice."""
+        return sse.event(self._chunk(event.choice, "", None, event.reason.value))
 
     def closing(self, finished: Finished) -> list[bytes]:
         """The last events: reason, usage where asked for, end mark."""
-        events = [sse.event(self._chunk("", None, finished.reason.value))]
+        events = [self.ended(finished)]
         if self._include_usage:
             events.append(sse.event({**self._head, "choices": [], "usage": usage(finished)}))
         return [*events, sse.DONE]
 
-    def collected(self, deltas: Sequence[Delta], finished: Finished) -> dict[str, Any]:
+    def collected(self, events: Sequence[Delta | ChoiceFinished], finished: Finished) -> dict[str, Any]:
         """The whole answer as one object."""
+        reasons = {event.choice: event.reason for event in events if isinstance(event, ChoiceFinished)}
+        reasons[finished.choice] = finished.reason
+        choices = []
+        for index in range(self._choices):
+            deltas = [event for event in events if isinstance(event, Delta) and event.choice == index]
+            choices.append(self._collected(index, deltas, reasons[index].value))
+        return {**self._head, "choices": choices, "usage": usage(finished)}
+
+    def _collected(self, index: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
         logprobs = None
         if self._logprobs:
-            logprobs = self._rendered([entry for delta in deltas for entry in delta.logprobs])
-        choice: dict[str, Any] = {"index": 0}
+            logprobs = self._rendered([entry for delta in deltas for entry in delta.logprobs], index)
+        choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        choice |= {"logprobs": logprobs, "finish_reason": finished.reason.value}
-        return {**self._head, "choices": [choice], "usage": usage(finished)}
+        return choice | {"logprobs": logprobs, "finish_reason": reason}
 
-    def _chunk(self, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0}
+    def _template(self, index: int) -> sse.ChunkTemplate:
+        return sse.ChunkTemplate.around(lambda text: self._chunk(index, text, None, None))
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["delta"] = {} if reason is not None else {"content": text}
         else:
             choice["text"] = text
         choice |= {"logprobs": logprobs, "finish_reason": reason}
+        return self._with_choice(choice)
+
+    def _with_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._with_usage({**self._head, "choices": [choice]})
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _rendered(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _rendered(self, entries: Sequence[TokenLogprob], index: int) -> dict[str, Any]:
         if self._chat:
             return {"content": [_chat_logprob(entry) for entry in entries], "refusal": None}
         return {
             "tokens": [_token_text(entry.text) for entry in entries],
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
             "top_logprobs": [_likeliest(entry) for entry in entries] if self._alternatives else None,
-            "text_offset": [self._offsets.next(entry.text) for entry in entries],
+            "text_offset": [self._offsets[index].next(entry.text) for entry in entries],
         }
 
 

@@ -11,8 +11,9 @@ his request has not got away.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.delivery import Delivery
@@ -89,42 +90,64 @@ class EngineLink:
         return (*self._live.values(), *self._leaving.values())
 
     def submit(self, message: Submit, fingerprint: bytes, *, every_step: bool = False) -> TokenStream:
-        """Send a request; its tokens arrive in the stream, with ``every_step`` never held back for others.
+        """Send a request for one output; see ``submit_all``."""
+        (stream,) = self.submit_all(message, fingerprint, every_step=every_step)
+        return stream
+
+    def submit_all(self, message: Submit, fingerprint: bytes, *, every_step: bool = False) -> list[TokenStream]:
+        """Send a request; the tokens of each of its choices arrive in a stream, with ``every_step`` never held back
+        for others. All streams of a request wake the same waiter.
 
         Raises:
             EngineFullError: a bound is reached; nothing was sent.
             LocalProtocolError: the request is outside the protocol's bounds; nothing was sent.
         """
-        stream = TokenStream(
-            message.request, message.max_tokens, message.logprobs >= 0, every_step, fingerprint=fingerprint
-        )
-        return self._send(message, stream)
+        wake = asyncio.Event()
+        streams = [
+            TokenStream(
+                message.request + index, message.max_tokens, message.logprobs >= 0, every_step,
+                fingerprint=fingerprint, wake=wake,
+            )
+            for index in range(message.choices)
+        ]  # fmt: skip
+        return self._send(message, streams)
 
     def embed(self, message: Embed, fingerprint: bytes) -> TokenStream:
         """Send a text; its vector arrives in the stream before the stream ends.
 
         Raises:
-            EngineFullError, LocalProtocolError: as ``submit``.
+            EngineFullError, LocalProtocolError: as ``submit_all``.
         """
-        return self._send(message, TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True))
+        (stream,) = self._send(message, [TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True)])
+        return stream
 
-    def _send(self, message: Submit | Embed, stream: TokenStream) -> TokenStream:
-        if len(self._live) >= MAX_LIVE_REQUESTS:
+    def _send(self, message: Submit | Embed, streams: list[TokenStream]) -> list[TokenStream]:
+        if len(self._live) + len(streams) > MAX_LIVE_REQUESTS:
             raise EngineFullError
         if self._link.closed:
-            stream.engine_gone = "the sandbox is gone"
-            return stream
-        self._live[message.request] = stream
-        self._last_sent = max(self._last_sent, message.request)
+            for stream in streams:
+                stream.engine_gone = "the sandbox is gone"
+            return streams
+        self._live |= {stream.request: stream for stream in streams}
+        self._last_sent = max(self._last_sent, streams[-1].request)
         try:
             self._link.send(message)
-        except LinkFullError as error:
-            del self._live[message.request]
-            raise EngineFullError from error
-        except LocalProtocolError:
-            del self._live[message.request]
+        except (LinkFullError, LocalProtocolError) as error:
+            for stream in streams:
+                del self._live[stream.request]
+            if isinstance(error, LinkFullError):
+                raise EngineFullError from error
             raise
-        return stream
+        return streams
+
+    def abort_all(self, streams: Sequence[TokenStream]) -> None:
+        """Stop all choices of one request; idempotent."""
+        first = streams[0].request
+        if first in self._live and self._link.withdraw(first):
+            for stream in streams:
+                self._live.pop(stream.request, None)
+        for stream in streams:
+            self.abort(stream)
 
     def abort(self, stream: TokenStream) -> None:
         """Stop a request; idempotent. The stream counts as ended at once."""

@@ -20,8 +20,9 @@ from appliance.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from appliance.gateway.answer import Answer, Outcome
+from appliance.gateway.answer import Answer, Course, Outcome
 from appliance.gateway.assembler import Assembler
+from appliance.gateway.choices import Choices
 from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError
@@ -127,7 +128,9 @@ class Session:
         """First decision, concurrency slot, then exact token ids."""
         trace, request = self._trace, self._request
         trace.begin(Phase.POLICY)
-        self.reservation = self._tools.ledger.admit(self._principal.tenant, request.model, request.max_tokens)
+        self.reservation = self._tools.ledger.admit(
+            self._principal.tenant, request.model, request.max_tokens, request.choices
+        )
         decision = self.reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
@@ -182,6 +185,7 @@ class Session:
             retain=obligations.retention is not Retention.NONE,
             logprobs=request.logprobs,
             weight=obligations.weight,
+            choices=request.choices,
             deterministic=self._deterministic(obligations),
             priority=max(PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
         )
@@ -206,25 +210,35 @@ class Session:
     ) -> AsyncGenerator[Event]:
         """One run in one engine."""
         self._trace.begin(Phase.QUEUE)
+        # Nobody else draws an id in between: those of the choices follow each other.
+        first, *_ = [self._tools.next_id() for _ in range(submit.choices)]
         try:
-            stream = visit.engine.submit(
-                replace(submit, request=self._tools.next_id(), deadline_us=self._left_us()),
+            streams = visit.engine.submit_all(
+                replace(submit, request=first, deadline_us=self._left_us()),
                 mark,
                 every_step=self._fixed_cadence(),
             )
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._until - time.monotonic()), _expire, stream
+            max(0.0, self._until - time.monotonic()), _expire, streams
         )
-        answer = Answer(stream, visit, self._output_text(), self.outcome, self._trace)
+        answer: Answer | Choices
+        if len(streams) == 1:
+            answer = Answer(streams[0], visit, self._output_text(), self.outcome, self._trace)
+            run = answer.events(sink)
+        else:
+            course = Course(visit, self.outcome, self._trace)
+            texts = [self._output_text() for _ in streams]
+            answer = Choices(streams, texts, course, self.outcome, visit.engine.abort)
+            run = answer.events()
         try:
-            async with aclosing(answer.events(sink)) as events:
+            async with aclosing(run) as events:
                 async for event in events:
                     yield event
         finally:
             timer.cancel()
-            visit.engine.abort(stream)
+            visit.engine.abort_all(streams)
             answer.charge_unread()
 
     def _fixed_cadence(self) -> bool:
@@ -247,6 +261,7 @@ class Session:
         return LocalText(Assembler(table, stops), table)
 
 
-def _expire(stream: TokenStream) -> None:
-    stream.expired = True
-    stream.wake.set()
+def _expire(streams: list[TokenStream]) -> None:
+    for stream in streams:
+        stream.expired = True
+        stream.wake.set()

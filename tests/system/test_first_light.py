@@ -221,3 +221,21 @@ def test_admin_routes_are_not_on_the_tenants_listener(appliance: Appliance) -> N
     for path in ("/metrics", "/status", "/traces", "/reload"):
         assert httpx.get(appliance.ready["http"] + path, headers=key).status_code == 404
         assert httpx.post(appliance.ready["http"] + path, headers=key).status_code in (404, 405)
+
+
+def test_several_choices_of_one_prompt(appliance: Appliance) -> None:
+    """Choices, whole and streamed, are the single requests' with the seeds in a row; the prompt
+    is counted once."""
+    client = appliance.openai()
+    ask = {"model": "athanor-mini", "messages": QUESTION, "temperature": 1.3, "max_tokens": 12}
+    single = [client.chat.completions.create(**ask, seed=40 + index) for index in range(3)]
+    texts = [answer.choices[0].message.content for answer in single]
+    whole = client.chat.completions.create(**ask, seed=40, n=3)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert whole.usage.prompt_tokens == single[0].usage.prompt_tokens
+    assert whole.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in single)
+    chunks = [chunk for chunk in client.chat.completions.create(**ask, seed=40, n=3, stream=True) if chunk.choices]
+    parts = [choice for chunk in chunks for choice in chunk.choices]
+    assert texts == ["".join(part.delta.content or "" for part in parts if part.index == index) for index in range(3)]
+    assert sorted(part.index for part in parts if part.finish_reason) == [0, 1, 2]

@@ -124,6 +124,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as ListModels gives it. Required; 1 to 256 printable ASCII characters."""
     text: _builtins.str
@@ -141,6 +142,10 @@ class GenerateRequest(_message.Message):
     deterministic: _builtins.bool
     """Whether tokens and log-probabilities must be the same bits alone and in any batch, where the policy allows it.
     Absent: as the policy has it for the tenant.
+    """
+    choices: _builtins.int
+    """Outputs of the one prompt, 1 to 16; the prompt is computed and counted once. Each may have max_output_tokens, and
+    choice i is drawn with the seed plus i. Absent: 1.
     """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
@@ -177,11 +182,14 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         priority: Global___Priority.ValueType = ...,
         deterministic: _builtins.bool | None = ...,
+        choices: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
+    _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
     _WhichOneofReturnType__deterministic: _TypeAlias = _typing.Literal["deterministic"]  # noqa: Y015
     _WhichOneofArgType__deterministic: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
@@ -192,6 +200,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["conversation", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__choices) -> _WhichOneofReturnType__choices | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic) -> _WhichOneofReturnType__deterministic | None: ...
     @_typing.overload
@@ -375,6 +385,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    CHOICE_FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """The engine took the request up; always the first event."""
@@ -387,18 +398,23 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """The output is complete; always the last event."""
 
+    @_builtins.property
+    def choice_finished(self) -> Global___ChoiceFinished:
+        """One of several choices is complete, others are not yet."""
+
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
+        choice_finished: Global___ChoiceFinished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished", "choice_finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -447,8 +463,11 @@ class Delta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Whole characters, possibly none."""
+    choice: _builtins.int
+    """Of several choices the one that it belongs to, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens that carried it."""
@@ -463,10 +482,11 @@ class Delta(_message.Message):
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,21 +559,56 @@ class TopLogprob(_message.Message):
 Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
+class ChoiceFinished(_message.Message):
+    """One of several choices is complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """Which one, from 0."""
+    reason: Global___FinishReason.ValueType
+    """Why it ended."""
+    stop: _builtins.str
+    """The stop string that ended it. Absent: none did."""
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+        reason: Global___FinishReason.ValueType = ...,
+        stop: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "choice", b"choice", "reason", b"reason", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
+    _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop) -> _WhichOneofReturnType__stop | None: ...
+
+Global___ChoiceFinished: _TypeAlias = ChoiceFinished  # noqa: Y015
+
+@_typing.final
 class Finished(_message.Message):
-    """The output is complete."""
+    """The output is complete, and of several choices the last one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop: _builtins.str
     """The stop string that ended it. Absent: none did."""
+    choice: _builtins.int
+    """Of several choices the one that ended last."""
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """What it cost."""
+        """What all of it cost."""
 
     def __init__(
         self,
@@ -561,10 +616,11 @@ class Finished(_message.Message):
         reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         stop: _builtins.str | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "reason", b"reason", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "choice", b"choice", "reason", b"reason", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
     _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
@@ -586,7 +642,7 @@ class Usage(_message.Message):
     cached_input_tokens: _builtins.int
     """Prompt tokens found in the tenant's own cache."""
     output_tokens: _builtins.int
-    """Tokens of the output."""
+    """Tokens of the output, of all choices together."""
     def __init__(
         self,
         *,

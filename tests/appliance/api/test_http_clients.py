@@ -15,7 +15,7 @@ from appliance.errors import (
     RateLimitedError,
     UnavailableError,
 )
-from appliance.request import Operation, Started
+from appliance.request import ChoiceFinished, Delta, Finished, FinishReason, Operation, Started
 from tests.appliance.api.support import MODEL, Running, logprob_script, serving, text_script
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -335,8 +335,47 @@ async def test_an_invalid_body_is_recorded_as_refused(running):
     """What ends before a session gets its id, trace and log line from the service."""
     async with _client(running) as client:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=17)
     ((context, error, tenant),) = running.service.refusals
     assert (context.route, tenant, error.param) == ("POST /v1/chat/completions", "acme", "n")
     assert caught.value.response.headers["x-request-id"].startswith("req_")
     assert running.service.requests == []
+
+
+def _choices_script() -> list[object]:
+    """Two choices whose tokens come in turn; the second one ends first."""
+    return [
+        Started(5, 0),
+        Delta("a", (1,), choice=0),
+        Delta("x", (2,), choice=1),
+        Delta("y", (3,), choice=1),
+        ChoiceFinished(1, FinishReason.STOP),
+        Delta("b", (4,), choice=0),
+        Finished(FinishReason.LENGTH, 5, 0, 4, choice=0),
+    ]
+
+
+async def test_several_choices_whole_and_streamed(running):
+    """Each choice has its index, text and reason; usage counts the prompt once and all outputs."""
+    running.service.script = _choices_script()
+    async with _client(running) as client:
+        whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, n=2, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        plain = await client.completions.create(model=MODEL, prompt="p", n=2)
+    assert running.service.requests[0].choices == 2
+    assert [(one.index, one.message.content, one.finish_reason) for one in whole.choices] == [
+        (0, "ab", "length"),
+        (1, "xy", "stop"),
+    ]
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 4)
+    assert [(one.index, one.text) for one in plain.choices] == [(0, "ab"), (1, "xy")]
+    parts = [choice for chunk in chunks for choice in chunk.choices]
+    assert sorted(part.index for part in parts if part.delta.role) == [0, 1]
+    texts = ["".join(part.delta.content or "" for part in parts if part.index == index) for index in (0, 1)]
+    assert texts == ["ab", "xy"]
+    reasons = [(part.index, part.finish_reason) for part in parts if part.finish_reason]
+    assert reasons == [(1, "stop"), (0, "length")]
+    assert chunks[-1].usage.total_tokens == 9

@@ -193,7 +193,10 @@ def test_unknown_fields_are_reported_in_order():
 
 
 REFUSED_CHAT = [
-    ("n", {"n": 2}),
+    ("n", {"n": 0}),
+    ("n", {"n": 17}),
+    ("n", {"n": 2, "max_tokens": 1 << 20}),
+    ("deterministic", {"deterministic": 1}),
     ("n", {"n": True}),
     ("n", {"n": "1"}),
     ("best_of", {"best_of": 2}),
