@@ -19,6 +19,7 @@ from isolation.ipc.messages import (
     Embedding,
     EngineReady,
     FailureCode,
+    PromptLogprobs,
     RequestFailure,
     StepOutput,
     Submit,
@@ -125,9 +126,13 @@ class Engine:
             return None
         first = len(samples.token_ids) > len(plan.decode_rows)
         self.urgent = first or bool(result.starts or result.failures or self._failures or any(result.finishes))
-        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else ())
+        prompts = zip(samples.prompts, result.scored, strict=True)
+        scored = tuple(replace(entry, request=request) for entry, request in prompts)
+        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else (), scored)
 
-    def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:
+    def _output(
+        self, result: StepResult, logprobs: tuple[TokenLogprobs, ...], prompts: tuple[PromptLogprobs, ...] = ()
+    ) -> StepOutput:
         failures: tuple[RequestFailure, ...] = ()
         if self._failures or result.failures:
             failures = (*self._failures, *result.failures)
@@ -138,6 +143,7 @@ class Engine:
             finishes=bytes(result.finishes),
             starts=tuple(result.starts),
             logprobs=logprobs,
+            prompts=prompts,
             failures=failures,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,

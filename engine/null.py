@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from collections.abc import Callable
 
 from engine.config import EngineConfig
@@ -24,7 +25,7 @@ from engine.sampler import Samples
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.scheduler import Scheduler
-from isolation.ipc.messages import TokenLogprobs
+from isolation.ipc.messages import PromptLogprobs, TokenLogprobs
 
 WALK_LENGTH = 1 << 12
 """Ids before the walk repeats; a power of two. No measured answer is as long."""
@@ -101,9 +102,14 @@ class NullRunner:
             at[row] = (at[row] + 1) & mask
         # Certainty: what was chosen by rule has probability 1, and nothing else has any.
         logprobs = [TokenLogprobs(place, 0.0, (), ()) for place, row in enumerate(rows) if self._wants_logprobs[row]]
+        prompts = [
+            PromptLogprobs(0, chunk.score_from, array("d", bytes(8 * chunk.num_scored)))
+            for chunk in plan.prefills
+            if chunk.num_scored
+        ]
         if self._step_s and plan.num_tokens:
             self._pace()
-        return Samples(token_ids, logprobs)
+        return Samples(token_ids, logprobs, prompts)
 
     def _pace(self) -> None:
         """Sleep until this step is over. A step that came late moves all later ones."""

@@ -65,6 +65,7 @@ class Request:
         "num_prefilled",
         "num_prompt",
         "num_registered",
+        "num_scored",
         "num_shared",
         "order",
         "phase",
@@ -112,6 +113,8 @@ class Request:
         """Content ids of the first full blocks, as far as they were needed."""
         self.account: Account
         """The account that the request is charged to; set when it is queued."""
+        self.num_scored = 1 if submit.prompt_logprobs >= 0 else self.num_prompt
+        """Leading tokens of the prompt whose log-probabilities were told, or are not wanted; the first has none."""
         self.num_registered = 0
         """Leading blocks that are findable or were offered to the pool."""
         self.num_shared = 0
@@ -156,3 +159,7 @@ class Request:
         """The key of its block ids: the namespace's, or one that only its family has."""
         key = self.family.key if self.family is not None else None
         return self.namespace if key is None else key
+
+    def scored_by(self, end: int) -> int:
+        """How many positions of the prompt get their log-probabilities when all tokens before ``end`` are computed."""
+        return max(0, min(end + 1, self.num_prompt) - self.num_scored)

@@ -88,12 +88,19 @@ class Runner:
             return Samples([])
         logits, best, next_positions = self._forward(plan)
         rows = plan.sample_rows
+        count = len(rows)
         if not rows:
             samples = Samples([])
         elif best is not None and self._sampler.wants_maximum(rows):
-            samples = Samples(best.tolist())
+            samples = Samples(best[:count].tolist())
         else:
-            samples = self._sampler.sample(logits, rows, next_positions)
+            samples = self._sampler.sample(logits[:count], rows, next_positions[:count])
+        for chunk in plan.prefills:
+            if chunk.num_scored:
+                lines = logits[count : count + chunk.num_scored]
+                tokens = self._batches.scored_tokens(chunk)
+                samples.prompts.append(self._sampler.score(lines, chunk.row, chunk.score_from, tokens))
+                count += chunk.num_scored
         self._batches.advance(plan, samples.token_ids)
         return samples
 
@@ -123,10 +130,9 @@ class Runner:
         if ordinary is None:
             return logits, None, positions
         others, _, other_positions = self._forward_ordinary(ordinary)
-        # Both parts are in the plan's order: each row's place in its part gives its line.
         found = torch.cat((others, logits))
-        lines = {row: line for line, row in enumerate(ordinary.sample_rows + exact.sample_rows)}
-        order = np.array([lines[row] for row in plan.sample_rows], dtype=np.int64)
+        lines = {key: line for line, key in enumerate(ordinary.logit_lines + exact.logit_lines)}
+        order = np.array([lines[key] for key in plan.logit_lines], dtype=np.int64)
         return found[torch.from_numpy(order)], None, np.concatenate((other_positions, positions))[order]
 
     def _forward_ordinary(self, plan: StepPlan) -> tuple[Tensor, None, Ints]:

@@ -12,6 +12,7 @@ ids, which is exact whenever the kept set lies inside them, and at more only for
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from engine.penalties import Penalties
 from engine.rng import uniforms
 from engine.scheduler.plan import FAILED, Admission
-from isolation.ipc.messages import MAX_TOP_LOGPROBS, TokenLogprobs
+from isolation.ipc.messages import MAX_TOP_LOGPROBS, PromptLogprobs, TokenLogprobs
 
 WIDEST = 1e30
 """Bound of the numbers that are computed with: the wire admits all of float64, the arithmetic is float32."""
@@ -50,6 +51,8 @@ class Samples:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """For rows that asked; ``index`` is the row's place in ``token_ids``."""
+    prompts: list[PromptLogprobs] = field(default_factory=list)
+    """For the plan's chunks that score their prompts, in order; the request's id is left open."""
 
 
 class Sampler:
@@ -63,6 +66,7 @@ class Sampler:
         self._min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
         self._plain = np.ones(max_num_seqs, dtype=np.bool_)
         self._penalties = Penalties()
 
@@ -75,6 +79,7 @@ class Sampler:
         self._min_p[row] = sampling.min_p
         self._seed[row] = sampling.seed
         self._logprobs[row] = admission.logprobs
+        self._prompt_logprobs[row] = admission.prompt_logprobs
         penalised = self._penalties.admit(admission)
         self._plain[row] = self._temperature[row] == 0 and admission.logprobs < 0 and not penalised
 
@@ -100,6 +105,28 @@ class Sampler:
         token_ids: list[int] = torch.where(raw.amax(-1).isfinite(), chosen, FAILED).tolist()
         self._penalties.count(rows, token_ids)
         return Samples(token_ids, self._report(raw, index, token_ids))
+
+    def score(self, logits: Tensor, row: int, start: int, token_ids: NDArray[np.int64]) -> PromptLogprobs:
+        """Log-probabilities of given tokens of a prompt, with as many alternatives as its request asked for.
+
+        Args:
+            logits: ``(M, vocab_size)``, any float dtype, of the positions before the tokens'; not changed.
+            row: the request's.
+            start: position of the first token.
+            token_ids: the M tokens.
+        """
+        logprobs = log_probabilities(logits.float()).nan_to_num_(nan=LOWEST_LOGPROB)
+        chosen = logprobs.gather(1, torch.from_numpy(token_ids).to(logits.device).unsqueeze(1))
+        width = min(int(self._prompt_logprobs[row]), self._vocab_size)
+        # Always so many, as for the output: which of two equal ids is found depends on the number asked for.
+        values, ids = logprobs.topk(min(MAX_TOP_LOGPROBS if width else 1, self._vocab_size))
+        return PromptLogprobs(
+            request=0,
+            start=start,
+            logprobs=array("d", chosen.flatten().tolist()),
+            top_ids=array("I", ids[:, :width].flatten().tolist()),
+            top_logprobs=array("d", values[:, :width].flatten().tolist()),
+        )
 
     def _draw(self, scores: Tensor, chosen: Tensor, index: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Overwrite the choices of rows with a temperature by a draw."""

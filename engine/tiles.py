@@ -53,15 +53,14 @@ class Tiles:
             arrays: a step with deterministic rows only.
             chunks: its prompt chunks; their tokens follow those of the decoding rows.
         """
-        logits = []
         wanted = arrays.wanted
+        logits = torch.empty(len(wanted), self._model.config.vocab_size, dtype=self._dtype, device=self._device)
         for part in _parts(arrays.num_decode, chunks):
-            inside = wanted[(wanted >= part.start) & (wanted < part.stop)] - part.start
-            out = self._compute(arrays, part, inside)
-            if len(inside):
-                logits.append(out[: len(inside)])
-        # Wanted tokens ascend, decoding rows being in the plan's order, so tiles give them in order.
-        return torch.cat(logits) if logits else torch.empty(0, self._model.config.vocab_size, dtype=self._dtype)
+            (lines,) = np.nonzero((wanted >= part.start) & (wanted < part.stop))
+            out = self._compute(arrays, part, wanted[lines] - part.start)
+            if len(lines):
+                logits[self._tensor(lines)] = out[: len(lines)]
+        return logits
 
     def is_exact(self) -> bool:
         """Whether a row of this model has the same logits wherever in a tile it stands and whatever is beside it.

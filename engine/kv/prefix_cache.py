@@ -57,10 +57,11 @@ class PrefixCache:
     def match(self, request: Request) -> list[int]:
         """Blocks that hold the longest known prefix of the request's tokens, none of them held for it yet.
 
-        At least one token is left out, since its logits have to be computed. Hashing stops at the first unknown
+        At least one token is left out, since its logits have to be computed; all are, when the log-probabilities of
+        the prompt are wanted. Hashing stops at the first unknown
         block, so a miss costs one hash.
         """
-        if not self.shares(request):
+        if not self.shares(request) or request.num_scored < request.num_prompt:
             return []
         found: list[int] = []
         for index in range((len(request.token_ids) - 1) // self._block_size):

@@ -41,6 +41,8 @@ class Commits:
             request = self._running.at(chunk.row)
             request.num_prefilled += chunk.length
             self._register(request)
+            if chunk.num_scored:
+                result.scored.append(request.request_id)
             if chunk.last:
                 self._live.release_siblings(request)
                 self._take_first(request, token_ids[place], place, result)

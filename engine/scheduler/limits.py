@@ -12,6 +12,11 @@ NUM_PRIORITIES = len(Priority)
 """Lines that are served one before the other."""
 
 
+SCORED_ROWS = 64
+"""Tokens of prompts whose log-probabilities one step computes: so many lines of logits more than there are rows, and
+never a line for every token of a long prompt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     """Bounds of a step and of a request, already consistent with each other."""
@@ -26,6 +31,11 @@ class SchedulerLimits:
     eos_ids: frozenset[int] = frozenset()
     """Ids at which an output ends unless the request passes over them."""
     prefix_caching: bool = True
+
+    @property
+    def max_logit_lines(self) -> int:
+        """Lines of logits of one step."""
+        return min(self.max_num_seqs + SCORED_ROWS, self.max_num_batched_tokens)
 
 
 def check_submit(submit: Submit, limits: SchedulerLimits) -> None:

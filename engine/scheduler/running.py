@@ -157,4 +157,5 @@ def admission_of(request: Request) -> Admission:
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
         deterministic=request.deterministic,
+        prompt_logprobs=submit.prompt_logprobs,
     )

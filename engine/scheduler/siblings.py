@@ -72,6 +72,7 @@ def split(submit: Submit) -> list[Submit]:
             submit,
             request=submit.request + index,
             choices=1,
+            prompt_logprobs=submit.prompt_logprobs if index == 0 else -1,
             sampling=replace(submit.sampling, seed=(seed + index) % SEEDS),
         )
         for index in range(submit.choices)

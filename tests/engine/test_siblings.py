@@ -162,7 +162,7 @@ def test_families_under_load_give_what_single_requests_give(
     while loads or engine.has_work:
         if loads:
             engine.add(loads.pop())
-        if generator.integers(4) == 0 and left:
+        if generator.integers(7) == 0 and left:
             gone = int(generator.choice(list(left)))
             if not answers.get(gone) or not answers[gone].finish:
                 engine.abort(gone)

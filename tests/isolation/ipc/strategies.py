@@ -44,8 +44,26 @@ submit = st.builds(
     priority=st.sampled_from(m.Priority).map(int),
     deadline_us=st.integers(0, m.MAX_DEADLINE_US),
     choices=st.integers(1, m.MAX_CHOICES),
+    prompt_logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
     deterministic=st.booleans(),
 )
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
+    """Scores of a few positions with any number of alternatives."""
+    positions, width = draw(st.integers(1, 4)), draw(st.integers(0, m.MAX_TOP_LOGPROBS))
+
+    def column(code: str, values: st.SearchStrategy[float], count: int) -> array:
+        return array(code, draw(st.lists(values, min_size=count, max_size=count)))
+
+    return m.PromptLogprobs(
+        draw(u64),
+        draw(st.integers(1, m.MAX_TOKENS_PER_REQUEST)),
+        column("d", finite, positions),
+        column("I", u32, positions * width),
+        column("d", finite, positions * width),
+    )
 
 
 @st.composite
@@ -77,6 +95,7 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
         waiting=draw(u32),
         free_blocks=draw(u32),
         defects=draw(u32),
+        prompts=tuple(draw(st.lists(prompt_logprobs(), max_size=3))),
     )
 
 
@@ -147,6 +166,7 @@ SAMPLES: tuple[m.Message, ...] = (
         deadline_us=30_000_000,
         deterministic=True,
         choices=3,
+        prompt_logprobs=2,
     ),
     m.Abort(7),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
@@ -165,6 +185,10 @@ SAMPLES: tuple[m.Message, ...] = (
         running=2,
         waiting=1,
         free_blocks=100,
+        prompts=(
+            m.PromptLogprobs(7, 1, array("d", [-1.5, -0.5]), array("I", [3, 4]), array("d", [-0.25, -0.125])),
+            m.PromptLogprobs(8, 65, array("d", [-2.0])),
+        ),
     ),
     m.StepOutput(),
     m.Encode(1, m.SourceKind.CHAT, b'{"messages": []}', 100),
