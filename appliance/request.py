@@ -83,6 +83,10 @@ class GenerateRequest:
     stream: bool = False
     priority: Priority | None = None
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for the prompt."""
+    echo: bool = False
+    """Whether the prompt's text is part of the answer."""
     choices: int = 1
     """Outputs of the one prompt; choice ``i`` is drawn with the seed plus ``i``."""
     deterministic: bool = False
@@ -136,6 +140,16 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of the prompt with its log-probability given those before it; the first has none."""
+
+    token_id: int
+    text: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The engine took the request up; always the first event."""
 
@@ -151,6 +165,16 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt, where it was asked for; once, before any ``Delta``."""
+
+    text: str
+    """Empty unless an echo was asked for."""
+    tokens: tuple[PromptToken, ...]
+    """Empty unless log-probabilities were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +201,7 @@ class Finished:
     choice: int = 0
 
 
-Event = Started | Delta | ChoiceFinished | Finished
+Event = Started | PromptTokens | Delta | ChoiceFinished | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +263,8 @@ class Service(Protocol):
     def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Run the request: ``Started``, ``Delta`` and ``ChoiceFinished`` ..., ``Finished``.
+        """Run the request: ``Started``, ``PromptTokens`` where asked for, ``Delta`` and ``ChoiceFinished``
+        ..., ``Finished``.
 
         With a sink, deltas are written to it between the two other events, from the moment at which the event after
         ``Started`` is asked for; a session may still give some as events. All of it is in order.

@@ -20,6 +20,8 @@ from appliance.request import (
     ModelCard,
     Operation,
     Prompt,
+    PromptToken,
+    PromptTokens,
     Started,
     TextPrompt,
     TokenLogprob,
@@ -72,6 +74,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stream=True,
         priority=_priority(message),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         choices=message.choices if message.HasField("choices") else None,
         deterministic=message.deterministic,
     )
@@ -96,6 +99,8 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
             cached_input_tokens=event.cached_tokens,
         )
         return pb.GenerateResponse(started=started)
+    if isinstance(event, PromptTokens):
+        return pb.GenerateResponse(prompt=pb.Prompt(tokens=[_prompt_token(token) for token in event.tokens]))
     if isinstance(event, ChoiceFinished):
         ended = pb.ChoiceFinished(choice=event.choice, reason=_REASONS[event.reason], stop=event.stop)
         return pb.GenerateResponse(choice_finished=ended)
@@ -173,6 +178,11 @@ def _turn(message: pb.ChatMessage, at: str) -> Turn:
 def _logprob(entry: TokenLogprob) -> pb.TokenLogprob:
     top = [pb.TopLogprob(token_id=token_id, text=text, logprob=logprob) for token_id, text, logprob in entry.top]
     return pb.TokenLogprob(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
+
+
+def _prompt_token(entry: PromptToken) -> pb.PromptToken:
+    top = [pb.TopLogprob(token_id=token_id, text=text, logprob=logprob) for token_id, text, logprob in entry.top]
+    return pb.PromptToken(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
 
 
 def _finished(event: Finished) -> pb.Finished:

@@ -34,6 +34,7 @@ from appliance.request import (
     Finished,
     Operation,
     Principal,
+    PromptTokens,
     Service,
     Started,
 )
@@ -144,6 +145,10 @@ class Generation:
                     chunk = writer.delta(event)
                     if chunk is not None:
                         await exchange.write(chunk)
+                elif isinstance(event, PromptTokens):
+                    echo = writer.prompt(event)
+                    if echo is not None:
+                        await exchange.write(echo)
                 elif isinstance(event, ChoiceFinished):
                     await exchange.write(writer.ended(event))
                 elif isinstance(event, Finished):
@@ -159,12 +164,12 @@ class Generation:
         events: Events,
         notes: http_headers.Headers,
     ) -> None:
-        heard: list[Delta | ChoiceFinished] = []
+        heard: list[PromptTokens | Delta | ChoiceFinished] = []
         finished: Finished | None = None
         async with aclosing(events):
             await _started(events)
             async for event in events:
-                if isinstance(event, Delta | ChoiceFinished):
+                if isinstance(event, PromptTokens | Delta | ChoiceFinished):
                     heard.append(event)
                 elif isinstance(event, Finished):
                     finished = event

@@ -103,6 +103,8 @@ class Draft:
     logprobs: int | None = None
     stream: bool = False
     priority: wire.Priority | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
     choices: int | None = None
     deterministic: bool = False
 
@@ -129,6 +131,8 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
     check_model(draft.model)
     if draft.max_tokens is not None:
         _check_range(draft.max_tokens, 1, MAX_OUTPUT_TOKENS, named("max_tokens"))
+    if draft.prompt_logprobs is not None:
+        _check_range(draft.prompt_logprobs, 0, MAX_TOP_LOGPROBS, named("prompt_logprobs"))
     choices = 1 if draft.choices is None else draft.choices
     _check_range(choices, 1, MAX_CHOICES, named("choices"))
     if draft.max_tokens is not None and choices * draft.max_tokens > MAX_OUTPUT_TOKENS:
@@ -157,6 +161,8 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         deadline=stamp.deadline,
         stream=draft.stream,
         priority=draft.priority,
+        prompt_logprobs=-1 if draft.prompt_logprobs is None else draft.prompt_logprobs,
+        echo=draft.echo,
         choices=choices,
         deterministic=draft.deterministic,
     )

@@ -25,12 +25,12 @@ _INTS = ("top_k", "seed")
 _COMMON = frozenset(
     {
         "model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options",
-        "service_tier", "deterministic", "n",
+        "service_tier", "deterministic", "n", "prompt_logprobs",
     }
 ).union(_FLOATS, _INTS)
 _SERVED = {
     Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
-    Operation.TEXT_COMPLETION: _COMMON | {"prompt"},
+    Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {
@@ -41,7 +41,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "logit_bias": (),
-    "echo": (),
     "suffix": (),
     "audio": (),
     "modalities": (["text"],),
@@ -50,7 +49,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "bad_words": (),
     "allowed_token_ids": (),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (),
     "guided_json": (),
@@ -115,6 +113,8 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         logprobs=_logprobs(operation, document),
         stream=_typed(document, "stream", bool) or False,
         priority=_priority(document),
+        prompt_logprobs=_prompt_logprobs(operation, document),
+        echo=_echo(operation, document),
         choices=_typed(document, "n", int),
         deterministic=_typed(document, "deterministic", bool) or False,
     )
@@ -204,6 +204,28 @@ def _logprobs(operation: Operation, document: Mapping[str, Any]) -> int | None:
     if top is not None and not wanted:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return (top or 0) if wanted else None
+
+
+def _echo(operation: Operation, document: Mapping[str, Any]) -> bool:
+    echo = _typed(document, "echo", bool) or False
+    if echo and operation is Operation.CHAT:
+        raise InvalidRequestError("echo is for completions; a conversation is not repeated", param="echo")
+    return echo
+
+
+def _prompt_logprobs(operation: Operation, document: Mapping[str, Any]) -> int | None:
+    """What vLLM's field asks for, or OpenAI's ``echo`` with ``logprobs``."""
+    asked = _typed(document, "prompt_logprobs", int)
+    if asked is not None and _typed(document, "stream", bool):
+        raise InvalidRequestError("prompt_logprobs cannot be streamed; leave one out", param="prompt_logprobs")
+    if not _echo(operation, document):
+        return asked
+    shown = _typed(document, "logprobs", int)
+    if asked is not None and shown is not None and asked != shown:
+        raise InvalidRequestError(
+            "with echo, prompt_logprobs and logprobs are one number; give one of them", param="prompt_logprobs"
+        )
+    return shown if asked is None else asked
 
 
 def _stop(value: object) -> tuple[str, ...]:

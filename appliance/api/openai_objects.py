@@ -13,7 +13,17 @@ from typing import Any
 
 from appliance.api import sse
 from appliance.errors import ApplianceError
-from appliance.request import ChoiceFinished, Delta, Finished, GenerateRequest, ModelCard, Operation, TokenLogprob
+from appliance.request import (
+    ChoiceFinished,
+    Delta,
+    Finished,
+    GenerateRequest,
+    ModelCard,
+    Operation,
+    PromptToken,
+    PromptTokens,
+    TokenLogprob,
+)
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
@@ -35,6 +45,8 @@ class Writer:
     def __init__(self, request: GenerateRequest, created: int, include_usage: bool) -> None:
         self._chat = request.operation is Operation.CHAT
         self._choices = request.choices
+        self._echo = request.echo
+        self._scored = request.prompt_logprobs >= 0
         self._logprobs = request.logprobs >= 0
         self._alternatives = request.logprobs > 0
         self._include_usage = include_usage
@@ -57,6 +69,16 @@ class Writer:
             for index in range(self._choices)
         )
 
+    def prompt(self, prompt: PromptTokens) -> bytes | None:
+        """The events that repeat the prompt at the beginning of each choice, where an echo was asked for."""
+        if not self._echo:
+            return None
+        events = []
+        for index in range(self._choices):
+            logprobs = self._rendered(prompt.tokens, index) if self._logprobs else None
+            events.append(sse.event(self._chunk(index, prompt.text, logprobs, None)))
+        return b"".join(events)
+
     def delta(self, delta: Delta) -> bytes | None:
         """The event for new text; None when there is nothing to say yet (part of a character)."""
         if self._logprobs:
@@ -77,21 +99,27 @@ class Writer:
             events.append(sse.event({**self._head, "choices": [], "usage": usage(finished)}))
         return [*events, sse.DONE]
 
-    def collected(self, events: Sequence[Delta | ChoiceFinished], finished: Finished) -> dict[str, Any]:
+    def collected(self, events: Sequence[PromptTokens | Delta | ChoiceFinished], finished: Finished) -> dict[str, Any]:
         """The whole answer as one object."""
+        prompt = next((event for event in events if isinstance(event, PromptTokens)), PromptTokens("", ()))
         reasons = {event.choice: event.reason for event in events if isinstance(event, ChoiceFinished)}
         reasons[finished.choice] = finished.reason
         choices = []
         for index in range(self._choices):
             deltas = [event for event in events if isinstance(event, Delta) and event.choice == index]
-            choices.append(self._collected(index, deltas, reasons[index].value))
-        return {**self._head, "choices": choices, "usage": usage(finished)}
+            choices.append(self._collected(index, prompt, deltas, reasons[index].value))
+        answer = {**self._head, "choices": choices, "usage": usage(finished)}
+        if self._scored:
+            # Where vLLM has it: chat beside the choices, completions in the choice.
+            (answer if self._chat else choices[0])["prompt_logprobs"] = [_scored(token) for token in prompt.tokens]
+        return answer
 
-    def _collected(self, index: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
-        text = "".join(delta.text for delta in deltas)
+    def _collected(self, index: int, prompt: PromptTokens, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
+        text = prompt.text + "".join(delta.text for delta in deltas)
         logprobs = None
         if self._logprobs:
-            logprobs = self._rendered([entry for delta in deltas for entry in delta.logprobs], index)
+            echoed = prompt.tokens if self._echo else ()
+            logprobs = self._rendered([*echoed, *(entry for delta in deltas for entry in delta.logprobs)], index)
         choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
@@ -117,12 +145,15 @@ class Writer:
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _rendered(self, entries: Sequence[TokenLogprob], index: int) -> dict[str, Any]:
+    def _rendered(self, entries: Sequence[TokenLogprob | PromptToken], index: int) -> dict[str, Any]:
         if self._chat:
-            return {"content": [_chat_logprob(entry) for entry in entries], "refusal": None}
+            return {
+                "content": [_chat_logprob(entry) for entry in entries if isinstance(entry, TokenLogprob)],
+                "refusal": None,
+            }
         return {
             "tokens": [_token_text(entry.text) for entry in entries],
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "token_logprobs": [None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
             "top_logprobs": [_likeliest(entry) for entry in entries] if self._alternatives else None,
             "text_offset": [self._offsets[index].next(entry.text) for entry in entries],
         }
@@ -189,8 +220,26 @@ def _chat_token(text: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(text)}
 
 
-def _likeliest(entry: TokenLogprob) -> dict[str, float]:
+def _scored(entry: PromptToken) -> dict[str, Any] | None:
+    """vLLM's object for a token of the prompt: by id the token itself and the alternatives, with their ranks as far as
+    they are known; nothing for the first token."""
+    if entry.logprob is None:
+        return None
+    ranks = {token_id: rank for rank, (token_id, _, _) in enumerate(entry.top, start=1)}
+    found = {}
+    for token_id, text, logprob in ((entry.token_id, entry.text, entry.logprob), *entry.top):
+        found[str(token_id)] = {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(token_id),
+            "decoded_token": text.decode("utf-8", "replace"),
+        }
+    return found
+
+
+def _likeliest(entry: TokenLogprob | PromptToken) -> dict[str, float] | None:
     """Alternatives and the chosen token by text; of two tokens with one text the likelier counts."""
+    if entry.logprob is None:
+        return None
     found: dict[str, float] = {}
     for text, logprob in [(entry.text, entry.logprob), *((text, logprob) for _, text, logprob in entry.top)]:
         name = _token_text(text)

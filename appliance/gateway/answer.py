@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from appliance.gateway.losses import raise_if_lost
 from appliance.gateway.output import LocalText, RemoteText
+from appliance.gateway.prompt_report import PromptReport
 from appliance.gateway.rooms import EngineVisit
 from appliance.gateway.stream import TokenStream
-from appliance.request import Event, Finished, FinishReason, Sink, Started
+from appliance.request import Event, Finished, FinishReason, PromptTokens, Sink, Started
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import Finish
@@ -58,6 +59,11 @@ class Course:
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
         return Started(outcome.input_tokens, outcome.cached_tokens)
 
+    async def prompt(self, report: PromptReport) -> PromptTokens:
+        """The prompt is about to be shown."""
+        self._outcome.emitted = True
+        return await report.event()
+
     def tokens(self) -> None:
         """Tokens are about to be shown."""
         if self._first:
@@ -89,15 +95,17 @@ class Answer:
     def __init__(
         self,
         stream: TokenStream,
-        visit: EngineVisit,
         text: LocalText | RemoteText,
         outcome: Outcome,
-        trace: RequestTrace,
+        course: Course,
+        prompt: PromptReport | None = None,
     ) -> None:
+        """``prompt``: the event to give before any output, as soon as it is ready."""
         self._stream = stream
         self._text = text
         self._outcome = outcome
-        self._course = Course(visit, outcome, trace)
+        self._course = course
+        self._prompt = prompt
         self._over = False
         self._defect: Exception | None = None
 
@@ -114,6 +122,12 @@ class Answer:
             if stream.started is not None or stream.token_ids:
                 if not outcome.started:
                     yield self._course.started(stream)
+                if self._prompt is not None and self._prompt.ready:
+                    yield await self._course.prompt(self._prompt)
+                    self._prompt = None
+                if self._prompt is not None:
+                    raise_if_lost(stream)
+                    continue
                 if sink is not None and isinstance(text, LocalText):
                     await self._write_to(sink, text)
                     yield self._finished()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from appliance.gateway.answer import Course, Outcome, reason_of, woken
 from appliance.gateway.losses import raise_if_lost
 from appliance.gateway.output import LocalText, RemoteText
+from appliance.gateway.prompt_report import PromptReport
 from appliance.gateway.stream import TokenStream
 from appliance.request import ChoiceFinished, Delta, Event, Finished
 from isolation.ipc.messages import Finish
@@ -27,8 +28,10 @@ class Choices:
         course: Course,
         outcome: Outcome,
         abort: Callable[[TokenStream], None],
+        prompt: PromptReport | None = None,
     ) -> None:
-        """``abort`` stops a choice whose stop string was met."""
+        """``abort`` stops a choice whose stop string was met; ``prompt``: the event to give before any output."""
+        self._prompt = prompt
         self._streams = streams
         self._texts = texts
         self._course = course
@@ -50,6 +53,12 @@ class Choices:
                 stream = self._streams[choice]
                 if not self._outcome.started and (stream.started is not None or stream.token_ids):
                     yield self._course.started(stream)
+                if self._prompt is not None and self._outcome.started and self._prompt.ready:
+                    yield await self._course.prompt(self._prompt)
+                    self._prompt = None
+                if self._prompt is not None:
+                    raise_if_lost(stream)
+                    continue
                 finish = stream.finish
                 delta = await self._take(choice, finish)
                 if delta is not None:

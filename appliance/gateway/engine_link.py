@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from appliance.gateway.delivery import Delivery
 from appliance.gateway.link import Link, LinkFullError
+from appliance.gateway.prompt_report import PromptScores
 from appliance.gateway.stream import TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
@@ -28,6 +29,7 @@ from isolation.ipc.messages import (
     EngineReady,
     Finish,
     Message,
+    PromptLogprobs,
     StepOutput,
     Submit,
 )
@@ -110,6 +112,8 @@ class EngineLink:
             )
             for index in range(message.choices)
         ]  # fmt: skip
+        if message.prompt_logprobs >= 0:
+            streams[0].scores = PromptScores(len(message.token_ids), message.prompt_logprobs)
         return self._send(message, streams)
 
     def embed(self, message: Embed, fingerprint: bytes) -> TokenStream:
@@ -186,6 +190,8 @@ class EngineLink:
             if stream is not None:
                 stream.started = start
                 stream.wake.set()
+        if message.prompts and not self._take_prompts(message.prompts):
+            return
         if not self._take_tokens(message):
             return
         for failure in message.failures:
@@ -210,6 +216,22 @@ class EngineLink:
             return
         stream.vector = message.values
 
+    def _take_prompts(self, parts: Sequence[PromptLogprobs]) -> bool:
+        """Hand out log-probabilities of prompts; False when the engine broke the protocol."""
+        for part in parts:
+            stream = self._live.get(part.request)
+            if stream is None:
+                if part.request > self._last_sent:
+                    self._break("sent log-probabilities for a request it was never given")
+                    return False
+                continue
+            if stream.scores is None or not stream.scores.take(part, self.ready.vocab_size):
+                self._break("sent log-probabilities of a prompt that nobody asked for, or out of turn")
+                return False
+            if stream.scores.complete:
+                stream.wake.set()
+        return True
+
     def _take_tokens(self, message: StepOutput) -> bool:
         """Hand out the step's tokens; False when the engine broke the protocol."""
         if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
@@ -228,8 +250,9 @@ class EngineLink:
                     self._leaving.pop(request, None)
                 continue
             stream.received += 1
-            if stream.received > stream.grant or (stream.embeds and stream.vector is None):
-                self._break("sent more tokens than granted" if not stream.embeds else "sent an end without a vector")
+            fault = _fault(stream)
+            if fault is not None:
+                self._break(fault)
                 return False
             stream.token_ids.append(token)
             if stream.keeps_logprobs:
@@ -262,3 +285,14 @@ class EngineLink:
         for stream in live.values():
             stream.engine_gone = reason
             stream.wake.set()
+
+
+def _fault(stream: TokenStream) -> str | None:
+    """What is wrong with the token that the stream has just received, if anything is."""
+    if stream.received > stream.grant:
+        return "sent more tokens than granted"
+    if stream.embeds and stream.vector is None:
+        return "sent an end without a vector"
+    if stream.received == 1 and stream.scores is not None and not stream.scores.complete:
+        return "sent a token before the log-probabilities of its prompt"
+    return None

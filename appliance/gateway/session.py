@@ -29,6 +29,7 @@ from appliance.gateway.engine_link import EngineFullError
 from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.losses import EngineGoneError
 from appliance.gateway.output import LocalText, RemoteText
+from appliance.gateway.prompt_report import MAX_NUMBERS, PromptReport
 from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit, ModelRooms
 from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, Suspects, fingerprint
@@ -158,6 +159,13 @@ class Session:
             raise InvalidRequestError(
                 f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param="prompt"
             )
+        numbers = len(token_ids) * (1 + self._request.prompt_logprobs)
+        if numbers > MAX_NUMBERS:
+            raise InvalidRequestError(
+                f"the log-probabilities of this prompt are {numbers} numbers; at most {MAX_NUMBERS} are given. Ask for "
+                "fewer alternatives, or send a shorter prompt",
+                param="prompt_logprobs",
+            )
         room = ready.max_context - len(token_ids)
         asked = self._request.max_tokens
         if room < 1 or (asked is not None and asked > room):
@@ -185,6 +193,7 @@ class Session:
             retain=obligations.retention is not Retention.NONE,
             logprobs=request.logprobs,
             weight=obligations.weight,
+            prompt_logprobs=request.prompt_logprobs,
             choices=request.choices,
             deterministic=self._deterministic(obligations),
             priority=max(PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
@@ -224,13 +233,14 @@ class Session:
             max(0.0, self._until - time.monotonic()), _expire, streams
         )
         answer: Answer | Choices
+        course = Course(visit, self.outcome, self._trace)
+        prompt = self._prompt_report(submit.token_ids, streams[0])
         if len(streams) == 1:
-            answer = Answer(streams[0], visit, self._output_text(), self.outcome, self._trace)
+            answer = Answer(streams[0], self._output_text(), self.outcome, course, prompt)
             run = answer.events(sink)
         else:
-            course = Course(visit, self.outcome, self._trace)
             texts = [self._output_text() for _ in streams]
-            answer = Choices(streams, texts, course, self.outcome, visit.engine.abort)
+            answer = Choices(streams, texts, course, self.outcome, visit.engine.abort, prompt)
             run = answer.events()
         try:
             async with aclosing(run) as events:
@@ -252,9 +262,16 @@ class Session:
         left = int((self._until - time.monotonic()) * 1e6)
         return min(max(1, left), wire.MAX_DEADLINE_US)
 
-    def _output_text(self) -> LocalText | RemoteText:
+    def _prompt_report(self, token_ids: array[int], stream: TokenStream) -> PromptReport | None:
+        request = self._request
+        if not request.echo and stream.scores is None:
+            return None
+        text = self._output_text(stops=()) if request.echo else None
+        return PromptReport(token_ids, stream.scores, self._tools.rooms.table, text)
+
+    def _output_text(self, stops: tuple[str, ...] | None = None) -> LocalText | RemoteText:
         rooms = self._tools.rooms
-        table, stops = rooms.table, self._request.stop
+        table, stops = rooms.table, self._request.stop if stops is None else stops
         if table is None or (rooms.text is not None and not rooms.text.ready.exact_vocabulary):
             room = TextRoom(rooms, self._tools.next_id, self._principal.tenant)
             return RemoteText(RemoteAssembler(room.decode, stops), table)

@@ -239,3 +239,25 @@ def test_several_choices_of_one_prompt(appliance: Appliance) -> None:
     parts = [choice for chunk in chunks for choice in chunk.choices]
     assert texts == ["".join(part.delta.content or "" for part in parts if part.index == index) for index in range(3)]
     assert sorted(part.index for part in parts if part.finish_reason) == [0, 1, 2]
+
+
+def test_a_prompt_is_scored(appliance: Appliance) -> None:
+    """The prompt is scored the same by either spelling, cached or not, and the output goes on from there."""
+    client = appliance.openai()
+    prompt = list(range(100, 150))
+    first = client.completions.create(
+        model="athanor-mini", prompt=prompt, temperature=0, max_tokens=12, logprobs=1,
+        extra_body={"prompt_logprobs": 1, "ignore_eos": True},
+    )
+    told = first.choices[0].model_extra["prompt_logprobs"]
+    assert (len(told), told[0]) == (50, None)
+    for _ in range(2):
+        again = client.completions.create(
+            model="athanor-mini", prompt=prompt, temperature=0, max_tokens=1, logprobs=1, echo=True
+        )
+        scored = again.choices[0].logprobs
+        assert again.usage.prompt_tokens_details.cached_tokens == 0
+        assert scored.token_logprobs[0] is None
+        for place in range(1, 50):
+            assert abs(scored.token_logprobs[place] - told[place][str(prompt[place])]["logprob"]) < 1e-4
+        assert abs(scored.token_logprobs[50] - first.choices[0].logprobs.token_logprobs[0]) < 1e-4

@@ -1,15 +1,16 @@
-"""Several outputs of one request over a real channel to a scripted engine."""
+"""Several outputs of one request, and its prompt as part of the answer, over a real channel to a scripted engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 
 import pytest
 
-from appliance.errors import InternalError
-from appliance.request import ChoiceFinished, Delta, Event, Finished, FinishReason, Started
-from isolation.ipc.messages import Abort, FailureCode, Finish, RequestFailure, StepOutput, Submit
+from appliance.errors import InternalError, InvalidRequestError, QuarantinedError, UnavailableError
+from appliance.request import ChoiceFinished, Delta, Event, Finished, FinishReason, PromptTokens, Started
+from isolation.ipc.messages import Abort, FailureCode, Finish, PromptLogprobs, RequestFailure, StepOutput, Submit
 
 from .test_session import Stage, collect, hear, say, stage
 
@@ -106,3 +107,94 @@ async def test_a_dead_engine_is_replaced_for_all_choices(stage: Stage) -> None:
     for index in range(2):
         say(stage.pairs[-1], again.request + index, 5, finish=Finish.LENGTH)
     assert texts(await task) == {0: "5 ", 1: "5 "}
+
+
+def part(request: int, start: int, *logprobs: float, width: int = 1, token: int = 7) -> StepOutput:
+    """Log-probabilities of some positions of a prompt."""
+    count = width * len(logprobs)
+    alternatives = array("I", [token] * count), array("d", [-0.5] * count)
+    return StepOutput(prompts=(PromptLogprobs(request, start, array("d", logprobs), *alternatives),))
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_the_prompt_comes_before_any_output(stage: Stage, choices: int) -> None:
+    """Parts are put together into one event with texts and alternatives, the first token without a number."""
+    pair = stage.boot()
+    session = stage.session(max_tokens=1, prompt_logprobs=1, echo=True, choices=choices)
+    task = asyncio.ensure_future(collect(session))
+    submit = await hear(pair, Submit)
+    assert (submit.prompt_logprobs, submit.choices) == (1, choices)
+    pair.guest.send(part(submit.request, 1, -1.0))
+    pair.guest.send(part(submit.request, 2, -2.0))
+    for index in range(choices):
+        say(pair, submit.request + index, 9, finish=Finish.LENGTH, started=True)
+    events = await task
+    assert isinstance(events[0], Started)
+    prompt = events[1]
+    assert isinstance(prompt, PromptTokens)
+    assert prompt.text == "1 2 3 "
+    assert [(one.token_id, one.text, one.logprob) for one in prompt.tokens] == [
+        (1, b"1 ", None), (2, b"2 ", -1.0), (3, b"3 ", -2.0),
+    ]  # fmt: skip
+    assert [one.top for one in prompt.tokens] == [(), ((7, b"7 ", -0.5),), ((7, b"7 ", -0.5),)]
+    assert texts(events) == dict.fromkeys(range(choices), "9 ")
+
+
+async def test_an_echo_alone_asks_the_engine_for_nothing(stage: Stage) -> None:
+    """The prompt's text comes, without numbers."""
+    pair = stage.boot()
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, echo=True)))
+    submit = await hear(pair, Submit)
+    assert submit.prompt_logprobs == -1
+    say(pair, submit.request, 9, finish=Finish.LENGTH)
+    assert (await task)[1] == PromptTokens("1 2 3 ", ())
+
+
+@pytest.mark.parametrize("kind", ["gap", "again", "beyond", "wide", "vocabulary", "unasked", "early token", "unknown"])
+async def test_scores_out_of_turn_break_the_protocol(stage: Stage, kind: str) -> None:
+    """Whatever an engine sends besides the parts that come next ends it; the request is tried again and then told."""
+    asked = -1 if kind == "unasked" else 1
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, prompt_logprobs=asked)))
+    for _ in range(3):
+        pair = stage.boot()
+        try:
+            submit = await hear(pair, Submit)
+        except TimeoutError:
+            break
+        number = submit.request
+        if kind == "again":
+            pair.guest.send(part(number, 1, -1.0))
+        if kind == "early token":
+            say(pair, number, 9, finish=Finish.LENGTH)
+        else:
+            wrong = {
+                "gap": part(number, 2, -1.0),
+                "again": part(number, 1, -1.0),
+                "beyond": part(number, 1, -1.0, -1.0, -1.0),
+                "wide": part(number, 1, -1.0, width=2),
+                "vocabulary": part(number, 1, -1.0, token=512),
+                "unasked": part(number, 1, -1.0),
+                "unknown": part(number + 1_000, 1, -1.0),
+            }
+            pair.guest.send(wrong[kind])
+        async with asyncio.timeout(5):
+            while stage.rooms.engine is not None:
+                await asyncio.sleep(0.002)
+        if task.done():
+            break
+    with pytest.raises((UnavailableError, QuarantinedError)):
+        await task
+
+
+async def test_a_prompt_with_too_many_numbers_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound counts alternatives; one number less is served (control)."""
+    monkeypatch.setattr("appliance.gateway.session.MAX_NUMBERS", 6)
+    pair = stage.boot()
+    with pytest.raises(InvalidRequestError) as caught:
+        await collect(stage.session(max_tokens=1, prompt_logprobs=2))
+    assert caught.value.param == "prompt_logprobs"
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, prompt_logprobs=1)))
+    submit = await hear(pair, Submit)
+    pair.guest.send(part(submit.request, 1, -1.0, -2.0))
+    say(pair, submit.request, 9, finish=Finish.LENGTH)
+    assert isinstance((await task)[-1], Finished)
