@@ -13,20 +13,20 @@ import torch
 from engine.config import EngineConfig
 from engine.load import load_engine
 from engine.loop import Engine
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
 from engine.offline import Answer, collect, generate
 from engine.scheduler.forecast import Forecast
 from engine.scheduler.limits import SCORED_ROWS
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import FailureCode, Sampling
+from tests.engine.families.table import VOCAB, save_reference
 from tests.engine.support import make_engine, model_config, random_model, submit
-from tests.engine.test_llama import VOCAB, save_reference
 
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Decoder:
     """A random model."""
     return random_model(model_config())
 
@@ -82,7 +82,7 @@ def test_they_are_those_of_transformers(tmp_path: Path, kernels: str, determinis
             assert np.allclose([float(exact[place, one]) for one in top_ids[part]], best, atol=TOLERANCE)
 
 
-def test_a_step_computes_a_bounded_number_of_lines(model: LlamaForCausalLM) -> None:
+def test_a_step_computes_a_bounded_number_of_lines(model: Decoder) -> None:
     """However many long prompts are scored together, no step has more lines of logits than the named bound, and its
     frame comes through the codec."""
     engine = make_engine(model, num_blocks=400, max_context=300, max_num_batched_tokens=256, max_num_seqs=4)
@@ -114,7 +114,7 @@ def test_a_step_computes_a_bounded_number_of_lines(model: LlamaForCausalLM) -> N
     assert all(len(scores(answer)[0]) == 249 for answer in answers.values())
 
 
-def test_the_cache_is_left_alone_and_left_filled(model: LlamaForCausalLM) -> None:
+def test_the_cache_is_left_alone_and_left_filled(model: Decoder) -> None:
     """A scored prompt reuses nothing although it is there, gives the same numbers both times, and later requests find
     its blocks."""
     engine = make_engine(model)
@@ -128,7 +128,7 @@ def test_the_cache_is_left_alone_and_left_filled(model: LlamaForCausalLM) -> Non
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_under_preemption_and_load_every_position_comes_once(
-    model: LlamaForCausalLM, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In little memory, beside others: no gap, nothing twice, the same numbers as alone (the same bits where the
     request is deterministic); choices beside the first have none."""
@@ -156,7 +156,7 @@ def test_under_preemption_and_load_every_position_comes_once(
         assert one.choices == 1 or not together[one.request + 1].prompts
 
 
-def test_a_prompt_with_broken_logits_fails_alone(model: LlamaForCausalLM) -> None:
+def test_a_prompt_with_broken_logits_fails_alone(model: Decoder) -> None:
     """NaN in the logits of a prompt: finite numbers on the wire, the request fails, its neighbour does not."""
 
     def broken(*inputs: object) -> torch.Tensor:

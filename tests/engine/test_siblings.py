@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.loop import Engine
-from engine.model.llama import LlamaForCausalLM
+from engine.model.decoder import Decoder
 from engine.offline import Answer, collect, generate
 from engine.scheduler.forecast import Forecast
 from isolation.ipc.messages import FailureCode, Sampling, Submit
@@ -18,7 +18,7 @@ HOT = Sampling(temperature=2.0, seed=(1 << 64) - 2)
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Decoder:
     """A random model."""
     return random_model(model_config())
 
@@ -49,7 +49,7 @@ def computed_tokens(engine: Engine) -> list[int]:
 
 @pytest.mark.parametrize(("caching", "retain"), [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("length", [41, 40, 3])
-def test_the_prompt_is_computed_once(model: LlamaForCausalLM, length: int, caching: bool, retain: bool) -> None:
+def test_the_prompt_is_computed_once(model: Decoder, length: int, caching: bool, retain: bool) -> None:
     """All outputs but the first find the prompt's full blocks, with and without a cache; each is what a single request
     with its seed gives."""
     engine = make_engine(model, prefix_caching=caching)
@@ -66,12 +66,12 @@ def test_the_prompt_is_computed_once(model: LlamaForCausalLM, length: int, cachi
     assert len({tuple(answer.token_ids) for answer in answers.values()}) > 3
 
 
-def test_nothing_of_a_family_outlives_it_where_nothing_may(model: LlamaForCausalLM) -> None:
+def test_nothing_of_a_family_outlives_it_where_nothing_may(model: Decoder) -> None:
     """Without retention the memory is zero after the last output, and no later request finds the prompt; without a
     cache no later one finds it either. With both it is found (control)."""
     engine = make_engine(model)
     run(engine, [submit(1, range(30), 6, choices=4, retain=False, sampling=HOT)])
-    assert not any(bool(layer[:, 1:].any()) for layer in engine.runner.storage.layers)
+    assert not any(bool(tensor[1:].any()) for tensor in engine.runner.storage.tensors)
     assert engine.scheduler._pool.num_cached == 0
     assert run(engine, [submit(9, range(30), 2)])[9].cached_tokens == 0
     off = make_engine(model, prefix_caching=False)
@@ -83,7 +83,7 @@ def test_nothing_of_a_family_outlives_it_where_nothing_may(model: LlamaForCausal
     assert run(kept, [submit(9, range(30), 2)])[9].cached_tokens == 28
 
 
-def test_a_familys_own_key_is_nobody_elses(model: LlamaForCausalLM) -> None:
+def test_a_familys_own_key_is_nobody_elses(model: Decoder) -> None:
     """Two families and a single request of one tenant over the same prompt, none to be kept, find nothing of each
     other."""
     engine = make_engine(model, num_blocks=200)
@@ -94,14 +94,14 @@ def test_a_familys_own_key_is_nobody_elses(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("retain", [True, False])
-def test_an_output_of_one_token_leaves_its_prompt_to_the_others(model: LlamaForCausalLM, retain: bool) -> None:
+def test_an_output_of_one_token_leaves_its_prompt_to_the_others(model: Decoder, retain: bool) -> None:
     """The first output ends with its first token: the others find the prompt all the same."""
     engine = make_engine(model)
     answers = run(engine, [submit(1, range(25), 1, choices=3, retain=retain)])
     assert [answers[number].cached_tokens for number in (1, 2, 3)] == [0, 24, 24]
 
 
-def test_when_the_first_is_aborted_the_next_leads(model: LlamaForCausalLM) -> None:
+def test_when_the_first_is_aborted_the_next_leads(model: Decoder) -> None:
     """Aborts before, while and after the prompt is computed end that output alone; the last one takes all with it."""
     engine = make_engine(model, max_num_batched_tokens=16)
     engine.add(submit(1, range(60), 8, choices=4, retain=False))
@@ -123,7 +123,7 @@ def test_when_the_first_is_aborted_the_next_leads(model: LlamaForCausalLM) -> No
     assert not engine.has_live_requests
 
 
-def test_bounds_are_held_against_all_outputs(model: LlamaForCausalLM) -> None:
+def test_bounds_are_held_against_all_outputs(model: Decoder) -> None:
     """Every output of a refused submission is answered: too many at once, too many waiting, an id in use."""
     engine = make_engine(model, max_waiting=5)
     engine.add(submit(1, range(5), choices=17))
@@ -143,7 +143,7 @@ def test_bounds_are_held_against_all_outputs(model: LlamaForCausalLM) -> None:
 
 @pytest.mark.parametrize("retain", [True, False])
 def test_families_under_load_give_what_single_requests_give(
-    model: LlamaForCausalLM, retain: bool, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, retain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Families, singles, aborts and preemptions in little memory: every output that was left alone is the single
     request's, and all memory is free in the end."""
