@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -261,3 +262,31 @@ def test_a_prompt_is_scored(appliance: Appliance) -> None:
         for place in range(1, 50):
             assert abs(scored.token_logprobs[place] - told[place][str(prompt[place])]["logprob"]) < 1e-4
         assert abs(scored.token_logprobs[50] - first.choices[0].logprobs.token_logprobs[0]) < 1e-4
+
+
+def test_a_deterministic_answer_is_the_same_bits_beside_others(appliance: Appliance) -> None:
+    """Text and log-probabilities over HTTP are equal alone and while other requests of both tenants run."""
+    ask = {
+        "model": "athanor-mini", "messages": QUESTION, "temperature": 0.9, "seed": 5, "max_tokens": 24,
+        "logprobs": True, "top_logprobs": 3, "extra_body": {"deterministic": True},
+    }
+    client, other = appliance.openai(), appliance.openai("beta")
+
+    def content() -> list[object]:
+        answer = client.chat.completions.create(**ask)
+        return [entry.model_dump() for entry in answer.choices[0].logprobs.content]
+
+    alone = content()
+    assert len(alone) == 24
+    with ThreadPoolExecutor(6) as pool:
+        noise = [
+            pool.submit(
+                (client if number % 2 else other).completions.create,
+                model="athanor-mini", prompt="word " * (3 + 7 * number), max_tokens=60, n=1 + number % 3,
+            )
+            for number in range(6)
+        ]
+        beside = [content() for _ in range(3)]
+        for one in noise:
+            one.result()
+    assert beside == [alone] * 3
