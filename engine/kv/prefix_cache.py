@@ -38,11 +38,11 @@ def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
 class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
-    __slots__ = ("_block_size", "_caching", "_exact_root", "_pool", "_root")
+    __slots__ = ("_block_size", "_exact_root", "_pool", "_root", "caching")
 
     def __init__(self, pool: BlockPool, *, root: bytes, block_size: int, caching: bool = True) -> None:
         """``caching``: whether blocks are found by anybody but the other outputs of the same prompt."""
-        self._caching = caching
+        self.caching = caching
         self._pool = pool
         self._root = root
         self._exact_root = blake2b(root, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
@@ -52,7 +52,7 @@ class PrefixCache:
         """Whether the request may find and leave blocks: for its namespace, or for its own family."""
         if request.family is not None and request.family.key is not None:
             return True
-        return self._caching and request.retain
+        return self.caching and request.retain
 
     def match(self, request: Request) -> list[int]:
         """Blocks that hold the longest known prefix of the request's tokens, none of them held for it yet.

@@ -146,7 +146,8 @@ class Admissions:
         request.num_scored += num_scored
         request.planned_at = self._running.decoding.step
         account.charge_chunk(request, start + length)
-        plan.prefills.append(Chunk(request.row, start, length, length == left, score_from if num_scored else 0, num_scored))
+        score_from = score_from if num_scored else 0
+        plan.prefills.append(Chunk(request.row, start, length, length == left, score_from, num_scored))
         if length == left:
             self._running.end_prefill(request)
             self._light_only |= self._is_light(account)

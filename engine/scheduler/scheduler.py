@@ -51,6 +51,7 @@ class Scheduler:
     ) -> None:
         """``raise_defects``: raise ``FairnessBrokenError`` instead of counting in ``num_defects`` (for tests)."""
         assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
+        assert limits.prefix_caching == cache.caching, "cache and limits disagree"
         assert limits.max_context <= pool.num_blocks * limits.block_size, "a request must fit the pool"
         self.limits = limits
         self.num_defects = 0
