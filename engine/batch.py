@@ -40,13 +40,13 @@ class StepArrays:
     tables: Ints
     """Block tables of all rows."""
     wanted: Ints
-    """For each of the plan's ``sample_rows`` the index of its token in the step."""
+    """For each of the plan's ``logit_lines`` the index of its token in the step."""
     num_decode: int
     """Leading tokens that decode, one a row."""
 
     @property
     def next_positions(self) -> Ints:
-        """For each of the plan's ``sample_rows`` the position of the token to be sampled."""
+        """For each of the plan's ``logit_lines`` the position of the token to be chosen or scored."""
         return self.positions[self.wanted] + 1
 
 
@@ -58,9 +58,9 @@ class StepBatch:
     positions: Tensor
     attention: AttentionBatch
     wanted: Tensor
-    """For each of the plan's ``sample_rows`` the index of its token in the step."""
+    """For each of the plan's ``logit_lines`` the index of its token in the step."""
     next_positions: Ints
-    """For each of the plan's ``sample_rows`` the position of the token to be sampled."""
+    """For each of the plan's ``logit_lines`` the position of the token to be chosen or scored."""
 
 
 class BatchBuilder:
@@ -104,14 +104,18 @@ class BatchBuilder:
         self._positions[:place] = computed
         self._slots[:place] = self._tables.slots(rows, computed)
         self._rows[:place] = rows
-        ends = []
+        ends: list[int] = []
+        scored: list[int] = []
         for chunk in plan.prefills:
             self._put_chunk(chunk, place)
+            if chunk.num_scored:
+                first = place + chunk.score_from - 1 - chunk.start
+                scored += range(first, first + chunk.num_scored)
             place += chunk.length
             if chunk.last:
                 ends.append(place - 1)
-        if ends:
-            wanted = np.concatenate((wanted, np.array(ends, dtype=np.int64)))
+        if ends or scored:
+            wanted = np.concatenate((wanted, np.array(ends + scored, dtype=np.int64)))
         return StepArrays(
             token_ids=self._token_ids[:place],
             positions=self._positions[:place],
@@ -121,6 +125,10 @@ class BatchBuilder:
             wanted=wanted,
             num_decode=len(rows),
         )
+
+    def scored_tokens(self, chunk: Chunk) -> Ints:
+        """The prompt's tokens that a chunk scores."""
+        return self._known[chunk.row][chunk.score_from : chunk.score_from + chunk.num_scored]
 
     def build(self, plan: StepPlan) -> StepBatch:
         """The inputs of the plain path for a plan that computes at least one token."""

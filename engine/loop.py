@@ -21,6 +21,7 @@ from isolation.ipc.messages import (
     Embedding,
     EngineReady,
     FailureCode,
+    PromptLogprobs,
     RequestFailure,
     StepOutput,
     Submit,
@@ -67,6 +68,7 @@ class Engine:
             max_context=limits.max_context,
             block_size=limits.block_size,
             num_blocks=self.runner.storage.layout.num_blocks,
+            deterministic=self.runner.deterministic,
         )
 
     def warm_up(self) -> None:
@@ -79,7 +81,12 @@ class Engine:
         try:
             self.scheduler.add(submit, now_ns=self._clock_ns())
         except RequestRejectedError as error:
-            self.refuse(submit.request, error.code)
+            self.refuse_all(submit, error.code)
+
+    def refuse_all(self, message: Submit | Embed, code: FailureCode) -> None:
+        """Answer every output that a message asks for by a failure in the next output."""
+        for index in range(message.choices if isinstance(message, Submit) else 1):
+            self.refuse(message.request + index, code)
 
     @property
     def embeds(self) -> bool:
@@ -128,9 +135,13 @@ class Engine:
         # A structured request sits out until its token has been answered by a mask.
         told = plan.masks or result.starts or result.failures or self._failures
         self.urgent = first or bool(told or any(result.finishes))
-        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else ())
+        prompts = zip(samples.prompts, result.scored, strict=True)
+        scored = tuple(replace(entry, request=request) for entry, request in prompts)
+        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else (), scored)
 
-    def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:
+    def _output(
+        self, result: StepResult, logprobs: tuple[TokenLogprobs, ...], prompts: tuple[PromptLogprobs, ...] = ()
+    ) -> StepOutput:
         failures: tuple[RequestFailure, ...] = ()
         if self._failures or result.failures:
             failures = (*self._failures, *result.failures)
@@ -141,6 +152,7 @@ class Engine:
             finishes=bytes(result.finishes),
             starts=tuple(result.starts),
             logprobs=logprobs,
+            prompts=prompts,
             failures=failures,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,

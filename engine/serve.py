@@ -114,9 +114,9 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     """Hand a message to the engine; says whether it asks for draining."""
     if isinstance(message, Submit | Embed):
         if draining:
-            engine.refuse(message.request, FailureCode.OVERLOADED)
+            engine.refuse_all(message, FailureCode.OVERLOADED)
         elif engine.embeds != isinstance(message, Embed):
-            engine.refuse(message.request, FailureCode.INVALID)
+            engine.refuse_all(message, FailureCode.INVALID)
         elif isinstance(message, Embed):
             engine.embed(message)
         else:

@@ -40,6 +40,7 @@ def warm_up(runner: StepRunner) -> None:
     for rows in (rows for rows in SMALL if rows < num_rows):
         runner.execute(_admissions(rows, SMALL_WIDTH))
         runner.execute(StepPlan(decode_rows=list(range(rows))))
+    runner.prove()
     for _ in range(ROUNDS):
         runner.execute(_prefill(length, width))
         runner.execute(_admissions(num_rows, width))

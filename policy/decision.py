@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import IsolationClass, Priority, Retention
+from policy.model import Determinism, IsolationClass, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -36,13 +36,14 @@ class Obligations:
     """What the caller of ``evaluate`` must honour when it serves the request."""
 
     max_output_tokens: int
-    """The grant: no more output tokens than this."""
+    """The grant: no more output tokens than this for each choice."""
     retention: Retention
     isolation_class: IsolationClass
     weight: int
     """Share in fair service, 1..1000."""
     priority: Priority
     """The most urgent that the request may be served at."""
+    deterministic: Determinism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
-from policy.model import Features, IsolationClass, Limits, PolicySet, Priority, Retention, Tenant
+from policy.model import Determinism, Features, IsolationClass, Limits, PolicySet, Priority, Retention, Tenant
 from policy.positions import Locator, Path, dotted, load_yaml
 from policy.schema import FeaturesSchema, LimitsSchema, PolicySchema, TenantSchema
 
@@ -112,6 +112,7 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
         retention=Retention(content.retention),
         weight=content.weight,
         priority=Priority(content.priority),
+        deterministic=Determinism(content.deterministic),
         limits=Limits(**content.limits.model_dump()),
         features=Features(**content.features.model_dump()),
     )

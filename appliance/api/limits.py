@@ -51,6 +51,7 @@ MAX_STOP_BYTES = 256
 MAX_STOP_IDS = wire.MAX_STOP_IDS
 MAX_TOP_LOGPROBS = wire.MAX_TOP_LOGPROBS
 MAX_OUTPUT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
+MAX_CHOICES = wire.MAX_CHOICES
 MAX_PROMPT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
 MAX_SOURCE_BYTES = wire.MAX_SOURCE_BYTES
 
@@ -113,6 +114,10 @@ class Draft:
     stream: bool = False
     priority: wire.Priority | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    choices: int | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,22 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
     check_model(draft.model)
     if draft.max_tokens is not None:
         _check_range(draft.max_tokens, 1, MAX_OUTPUT_TOKENS, named("max_tokens"))
+    if draft.prompt_logprobs is not None:
+        _check_range(draft.prompt_logprobs, 0, MAX_TOP_LOGPROBS, named("prompt_logprobs"))
+    choices = 1 if draft.choices is None else draft.choices
+    _check_range(choices, 1, MAX_CHOICES, named("choices"))
+    if draft.max_tokens is not None and choices * draft.max_tokens > MAX_OUTPUT_TOKENS:
+        raise InvalidRequestError(
+            f"{named('choices')} x {named('max_tokens')} is {choices * draft.max_tokens}; at most {MAX_OUTPUT_TOKENS} "
+            "output tokens can be asked for in one request",
+            param=named("choices"),
+        )
+    if choices > 1 and draft.grammar is not None:
+        raise InvalidRequestError(
+            f"{named('choices')} is {choices}, and an output that follows a grammar is asked for one at a time; send a "
+            "request for each",
+            param=named("choices"),
+        )
     if draft.logprobs is not None:
         _check_range(draft.logprobs, 0, MAX_TOP_LOGPROBS, named("logprobs"))
     _check_stop(draft.stop, named("stop"))
@@ -162,6 +183,10 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         stream=draft.stream,
         priority=draft.priority,
         grammar=draft.grammar,
+        prompt_logprobs=-1 if draft.prompt_logprobs is None else draft.prompt_logprobs,
+        echo=draft.echo,
+        choices=choices,
+        deterministic=draft.deterministic,
     )
 
 

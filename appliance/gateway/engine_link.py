@@ -11,13 +11,15 @@ his request has not got away.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.delivery import Delivery
 from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.link import Link, LinkFullError
+from appliance.gateway.prompt_report import PromptScores
 from appliance.gateway.stream import TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
@@ -29,6 +31,7 @@ from isolation.ipc.messages import (
     EngineReady,
     Finish,
     Message,
+    PromptLogprobs,
     StepOutput,
     Submit,
 )
@@ -93,46 +96,72 @@ class EngineLink:
     def submit(
         self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
     ) -> TokenStream:
-        """Send a request; its tokens arrive in the stream, with ``every_step`` never held back for others. Those of a
-        structured one are chosen under the masks of ``grammar``.
+        """Send a request for one output; see ``submit_all``."""
+        (stream,) = self.submit_all(message, fingerprint, every_step=every_step, grammar=grammar)
+        return stream
+
+    def submit_all(
+        self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
+    ) -> list[TokenStream]:
+        """Send a request; the tokens of each of its choices arrive in a stream, with ``every_step`` never held back
+        for others. All streams of a request wake the same waiter. The tokens of a structured one, which has one choice,
+        are chosen under the masks of ``grammar``.
 
         Raises:
             EngineFullError: a bound is reached; nothing was sent.
             LocalProtocolError: the request is outside the protocol's bounds; nothing was sent.
         """
-        stream = TokenStream(
-            message.request, message.max_tokens, message.logprobs >= 0, every_step, fingerprint=fingerprint
-        )
-        stream.grammar = grammar
-        return self._send(message, stream)
+        wake = asyncio.Event()
+        streams = [
+            TokenStream(
+                message.request + index, message.max_tokens, message.logprobs >= 0, every_step,
+                fingerprint=fingerprint, wake=wake,
+            )
+            for index in range(message.choices)
+        ]  # fmt: skip
+        if message.prompt_logprobs >= 0:
+            streams[0].scores = PromptScores(len(message.token_ids), message.prompt_logprobs)
+        streams[0].grammar = grammar
+        return self._send(message, streams)
 
     def embed(self, message: Embed, fingerprint: bytes) -> TokenStream:
         """Send a text; its vector arrives in the stream before the stream ends.
 
         Raises:
-            EngineFullError, LocalProtocolError: as ``submit``.
+            EngineFullError, LocalProtocolError: as ``submit_all``.
         """
-        return self._send(message, TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True))
+        (stream,) = self._send(message, [TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True)])
+        return stream
 
-    def _send(self, message: Submit | Embed, stream: TokenStream) -> TokenStream:
-        if len(self._live) >= MAX_LIVE_REQUESTS:
+    def _send(self, message: Submit | Embed, streams: list[TokenStream]) -> list[TokenStream]:
+        if len(self._live) + len(streams) > MAX_LIVE_REQUESTS:
             raise EngineFullError
         if self._link.closed:
-            stream.engine_gone = "the sandbox is gone"
-            return stream
-        self._live[message.request] = stream
-        self._last_sent = max(self._last_sent, message.request)
+            for stream in streams:
+                stream.engine_gone = "the sandbox is gone"
+            return streams
+        self._live |= {stream.request: stream for stream in streams}
+        self._last_sent = max(self._last_sent, streams[-1].request)
         try:
             self._link.send(message)
-            if stream.grammar is not None:
-                stream.grammar.follow(stream, self)
-        except LinkFullError as error:
-            self._live.pop(message.request, None)
-            raise EngineFullError from error
-        except LocalProtocolError:
-            del self._live[message.request]
+            if (grammar := streams[0].grammar) is not None:
+                grammar.follow(streams[0], self)
+        except (LinkFullError, LocalProtocolError) as error:
+            for stream in streams:
+                del self._live[stream.request]
+            if isinstance(error, LinkFullError):
+                raise EngineFullError from error
             raise
-        return stream
+        return streams
+
+    def abort_all(self, streams: Sequence[TokenStream]) -> None:
+        """Stop all choices of one request; idempotent."""
+        first = streams[0].request
+        if first in self._live and self._link.withdraw(first):
+            for stream in streams:
+                self._live.pop(stream.request, None)
+        for stream in streams:
+            self.abort(stream)
 
     def abort(self, stream: TokenStream) -> None:
         """Stop a request; idempotent. The stream counts as ended at once."""
@@ -179,6 +208,8 @@ class EngineLink:
             if stream is not None:
                 stream.started = start
                 stream.wake.set()
+        if message.prompts and not self._take_prompts(message.prompts):
+            return
         if not self._take_tokens(message):
             return
         for failure in message.failures:
@@ -203,6 +234,22 @@ class EngineLink:
             return
         stream.vector = message.values
 
+    def _take_prompts(self, parts: Sequence[PromptLogprobs]) -> bool:
+        """Hand out log-probabilities of prompts; False when the engine broke the protocol."""
+        for part in parts:
+            stream = self._live.get(part.request)
+            if stream is None:
+                if part.request > self._last_sent:
+                    self._break("sent log-probabilities for a request it was never given")
+                    return False
+                continue
+            if stream.scores is None or not stream.scores.take(part, self.ready.vocab_size):
+                self._break("sent log-probabilities of a prompt that nobody asked for, or out of turn")
+                return False
+            if stream.scores.complete:
+                stream.wake.set()
+        return True
+
     def _take_tokens(self, message: StepOutput) -> bool:
         """Hand out the step's tokens; False when the engine broke the protocol."""
         if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
@@ -222,8 +269,9 @@ class EngineLink:
                     self._leaving.pop(request, None)
                 continue
             stream.received += 1
-            if stream.received > stream.grant or (stream.embeds and stream.vector is None):
-                self._break("sent more tokens than granted" if not stream.embeds else "sent an end without a vector")
+            fault = _fault(stream)
+            if fault is not None:
+                self._break(fault)
                 return False
             stream.token_ids.append(token)
             if stream.keeps_logprobs:
@@ -266,3 +314,14 @@ class EngineLink:
         for stream in live.values():
             stream.engine_gone = reason
             stream.wake.set()
+
+
+def _fault(stream: TokenStream) -> str | None:
+    """What is wrong with the token that the stream has just received, if anything is."""
+    if stream.received > stream.grant:
+        return "sent more tokens than granted"
+    if stream.embeds and stream.vector is None:
+        return "sent an end without a vector"
+    if stream.received == 1 and stream.scores is not None and not stream.scores.complete:
+        return "sent a token before the log-probabilities of its prompt"
+    return None

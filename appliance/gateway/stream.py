@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from appliance.errors import ApplianceError
 from appliance.gateway.grammars import GrammarRun
+from appliance.gateway.prompt_report import PromptScores
 from isolation.ipc.messages import FailureCode, Finish, Started, TokenLogprobs
 
 
@@ -25,6 +26,8 @@ class TokenStream:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """In parallel with ``token_ids`` where they are kept, else empty."""
+    scores: PromptScores | None = None
+    """Where the prompt's log-probabilities go, if they were asked for."""
     started: Started | None = None
     finish: Finish = Finish.NONE
     failure: FailureCode | None = None

@@ -104,8 +104,8 @@ class NativeModel:
         self._step = Step()
         dtype = torch.int8 if int8 else model.dtype
         self._builder = Builder(max_tokens=limits.max_num_batched_tokens, dtype=dtype)
-        self._logits = torch.zeros(limits.max_num_seqs, limits.vocab_size)
-        self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
+        self._logits = torch.zeros(limits.max_logit_lines, limits.vocab_size)
+        self._best = torch.zeros(limits.max_logit_lines, dtype=torch.int64)
         self._products = self._stored_bytes = self._held_bytes = 0
         self._storage = storage
         self._build(model, layers)
@@ -133,6 +133,7 @@ class NativeModel:
             it is not finite); valid until the next call.
         """
         step = self._step
+        assert len(arrays.wanted) <= len(self._best), "more lines of logits than there is room for"
         step.tokens, step.wanted_count = len(arrays.token_ids), len(arrays.wanted)
         step.token_ids = arrays.token_ids.ctypes.data
         step.positions = arrays.positions.ctypes.data

@@ -15,12 +15,15 @@ import sys
 from array import array
 from hashlib import blake2b
 
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import TRANSIENT, BlockPool
 from engine.kv.layout import BLOCK_ID_BYTES
 from engine.request import Request
 
 PERSON = b"athanor-kv-block"
 """Domain of the hash; 16 bytes, BLAKE2b's limit."""
+
+PERSON_EXACT = b"athanor-kv-exact"
+"""Domain of the root for deterministic requests: the same tokens, computed in another order of roundings."""
 
 
 def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
@@ -35,25 +38,37 @@ def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
 class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
-    __slots__ = ("_block_size", "_pool", "_root")
+    __slots__ = ("_block_size", "_exact_root", "_pool", "_root", "caching")
 
-    def __init__(self, pool: BlockPool, *, root: bytes, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, *, root: bytes, block_size: int, caching: bool = True) -> None:
+        """``caching``: whether blocks are found by anybody but the other outputs of the same prompt."""
+        self.caching = caching
         self._pool = pool
         self._root = root
+        self._exact_root = blake2b(root, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
         self._block_size = block_size
+
+    def shares(self, request: Request) -> bool:
+        """Whether the request may find and leave blocks: for its namespace, or for its own family."""
+        if request.family is not None and request.family.key is not None:
+            return True
+        return self.caching and request.retain
 
     def match(self, request: Request) -> list[int]:
         """Blocks that hold the longest known prefix of the request's tokens, none of them held for it yet.
 
-        At least one token is left out, since its logits have to be computed. Hashing stops at the first unknown
+        At least one token is left out, since its logits have to be computed; all are, when the log-probabilities of
+        the prompt are wanted. Hashing stops at the first unknown
         block, so a miss costs one hash.
         """
+        if not self.shares(request) or request.num_scored < request.num_prompt:
+            return []
         found: list[int] = []
         for index in range((len(request.token_ids) - 1) // self._block_size):
             block = self._pool.find(self._id(request, index))
             if block is None:
                 break
-            assert self._pool.owner(block) == request.namespace, "a block id met in two namespaces"
+            assert self._pool.owner(block) in (request.namespace, TRANSIENT), "a block id met in two namespaces"
             found.append(block)
         return found
 
@@ -73,17 +88,30 @@ class PrefixCache:
         return best
 
     def register(self, request: Request) -> None:
-        """Make the request's full, computed blocks findable; those done before are not looked at again."""
+        """Make the request's full, computed blocks findable, of a family with a key of its own those of the prompt;
+        those done before are not looked at again."""
+        if not self.shares(request):
+            return
         full = request.num_computed // self._block_size
+        family = request.family
+        if family is not None and family.key is not None:
+            full = min(full, request.num_prompt // self._block_size)
         for index in range(request.num_registered, full):
             self._pool.register(request.blocks[index], self._id(request, index))
-        request.num_registered = full
+        request.num_registered = max(request.num_registered, full)
+        if family is not None and family.key is not None and full > len(family.prompt_ids):
+            family.prompt_ids = request.block_ids[:full]
+
+    def forget(self, block_ids: list[bytes]) -> None:
+        """Make these blocks, which nobody holds, unfindable: nobody is left who may find them."""
+        for block_id_ in block_ids:
+            self._pool.drop(block_id_)
 
     def _id(self, request: Request, index: int) -> bytes:
         """Id of the request's block ``index``; ids before it are known already."""
         ids = request.block_ids
         if index == len(ids):
             size = self._block_size
-            parent = ids[-1] if ids else self._root
-            ids.append(block_id(request.namespace, parent, request.token_ids[index * size : index * size + size]))
+            parent = ids[-1] if ids else self._exact_root if request.deterministic else self._root
+            ids.append(block_id(request.cache_key, parent, request.token_ids[index * size : index * size + size]))
         return ids[index]

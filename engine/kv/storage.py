@@ -16,6 +16,9 @@ GATHER_TOKENS = 4_096
 """Tokens that are gathered in one piece at the most, unless one sequence alone is longer: bounds the gather buffers
 while a decode batch still goes through in few products (measured: larger buffers are not faster)."""
 
+GATHER_STEP = 512
+"""The gather buffers hold a multiple of so many tokens: what ``engine.model.deterministic`` pads a context to."""
+
 
 class KvStorage:
     """Keys and values of all blocks on one device."""
@@ -37,7 +40,8 @@ class KvStorage:
             self.keys.append(keys)
             self.values.append(values)
             self.tensors += [keys] if layer.latent else [keys, values]
-        self.gather_blocks = -(-max(max_context, GATHER_TOKENS) // layout.block_size)
+        held = -(-max(max_context, GATHER_TOKENS) // GATHER_STEP) * GATHER_STEP
+        self.gather_blocks = -(-held // layout.block_size)
         room = self.gather_blocks * layout.block_size
         wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
         narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)

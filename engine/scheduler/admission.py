@@ -25,7 +25,7 @@ from engine.request import Request
 from engine.scheduler.account import Account
 from engine.scheduler.budget import StepBudget
 from engine.scheduler.fairness import Line, Turns
-from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.scheduler.live import LiveRequests
 from engine.scheduler.pace import Pace
 from engine.scheduler.plan import Chunk, StepPlan
@@ -81,7 +81,7 @@ class Admissions:
         self._heaviest = max(
             (account.num_live for line in self._live.accounts.lines for account in line.running), default=0
         )
-        budget = StepBudget(self._limits.max_num_batched_tokens)
+        budget = StepBudget(self._limits.max_num_batched_tokens, SCORED_ROWS)
         budget.spend(num_decodes)
         most = self.pace.prompt_tokens(num_decodes, now_ns)
         if most is not None:
@@ -136,10 +136,20 @@ class Admissions:
         request = account.prefilling
         assert request is not None
         left = request.num_tokens - request.num_prefilled
-        length = budget.chunk(left)
+        start, score_from = request.num_prefilled, request.num_scored
+        wanted = left
+        if request.scored_by(start + left) > budget.scores:
+            wanted = max(0, min(left, score_from - 1 + budget.scores - start))
+        length = budget.chunk(wanted)
+        if not length:
+            return
+        num_scored = request.scored_by(start + length)
+        budget.scores -= num_scored
+        request.num_scored += num_scored
         request.planned_at = self._running.decoding.step
-        account.charge_chunk(request, request.num_prefilled + length)
-        plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
+        account.charge_chunk(request, start + length)
+        score_from = score_from if num_scored else 0
+        plan.prefills.append(Chunk(request.row, start, length, length == left, score_from, num_scored))
         if length == left:
             self._running.end_prefill(request)
             self._light_only |= self._is_light(account)
@@ -165,7 +175,7 @@ class Admissions:
         if request.preempted_at == step:
             return False
         account = request.account
-        shared = self._cache.match(request) if self._limits.prefix_caching and request.retain else []
+        shared = self._cache.match(request)
         num_new = -(-request.num_tokens // self._limits.block_size) - len(shared)
         idle = self._pool.num_idle(shared)
         wanted = num_new + idle

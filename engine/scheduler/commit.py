@@ -41,7 +41,10 @@ class Commits:
             request = self._running.at(chunk.row)
             request.num_prefilled += chunk.length
             self._register(request)
+            if chunk.num_scored:
+                result.scored.append(request.request_id)
             if chunk.last:
+                self._live.release_siblings(request)
                 self._take_first(request, token_ids[place], place, result)
                 place += 1
         assert place == len(token_ids), "one token for each row that samples"
@@ -109,5 +112,4 @@ class Commits:
         self._live.end(request, poisoned=True)
 
     def _register(self, request: Request) -> None:
-        if request.retain and self._limits.prefix_caching:
-            self._cache.register(request)
+        self._cache.register(request)

@@ -28,6 +28,10 @@ class Admission:
     """As in ``Submit``: -1 none, 0 the chosen token's, n with n alternatives."""
     blocks: tuple[int, ...]
     """Block table, long enough for ``token_ids``."""
+    deterministic: bool = False
+    """Whether its numbers must not depend on the batch."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for tokens of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,10 @@ class Chunk:
     length: int
     last: bool
     """Whether all known tokens are then computed, so that the next one is sampled."""
+    score_from: int = 0
+    """First position of the prompt whose log-probabilities are wanted from this chunk."""
+    num_scored: int = 0
+    """How many of them; each comes from the logits of the position before it, which is in this chunk."""
 
 
 @dataclass(slots=True)
@@ -80,6 +88,15 @@ class StepPlan:
             return self.decode_rows
         return self.decode_rows + [chunk.row for chunk in self.prefills if chunk.last]
 
+    @property
+    def logit_lines(self) -> list[tuple[int, int]]:
+        """What the lines of the step's logits are for: row and -1 for a new token, in the order of ``sample_rows``,
+        then row and position for each token of a prompt that is scored."""
+        lines = [(row, -1) for row in self.sample_rows]
+        for chunk in self.prefills:
+            lines += [(chunk.row, chunk.score_from + index) for index in range(chunk.num_scored)]
+        return lines
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -92,3 +109,5 @@ class StepResult:
     """Places in the plan's ``sample_rows`` that gave no token; tokens of later places move up."""
     starts: list[Started] = field(default_factory=list)
     failures: list[RequestFailure] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    """Requests whose prompts were scored: one for each chunk of the plan that has something to score, in its order."""

@@ -178,4 +178,6 @@ def admission_of(request: Request) -> Admission:
         sampling=submit.sampling,
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
+        deterministic=request.deterministic,
+        prompt_logprobs=submit.prompt_logprobs,
     )

@@ -19,6 +19,8 @@ preempted in a step is not admitted again in that step.
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
@@ -30,6 +32,7 @@ from engine.scheduler.live import LiveRequests
 from engine.scheduler.plan import RowMask, StepPlan, StepResult
 from engine.scheduler.running import age
 from engine.scheduler.sharing import Sharing
+from engine.scheduler.siblings import found_family
 from isolation.ipc.messages import FailureCode, Submit
 
 CHECK_EVERY = 256
@@ -48,13 +51,14 @@ class Scheduler:
     ) -> None:
         """``raise_defects``: raise ``FairnessBrokenError`` instead of counting in ``num_defects`` (for tests)."""
         assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
+        assert limits.prefix_caching == cache.caching, "cache and limits disagree"
         assert limits.max_context <= pool.num_blocks * limits.block_size, "a request must fit the pool"
         self.limits = limits
         self.num_defects = 0
         """Times that the proved bound was found broken."""
         self._raise_defects = raise_defects
         self._pool = pool
-        self._live = LiveRequests(limits, pool)
+        self._live = LiveRequests(limits, pool, cache)
         self._running = self._live.running
         self._sharing = Sharing(limits, pool, self._running)
         self._admissions = Admissions(limits, pool, cache, self._live, self._sharing)
@@ -98,22 +102,20 @@ class Scheduler:
         """
         limits = self.limits
         check_submit(submit, limits)
-        if submit.request in self._live.by_id:
+        ids = range(submit.request, submit.request + submit.choices)
+        used = [request_id for request_id in ids if request_id in self._live.by_id]
+        if used:
+            for request_id in used:
+                self.abort(request_id)
             # An id names one request; whoever reuses it loses both, so no token can go to the wrong one.
-            self.abort(submit.request)
             raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
-        if self._live.num_waiting >= limits.max_waiting:
+        if self._live.num_waiting + submit.choices > limits.max_waiting:
             raise RequestRejectedError(FailureCode.OVERLOADED, "too many requests wait")
-        eos = frozenset[int]() if submit.ignore_eos else limits.eos_ids
-        request = Request(
-            submit,
-            order=self._next_order,
-            limit=min(len(submit.token_ids) + submit.max_tokens, limits.max_context),
-            stop_ids=eos.union(submit.stop_ids) if submit.stop_ids else eos,
-            arrival_ns=now_ns,
-        )
-        self._next_order += 1
-        self._live.enter(request)
+        make = partial(self._request, now_ns=now_ns)
+        if submit.choices == 1:
+            self._live.enter(make(submit))
+        else:
+            self._live.enter(found_family(submit, make, prefix_caching=limits.prefix_caching))
 
     def set_mask(self, request_id: int, position: int, mask: RowMask) -> None:
         """The mask for the request's output token at this position. One that is not waited for is passed over: the
@@ -182,6 +184,19 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that queues, rows, tables and pool agree, between two steps; linear in the pool."""
         self._live.check_integrity()
+
+    def _request(self, submit: Submit, *, now_ns: int) -> Request:
+        limits = self.limits
+        eos = frozenset[int]() if submit.ignore_eos else limits.eos_ids
+        request = Request(
+            submit,
+            order=self._next_order,
+            limit=min(len(submit.token_ids) + submit.max_tokens, limits.max_context),
+            stop_ids=eos.union(submit.stop_ids) if submit.stop_ids else eos,
+            arrival_ns=now_ns,
+        )
+        self._next_order += 1
+        return request
 
     def _grow_decodes(self, plan: StepPlan) -> bool:
         """Give a block to every decoding request that needs one, the oldest first. Says whether one had to be

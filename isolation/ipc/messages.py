@@ -51,6 +51,8 @@ MAX_EMBEDDING = 65_536
 """Numbers of one embedding; the widest published residual stream has 18,432."""
 MAX_DEADLINE_US = 7 * 24 * 3_600 * 1_000_000
 """Microseconds in a week: beyond any request's life, and far from where nanoseconds would leave 64 bits."""
+MAX_CHOICES = 16
+"""Outputs of one prompt in one request; each takes a row of the engine and a grant of its own."""
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
 
@@ -129,6 +131,8 @@ class EngineReady:
     """Tokens of prompt and output together."""
     block_size: int
     num_blocks: int
+    deterministic: bool = False
+    """Whether it can serve deterministic requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,15 @@ class Submit:
     ``MAX_DEADLINE_US``; 0: never."""
     structured: bool = False
     """Whether each output token is chosen under a mask of its own: none is sampled before that has come."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for every token of the prompt but the first. The prompt is then computed from its start,
+    whatever is cached. Of several choices it concerns the first."""
+    choices: int = 1
+    """Outputs wanted, at most ``MAX_CHOICES``. Each is answered as a request of its own under ``request``,
+    ``request + 1`` ..., with ``max_tokens`` for each, and drawn with the seed plus its number."""
+    deterministic: bool = False
+    """Whether tokens and log-probabilities must be the same bits alone and in any batch. Its blocks serve other
+    deterministic requests only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +275,27 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive prompt tokens of one request, each given the tokens before it. A request's
+    entries follow each other without a gap, from position 1 on, and are complete before its first token.
+
+    Three columns: ``logprobs`` (typecode ``d``) one a position; ``top_ids`` (``I``) and ``top_logprobs`` (``d``) the
+    alternatives, position after position, the same number for each, at most ``MAX_TOP_LOGPROBS``."""
+
+    request: int
+    start: int
+    """Position of the first token."""
+    logprobs: array[float]
+    top_ids: array[int] = field(default_factory=lambda: array("I"))
+    top_logprobs: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def width(self) -> int:
+        """Alternatives of each position."""
+        return len(self.top_ids) // len(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailure:
     """A request ended without finishing; nothing more will come for it."""
 
@@ -272,7 +306,7 @@ class RequestFailure:
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """All that one step gave, in one frame. ``requests`` (typecode ``Q``), ``token_ids`` (``I``)
-    and ``finishes`` run in parallel. Starts and failures are bounded as the tokens are."""
+    and ``finishes`` run in parallel. Starts, failures and positions of prompts are bounded as the tokens are."""
 
     requests: array[int] = field(default_factory=lambda: array("Q"))
     token_ids: array[int] = field(default_factory=lambda: array("I"))
@@ -286,6 +320,7 @@ class StepOutput:
     free_blocks: int = 0
     defects: int = 0
     """Promises of its own that the engine found broken since its start: none, unless there is a defect."""
+    prompts: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,9 @@ class SimulatedRunner:
         """Read everything before the position, then write the position's own slot."""
         request, tokens = self.requests[row], self.known[row]
         assert list(request.token_ids) == tokens
-        key = (request.namespace,) if request.retain else (request.namespace, request.request_id)
+        # What may not be kept is nobody's but the request's, or its family's.
+        own = request.request_id if request.family is None else id(request.family)
+        key = (request.namespace,) if request.retain else (request.namespace, own)
         for before in range(position):
             slot = self._slot(row, before)
             assert slot is not None, "a slot is read that was never written"

@@ -30,10 +30,16 @@ def access(
     input=None,  # noqa: A002
     output=None,
     structured=False,
+    choices=1,
 ) -> AccessRequest:
     """What is asked, with the usual tenant and model."""
     return AccessRequest(
-        tenant=tenant, model=model, input_tokens=input, max_output_tokens=output, structured=structured
+        tenant=tenant,
+        model=model,
+        input_tokens=input,
+        max_output_tokens=output,
+        structured=structured,
+        choices=choices,
     )
 
 

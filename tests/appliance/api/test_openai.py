@@ -193,9 +193,15 @@ def test_unknown_fields_are_reported_in_order():
 
 
 REFUSED_CHAT = [
-    ("n", {"n": 2}),
+    ("n", {"n": 0}),
+    ("n", {"n": 17}),
+    ("n", {"n": 2, "max_tokens": 1 << 20}),
+    ("deterministic", {"deterministic": 1}),
     ("n", {"n": True}),
     ("n", {"n": "1"}),
+    ("echo", {"echo": True}),
+    ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     ("best_of", {"best_of": 2}),
     ("tools", {"tools": [{"type": "function"}]}),
     ("tool_choice", {"tool_choice": "required"}),
@@ -287,7 +293,7 @@ REFUSED_TEXT = [
     ("prompt", {"prompt": [1 << 80]}),
     ("prompt", {"prompt": {"text": "a"}}),
     ("prompt", {"prompt": "\ud800"}),
-    ("echo", {"echo": True}),
+    ("prompt_logprobs", {"echo": True, "logprobs": 1, "prompt_logprobs": 2}),
     ("suffix", {"suffix": "x"}),
     ("logprobs", {"logprobs": 21}),
     ("logprobs", {"logprobs": -1}),

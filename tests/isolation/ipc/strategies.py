@@ -32,7 +32,7 @@ sampling = st.builds(
 
 submit = st.builds(
     m.Submit,
-    request=u64,
+    request=st.integers(0, (1 << 64) - m.MAX_CHOICES),
     namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
     max_tokens=st.integers(1, m.MAX_TOKENS_PER_REQUEST),
@@ -45,7 +45,27 @@ submit = st.builds(
     priority=st.sampled_from(m.Priority).map(int),
     deadline_us=st.integers(0, m.MAX_DEADLINE_US),
     structured=st.booleans(),
+    choices=st.integers(1, m.MAX_CHOICES),
+    prompt_logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
+    deterministic=st.booleans(),
 )
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
+    """Scores of a few positions with any number of alternatives."""
+    positions, width = draw(st.integers(1, 4)), draw(st.integers(0, m.MAX_TOP_LOGPROBS))
+
+    def column(code: str, values: st.SearchStrategy[float], count: int) -> array:
+        return array(code, draw(st.lists(values, min_size=count, max_size=count)))
+
+    return m.PromptLogprobs(
+        draw(u64),
+        draw(st.integers(1, m.MAX_TOKENS_PER_REQUEST)),
+        column("d", finite, positions),
+        column("I", u32, positions * width),
+        column("d", finite, positions * width),
+    )
 
 
 @st.composite
@@ -77,6 +97,7 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
         waiting=draw(u32),
         free_blocks=draw(u32),
         defects=draw(u32),
+        prompts=tuple(draw(st.lists(prompt_logprobs(), max_size=3))),
     )
 
 
@@ -113,7 +134,7 @@ def advance(draw: st.DrawFn) -> g.Advance:
 BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
-    m.EngineReady: st.builds(m.EngineReady, count, count, count, count),
+    m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans()),
     m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
     m.Submit: submit,
     m.Abort: st.builds(m.Abort, u64),
@@ -164,7 +185,7 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
 SAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
-    m.EngineReady(128_256, 8192, 16, 4096),
+    m.EngineReady(128_256, 8192, 16, 4096, True),
     m.TextReady(128_256, True, False, True),
     m.Submit(
         request=7,
@@ -179,6 +200,9 @@ SAMPLES: tuple[m.Message, ...] = (
         priority=m.Priority.LOW,
         deadline_us=30_000_000,
         structured=True,
+        deterministic=True,
+        choices=3,
+        prompt_logprobs=2,
     ),
     m.Abort(7),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
@@ -197,6 +221,10 @@ SAMPLES: tuple[m.Message, ...] = (
         running=2,
         waiting=1,
         free_blocks=100,
+        prompts=(
+            m.PromptLogprobs(7, 1, array("d", [-1.5, -0.5]), array("I", [3, 4]), array("d", [-0.25, -0.125])),
+            m.PromptLogprobs(8, 65, array("d", [-2.0])),
+        ),
     ),
     m.StepOutput(),
     m.Encode(1, m.SourceKind.CHAT, b'{"messages": []}', 100),
