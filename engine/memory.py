@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.kernels.abi import PANEL
 from engine.kernels.packing import padded_inputs
 from engine.kv.layout import KvLayout
-from engine.kv.storage import GATHER_TOKENS
+from engine.kv.storage import GATHER_STEP, GATHER_TOKENS
 from engine.model.checklist import Checklist
 from engine.model.config import ModelConfig
 from engine.model.layers import Linear, packed_bytes
@@ -82,7 +82,7 @@ def predict_memory(
     """
     checklist = build_model(model, form.dtype, torch.device("meta"), parallel)[1]
     item = form.dtype.itemsize
-    gathered = -(-max(limits.max_context, GATHER_TOKENS) // layout.block_size) * layout.block_size
+    gathered = -(-max(limits.max_context, GATHER_TOKENS) // GATHER_STEP) * GATHER_STEP
     wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
     narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
     tables = 8 * limits.max_num_seqs * -(-limits.max_context // layout.block_size)
@@ -134,7 +134,7 @@ def _kernel_rooms(model: ModelConfig, limits: SchedulerLimits, form: Form) -> in
     row = 4 * (hidden + qkv + model.head_dim) + item * (hidden + heads + inner)
     if form.int8:
         row += 4 * (heads + inner)
-    scores = (SCORE_BYTES + 4) * limits.max_num_seqs * model.vocab_size
+    scores = (SCORE_BYTES * limits.max_num_seqs + 4 * limits.max_logit_lines) * model.vocab_size
     return limits.max_num_batched_tokens * row + scores
 
 
