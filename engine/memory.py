@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.chooser import lines_at_once
 from engine.config import EngineConfig
 from engine.kernels.abi import PANEL
 from engine.kernels.packing import padded_inputs
@@ -134,7 +135,7 @@ def _kernel_rooms(model: ModelConfig, limits: SchedulerLimits, form: Form) -> in
     row = 4 * (hidden + qkv + model.head_dim) + item * (hidden + heads + inner)
     if form.int8:
         row += 4 * (heads + inner)
-    scores = (SCORE_BYTES * limits.max_num_seqs + 4 * limits.max_logit_lines) * model.vocab_size
+    scores = _sampled(model, limits) + 4 * limits.max_logit_lines * model.vocab_size
     return limits.max_num_batched_tokens * row + scores
 
 
@@ -145,5 +146,10 @@ def _moments(model: ModelConfig, limits: SchedulerLimits, form: Form) -> int:
     # The second half of a prompt against the whole: a mask, and where heads share keys three times their scores.
     scores = (tokens // 2) * min(limits.max_context, tokens) * item
     attention = scores * (1 if model.num_heads == model.num_kv_heads else 1 + 3 * model.num_heads)
-    sampled = limits.max_num_seqs * model.vocab_size * (SCORE_BYTES + (0 if item == 4 else item))
-    return mlp + attention + sampled
+    logits = limits.max_num_seqs * model.vocab_size * item
+    return mlp + attention + logits + _sampled(model, limits)
+
+
+def _sampled(model: ModelConfig, limits: SchedulerLimits) -> int:
+    """The sampler's moment."""
+    return min(limits.max_num_seqs, lines_at_once(model.vocab_size)) * model.vocab_size * SCORE_BYTES

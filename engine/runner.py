@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import BatchBuilder, Ints, StepArrays
+from engine.chooser import Chooser
 from engine.kv.storage import KvStorage
 from engine.masks import MaskedLogits
 from engine.model.attention import PagedAttention
@@ -53,7 +54,7 @@ class Runner:
         self._attention = PagedAttention(storage)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._batches = BatchBuilder(limits, storage)
-        self._masked = MaskedLogits(limits.eos_ids)
+        self._chooser = Chooser(self._sampler, MaskedLogits(limits.eos_ids), limits.vocab_size)
         self._tiles = Tiles(model, storage)
         self._deterministic = True
         self._exact: set[int] = set()
@@ -93,18 +94,15 @@ class Runner:
         count = len(rows)
         if not rows:
             samples = Samples([])
-        elif plan.masks:
-            masked = self._masked.apply(logits[:count], rows, plan.masks)
-            samples = self._sampler.sample(masked, rows, next_positions[:count])
-        elif best is not None and self._sampler.wants_maximum(rows):
+        elif best is not None and not plan.masks and self._sampler.wants_maximum(rows):
             samples = Samples(best[:count].tolist())
         else:
-            samples = self._sampler.sample(logits[:count], rows, next_positions[:count])
+            samples = self._chooser.choose(logits[:count], rows, next_positions[:count], plan.masks)
         for chunk in plan.prefills:
             if chunk.num_scored:
                 lines = logits[count : count + chunk.num_scored]
                 tokens = self._batches.scored_tokens(chunk)
-                samples.prompts.append(self._sampler.score(lines, chunk.row, chunk.score_from, tokens))
+                samples.prompts.append(self._chooser.score(lines, chunk.row, chunk.score_from, tokens))
                 count += chunk.num_scored
         self._batches.advance(plan, samples.token_ids)
         return samples
