@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.grouping import Grouping
 from engine.kv.block_table import BlockTables
+from engine.kv.layout import FULL
 from engine.kv.storage import KvStorage
 from engine.model.attention import AttentionBatch
 from engine.scheduler.limits import SchedulerLimits
@@ -35,10 +36,11 @@ class StepArrays:
     token_ids: Ints
     positions: Ints
     slots: Ints
+    """By the first block table."""
     rows: Ints
     """For each token the row of ``tables`` that its sequence has."""
     tables: Ints
-    """Block tables of all rows."""
+    """The first block table of all rows."""
     wanted: Ints
     """For each of the plan's ``sample_rows`` the index of its token in the step."""
     num_decode: int
@@ -68,7 +70,12 @@ class BatchBuilder:
 
     def __init__(self, limits: SchedulerLimits, storage: KvStorage) -> None:
         max_num_seqs, max_num_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-        self._tables = BlockTables(max_num_seqs, limits.max_context, limits.block_size)
+        layout = storage.layout
+        stride = layout.block_rows if len(layout.tables) > 1 else None
+        self._tables = tuple(
+            BlockTables(max_num_seqs, limits.max_context, group.block_size, stride) for group in layout.tables
+        )
+        self._keeps_all = layout.tables[0].reach == FULL
         self._grouping = Grouping(storage, self._tables)
         self._device = storage.device
         self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
@@ -82,7 +89,9 @@ class BatchBuilder:
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""
         row = admission.row
-        self._tables.assign(row, admission.blocks)
+        given = (admission.blocks, *admission.local) if self._keeps_all else admission.local
+        for tables, blocks in zip(self._tables, given, strict=False):
+            tables.assign(row, blocks)
         self._known[row] = np.array(admission.token_ids, dtype=np.int64)
 
     def arrays(self, plan: StepPlan, *, by_length: bool = False) -> StepArrays:
@@ -91,7 +100,8 @@ class BatchBuilder:
         Args:
             by_length: put decoding rows in the order of falling length instead of the plan's.
         """
-        self._tables.grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
+        self._grow(plan)
+        first = self._tables[0]
         rows = np.array(plan.decode_rows, dtype=np.int64)
         place = len(rows)
         wanted = np.arange(place)
@@ -102,7 +112,7 @@ class BatchBuilder:
         computed = self._computed[rows]
         self._token_ids[:place] = self._last[rows]
         self._positions[:place] = computed
-        self._slots[:place] = self._tables.slots(rows, computed)
+        self._slots[:place] = first.slots(rows, computed)
         self._rows[:place] = rows
         ends = []
         for chunk in plan.prefills:
@@ -117,7 +127,7 @@ class BatchBuilder:
             positions=self._positions[:place],
             slots=self._slots[:place],
             rows=self._rows[:place],
-            tables=self._tables.tables,
+            tables=first.tables,
             wanted=wanted,
             num_decode=len(rows),
         )
@@ -126,7 +136,8 @@ class BatchBuilder:
         """The inputs of the plain path for a plan that computes at least one token."""
         arrays = self.arrays(plan, by_length=True)
         rows = arrays.rows[: arrays.num_decode]
-        attention = self._grouping.batch(arrays.slots, rows, self._computed[rows] + 1, plan.prefills)
+        further = [tables.slots(arrays.rows, arrays.positions) for tables in self._tables[1:]]
+        attention = self._grouping.batch([arrays.slots, *further], rows, self._computed[rows] + 1, plan.prefills)
         return StepBatch(
             token_ids=self._tensor(arrays.token_ids),
             positions=self._tensor(arrays.positions),
@@ -142,12 +153,22 @@ class BatchBuilder:
             self._computed[chunk.row] = chunk.start + chunk.length
         self._last[plan.sample_rows] = token_ids
 
+    def _grow(self, plan: StepPlan) -> None:
+        """Take up the blocks that rows got."""
+        if not plan.grown_tables:
+            self._tables[0].grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
+            return
+        grown = np.array((plan.grown_tables, plan.grown_rows, plan.grown_indices, plan.grown_blocks))
+        for place, tables in enumerate(self._tables):
+            _, rows, indices, blocks = grown[:, grown[0] == place].tolist()
+            tables.grow(rows, indices, blocks)
+
     def _put_chunk(self, chunk: Chunk, place: int) -> None:
         end = chunk.start + chunk.length
         part = slice(place, place + chunk.length)
         self._token_ids[part] = self._known[chunk.row][chunk.start : end]
         self._positions[part] = np.arange(chunk.start, end)
-        self._slots[part] = self._tables.chunk_slots(chunk.row, chunk.start, chunk.length)
+        self._slots[part] = self._tables[0].chunk_slots(chunk.row, chunk.start, chunk.length)
         self._rows[part] = chunk.row
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:

@@ -116,5 +116,7 @@ def build_null_engine(config: EngineConfig, limits: SchedulerLimits, layout: KvL
     """Scheduler and loop as for the model, around a runner that computes nothing."""
     runner = NullRunner(limits, layout, config.step_us / 1e6)
     pool = BlockPool(layout.num_blocks)
-    cache = PrefixCache(pool, root=layout.root(config.model_digest), block_size=layout.block_size)
+    cache = PrefixCache(
+        pool, root=layout.root(config.model_digest), block_size=layout.block_size, groups=layout.groups
+    )
     return Engine(Scheduler(limits, pool, cache), runner)

@@ -42,6 +42,8 @@ class Commits:
             request.num_prefilled += chunk.length
             self._register(request)
             if chunk.last:
+                if self._running.windowed:
+                    self._running.settle(request)
                 self._take_first(request, token_ids[place], place, result)
                 place += 1
         assert place == len(token_ids), "one token for each row that samples"
@@ -104,6 +106,8 @@ class Commits:
     def _fail(self, request: Request, place: int, result: StepResult) -> None:
         result.failures.append(RequestFailure(request.request_id, FailureCode.INTERNAL))
         result.broken.append(place)
+        if self._running.windowed:
+            self._cache.disown(request)
         self._live.end(request, poisoned=True)
 
     def _register(self, request: Request) -> None:

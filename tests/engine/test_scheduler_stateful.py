@@ -1,4 +1,7 @@
-"""Any sequence of submissions, aborts and steps keeps every promise of scheduler, pool and prefix cache."""
+"""Any sequence of submissions, aborts and steps keeps every promise of scheduler, pool and prefix cache.
+
+Once for models in which every layer keeps everything, and once for those with windows and chunks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.errors import RequestRejectedError
+from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
 from engine.request import Request
 from engine.scheduler.plan import FAILED, StepResult
 from isolation.ipc.messages import FailureCode
@@ -19,17 +23,43 @@ MAX_STEPS_EACH = 400
 """Steps within which a whole backlog of this size must have ended, each request counted."""
 
 
+TABLES = (
+    (KvGroup(FULL, BLOCK), KvGroup(Reach("window", 6), BLOCK)),
+    (KvGroup(FULL, 2 * BLOCK), KvGroup(Reach("window", 9), BLOCK)),
+    (KvGroup(FULL, 3 * BLOCK), KvGroup(Reach("chunk", 8), BLOCK)),
+    (KvGroup(FULL, BLOCK), KvGroup(Reach("chunk", 7), 2 * BLOCK)),
+    (KvGroup(Reach("window", 5), BLOCK),),
+    (KvGroup(Reach("chunk", 10), BLOCK),),
+    (KvGroup(FULL, BLOCK), KvGroup(Reach("window", 1), BLOCK), KvGroup(Reach("chunk", 12), 2 * BLOCK)),
+    (KvGroup(Reach("window", 11), 2 * BLOCK), KvGroup(Reach("window", 3), BLOCK)),
+)
+"""Block tables of models with windows and chunks."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Drives a scheduler as host and runner would, in any order."""
+
+    tables: tuple[tuple[KvGroup, ...], ...] = ((),)
 
     @initialize(
         num_blocks=st.integers(6, 24),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 20),
         caching=st.booleans(),
+        data=st.data(),
     )
-    def start(self, num_blocks: int, max_num_seqs: int, budget: int, caching: bool) -> None:
+    def start(self, num_blocks: int, max_num_seqs: int, budget: int, caching: bool, data: st.DataObject) -> None:
+        groups = data.draw(st.sampled_from(self.tables))
+        if groups:
+            # Room for a prompt and for what windows take while a chunk is written.
+            num_blocks += most_blocks(groups, 2 * BLOCK, budget)
+            room = [length for length in range(100) if most_blocks(groups, length, budget) <= num_blocks]
+            self.max_context = room[-1]
+        else:
+            self.max_context = num_blocks * BLOCK
         self.scheduler, self.pool = make_scheduler(
+            groups=groups,
+            max_context=self.max_context,
             num_blocks=num_blocks,
             block_size=BLOCK,
             max_num_seqs=max_num_seqs,
@@ -161,5 +191,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.pool.num_available == self.pool.num_blocks
 
 
+class WindowMachine(SchedulerMachine):
+    """The same for models with windows and chunks."""
+
+    tables = TABLES
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+TestWindows = WindowMachine.TestCase
+TestWindows.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
