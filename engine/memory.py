@@ -18,6 +18,7 @@ import torch
 from engine.config import EngineConfig
 from engine.kernels.abi import PANEL
 from engine.kernels.packing import padded_inputs
+from engine.kv.groups import granule
 from engine.kv.layout import KvLayout
 from engine.kv.storage import GATHER_TOKENS
 from engine.model.checklist import Checklist
@@ -82,10 +83,12 @@ def predict_memory(
     """
     checklist = build_model(model, form.dtype, torch.device("meta"), parallel)[1]
     item = form.dtype.itemsize
-    gathered = -(-max(limits.max_context, GATHER_TOKENS) // layout.block_size) * layout.block_size
+    size = granule(layout.tables)
+    gathered = -(-max(limits.max_context, GATHER_TOKENS) // size) * size
     wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
     narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
-    tables = 8 * limits.max_num_seqs * -(-limits.max_context // layout.block_size)
+    width = sum(-(-limits.max_context // group.block_size) for group in layout.tables)
+    tables = 8 * limits.max_num_seqs * width
     buffers = gathered * (wide + narrow) * item + tables + layout.num_blocks * BLOCK_RECORD_BYTES
     moment = _kernel_rooms if form.kernels else _moments
     return MemoryNeed(

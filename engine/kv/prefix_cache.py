@@ -49,10 +49,14 @@ class Hit:
     """Of each table with a bounded reach: the null block, then the blocks that the next token sees."""
 
 
+NO_HIT = Hit(0, [])
+"""Nothing is known; never changed."""
+
+
 class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
-    __slots__ = ("_block_size", "_granule", "_local", "_pool", "_root", "_tables")
+    __slots__ = ("_block_size", "_granule", "_keeps_all", "_local", "_pool", "_root", "_tables")
 
     def __init__(
         self, pool: BlockPool, *, root: bytes, block_size: int, groups: tuple[KvGroup, ...] = ()
@@ -65,6 +69,7 @@ class PrefixCache:
         named = list(zip(groups, map(_table_name, range(len(groups))), strict=True))
         self._tables = [(group.block_size // block_size, name) for group, name in named]
         """Of each table how many ids of the chain its block spans, and its name; none for one of whole contexts."""
+        self._keeps_all = not groups or groups[0].reach == FULL
         self._local = [(group, name) for group, name in named if group.reach != FULL]
 
     def match(self, request: Request) -> Hit:
@@ -76,7 +81,7 @@ class PrefixCache:
         if self._local:
             return self._match_tables(request)
         found = self._match(request)
-        return Hit(len(found) * self._block_size, found)
+        return Hit(len(found) * self._block_size, found) if found else NO_HIT
 
     def _match(self, request: Request) -> list[int]:
         found: list[int] = []
@@ -127,7 +132,7 @@ class PrefixCache:
         step = self._granule
         length = (len(request.token_ids) - 1) // step * step
         full: list[int] = []
-        if len(self._tables) > len(self._local):
+        if self._keeps_all:
             span, name = self._tables[0]
             size = span * self._block_size
             while (len(full) + 1) * size <= length:
@@ -142,7 +147,7 @@ class PrefixCache:
                 break
             length = missing // step * step
         if not length:
-            return Hit(0, [], tuple([] for _ in self._local))
+            return NO_HIT
         if full:
             del full[length // (self._tables[0][0] * self._block_size) :]
         return Hit(length, full, tuple(local))
@@ -155,11 +160,15 @@ class PrefixCache:
             span = group.block_size // self._block_size
             stop, first = length // group.block_size, group.first_block(length)
             table = [NULL_BLOCK] * stop
-            for index in range(stop - 1, first - 1, -1):
+            # Where no layer keeps everything, one block has to be known even at the start of a chunk: what nobody has
+            # computed is not cached.
+            last = first if self._keeps_all else min(first, stop - 1)
+            for index in range(stop - 1, last - 1, -1):
                 block = self._known(request, (index + 1) * span - 1, name)
                 if block is None:
                     return [], index * group.block_size
-                table[index] = block
+                if index >= first:
+                    table[index] = block
             tables.append(table)
         return tables, None
 
@@ -169,7 +178,7 @@ class PrefixCache:
         return block
 
     def _register_tables(self, request: Request, full: int) -> None:
-        tables = [request.blocks] * (len(self._tables) - len(self._local)) + request.local
+        tables = [request.blocks, *request.local] if self._keeps_all else request.local
         for index in range(request.num_registered, full):
             chain_id = self._id(request, index)
             for table, (span, name) in zip(tables, self._tables, strict=True):

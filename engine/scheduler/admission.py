@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import inf
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import Hit, PrefixCache
+from engine.kv.prefix_cache import NO_HIT, Hit, PrefixCache
 from engine.request import Request
 from engine.scheduler.account import Account
 from engine.scheduler.budget import StepBudget
@@ -49,10 +49,6 @@ SLACK = 32
 """One part in so many of the pool that the forecast leaves free, for what it does not see (rounding of blocks)."""
 
 
-NO_HIT = Hit(0, [])
-"""Of a request that may not use the cache; never changed."""
-
-
 class Admissions:
     """Fills steps with prompts, and tells which requests were scheduled for the first time."""
 
@@ -65,6 +61,8 @@ class Admissions:
         self._live = live
         self._running = live.running
         self._sharing = sharing
+        self._tables = live.running.tables
+        self._windowed = live.running.windowed
         self.pace = Pace()
         self._heaviest = 0
         """Most live requests of an account with running ones, in this step."""
@@ -141,7 +139,7 @@ class Admissions:
         length = budget.chunk(left)
         request.planned_at = self._running.decoding.step
         account.charge_chunk(request, request.num_prefilled + length)
-        if self._running.windowed:
+        if self._windowed:
             plan.grow(request.row, self._running.cover(request, request.num_prefilled + length))
         plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
         if length == left:
@@ -166,9 +164,9 @@ class Admissions:
             return False
         account = request.account
         hit = self._cache.match(request) if self._limits.prefix_caching and request.retain else NO_HIT
-        tables = self._running.tables
+        tables = self._tables
         num_new = tables.full_blocks(request.num_tokens) - len(hit.blocks)
-        rights = tables.rights(request, hit.num_tokens) if self._running.windowed else 0
+        rights = tables.rights(request, hit.num_tokens) if self._windowed else 0
         idle = self._pool.num_idle(hit.blocks)
         wanted = num_new + idle + rights
         if wanted > self._pool.num_available or not self._running.has_free_row:
@@ -192,7 +190,7 @@ class Admissions:
         running = self._running
         if not len(running):
             return True
-        size, step = running.tables.unit, running.decoding.step
+        size, step = self._tables.unit, running.decoding.step
         num_blocks = self._pool.num_blocks
         held = num_blocks - self._pool.num_available
         common = max(0, held - running.forecast.private(step) // size)

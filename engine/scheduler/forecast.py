@@ -39,6 +39,7 @@ class Forecast:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._block_size = tables.unit
+        self._windowed = bool(tables.local)
         self._entries: list[tuple[int, int]] = []
         """By expected end: (step of the end, private tokens less the step at which they were counted)."""
         self._private = 0
@@ -99,7 +100,7 @@ class Forecast:
     def _expect(self, request: Request, num_shared: int, rights: int, step: int) -> tuple[int, int]:
         left = remaining(request)
         private = request.num_tokens - 1 - num_shared * self._block_size + (self._block_size - 1) // 2
-        if self._tables.local:
+        if self._windowed:
             blocks = max(rights, self._tables.local_blocks(request.num_tokens + left))
             kept = private if self._tables.keeps_all else 0
             private = kept + blocks * self._block_size

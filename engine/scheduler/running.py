@@ -195,5 +195,5 @@ def admission_of(request: Request) -> Admission:
         sampling=submit.sampling,
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
-        local=tuple(map(tuple, request.local)),
+        local=tuple(map(tuple, request.local)) if request.local else (),
     )

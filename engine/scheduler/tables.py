@@ -59,6 +59,8 @@ class Tables:
     def mean_blocks(self, request: Request) -> float:
         """Blocks that a request holds on average while it decodes up to its limit, or fewer: no less is meant."""
         tokens = (request.num_tokens + request.limit) / 2
+        if not self.local:
+            return tokens / self.unit + 1
         full = 0.0 if self._full is None else tokens / self._full.block_size + 1
         return full + sum(
             min(tokens / group.block_size + 1, group.most_blocks(request.limit)) for group in self.local

@@ -1,7 +1,7 @@
 """A runner without tensors that remembers, for every slot of KV memory, what was computed into it.
 
-Each slot holds ``(table, namespace, tokens up to and including this one)``. Before a token is computed, every slot that its
-attention would read is compared with the request's own tokens. So a wrong block table, a block shared across
+Each slot holds ``(table, namespace, tokens up to and including this one)``. Before a token is computed, every slot that
+its attention would read is compared with the request's own tokens. So a wrong block table, a block shared across
 namespaces, a stale prefix or a forgotten recomputation is seen at once. With several block tables each is read as far
 as its layers look back, and holds no more blocks than they need.
 """

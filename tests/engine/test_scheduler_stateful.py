@@ -5,9 +5,16 @@ Once for models in which every layer keeps everything, and once for those with w
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine.errors import RequestRejectedError
 from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
@@ -200,4 +207,11 @@ class WindowMachine(SchedulerMachine):
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
 TestWindows = WindowMachine.TestCase
-TestWindows.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
+TestWindows.settings = settings(max_examples=80, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@pytest.mark.full
+def test_windows_at_length() -> None:
+    """The same over many more sequences."""
+    chosen = settings(max_examples=2_000, stateful_step_count=50, deadline=None, derandomize=True)
+    run_state_machine_as_test(WindowMachine, settings=chosen)
