@@ -173,7 +173,9 @@ class PrefixCache:
         return tables, None
 
     def _known(self, request: Request, index: int, name: bytes) -> int | None:
-        block = self._pool.find(self._id(request, index) + name)
+        for place in range(len(request.block_ids), index + 1):
+            self._id(request, place)
+        block = self._pool.find(request.block_ids[index] + name)
         assert block is None or self._pool.owner(block) == request.namespace, "a block id met in two namespaces"
         return block
 
@@ -186,12 +188,13 @@ class PrefixCache:
                     self._pool.register(table[index // span], chain_id + name)
 
     def _id(self, request: Request, index: int) -> bytes:
-        """Id of the request's tokens up to the end of block ``index`` of the smallest size."""
+        """Id of the request's tokens up to the end of block ``index`` of the smallest size; ids before it are known
+        already."""
         ids = request.block_ids
-        size = self._block_size
-        while index >= len(ids):
-            parent, start = ids[-1] if ids else self._root, len(ids) * size
-            ids.append(block_id(request.namespace, parent, request.token_ids[start : start + size]))
+        if index == len(ids):
+            size = self._block_size
+            parent = ids[-1] if ids else self._root
+            ids.append(block_id(request.namespace, parent, request.token_ids[index * size : index * size + size]))
         return ids[index]
 
 

@@ -95,7 +95,7 @@ class Account:
 
     def charge_first_token(self, request: Request) -> None:
         """Charge the token that the last part of a prompt gives; later ones are in ``step_charge``."""
-        self.service += (OUTPUT_COST + self.hold_price * request.num_blocks) / self.weight
+        self.service += (OUTPUT_COST + self.hold_price * (len(request.blocks) + request.rights)) / self.weight
 
     def pledge_of(self, request: Request, num_cached: int, blocks: float) -> float:
         """Most that a request can still be charged, weight not counted: the prompt behind its ``num_cached`` tokens,
@@ -107,13 +107,13 @@ class Account:
     def begin_decoding(self, request: Request) -> None:
         """The request's blocks and tokens are charged in every step from now on."""
         self.num_decoding += 1
-        self.num_decoding_blocks += request.num_blocks
+        self.num_decoding_blocks += len(request.blocks) + request.rights
         self._reprice()
 
     def end_decoding(self, request: Request) -> None:
         """The request, which still has its blocks, decodes no longer."""
         self.num_decoding -= 1
-        self.num_decoding_blocks -= request.num_blocks
+        self.num_decoding_blocks -= len(request.blocks) + request.rights
         self._reprice()
 
     def add_decoding_blocks(self, count: int) -> None:

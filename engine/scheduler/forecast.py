@@ -99,11 +99,11 @@ class Forecast:
 
     def _expect(self, request: Request, num_shared: int, rights: int, step: int) -> tuple[int, int]:
         left = remaining(request)
-        private = request.num_tokens - 1 - num_shared * self._block_size + (self._block_size - 1) // 2
+        size = self._block_size
+        private = request.num_tokens - 1 - num_shared * size + (size - 1) // 2
         if self._windowed:
             blocks = max(rights, self._tables.local_blocks(request.num_tokens + left))
-            kept = private if self._tables.keeps_all else 0
-            private = kept + blocks * self._block_size
+            private = (private if self._tables.keeps_all else 0) + blocks * size
         return step + left, private - step
 
 

@@ -63,7 +63,7 @@ class Running:
         self.rows[request.row] = request
         account = request.account
         account.line.begin_running(account)
-        account.num_blocks += request.num_blocks
+        account.num_blocks += len(blocks) + request.rights
         account.pledged += request.pledge
         account.prefilling = request
         self.num_prefilling += 1
@@ -122,7 +122,7 @@ class Running:
             # The newest token is not computed: what is computed are all before it.
             request.num_prefilled = request.num_tokens - 1
         self.forecast.remove(request)
-        account.num_blocks -= request.num_blocks
+        account.num_blocks -= len(request.blocks) + request.rights
         if poisoned:
             self._pool.discard(request.blocks)
         else:
