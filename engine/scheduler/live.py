@@ -37,12 +37,15 @@ class LiveRequests:
         to blocks of windows, all available."""
         for block in hit.blocks:
             self._pool.hold(block)
+        if self.running.windowed:
+            # Also held before any block is taken, which may be a cached one.
+            self.running.tables.open(request, hit, rights)
         account = request.account
         account.line.unqueue(request)
         self.num_waiting -= 1
         request.pledge = account.pledge_of(request, hit.num_tokens, self.running.tables.mean_blocks(request))
         blocks = hit.blocks + self._pool.take(num_new, owner_of(request))
-        self.running.occupy(request, hit, blocks, rights)
+        self.running.occupy(request, hit, blocks)
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to its queue; its tokens stay, its blocks are computed again later."""

@@ -48,16 +48,14 @@ class Running:
         assert request is not None, "a planned row is empty"
         return request
 
-    def occupy(self, request: Request, hit: Hit, blocks: list[int], rights: int) -> None:
-        """Give a row, a table that begins with the blocks of the hit, and rights to blocks of windows."""
+    def occupy(self, request: Request, hit: Hit, blocks: list[int]) -> None:
+        """Give a row, and a table that begins with the blocks of the hit; tables of windows are open already."""
         size = self._limits.block_size
         request.blocks = blocks
         request.capacity = len(blocks) * self.tables.unit
         request.num_prefilled = hit.num_tokens
         request.num_registered = hit.num_tokens // size
         request.num_shared = len(hit.blocks)
-        if self.windowed:
-            self.tables.open(request, hit, rights)
         request.row = self._free_rows.pop()
         request.status = Status.PREFILLING
         self.rows[request.row] = request

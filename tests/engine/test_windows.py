@@ -239,6 +239,29 @@ def runner_request(scheduler: Scheduler, prompt: list[int]) -> object:
     return request
 
 
+def test_an_admission_never_takes_the_cached_blocks_that_it_builds_on() -> None:
+    """The pool is full of cached blocks, the oldest of them those of the window that a second turn needs: they are its
+    own before it takes new ones."""
+    scheduler, pool = make_scheduler(
+        groups=(KvGroup(FULL, BLOCK), KvGroup(Reach("window", 6), 2 * BLOCK)), num_blocks=15, max_context=36
+    )
+    runner = SimulatedRunner(scheduler, BLOCK)
+    prompt = list(range(1, 22))
+    assert cached(scheduler, runner, 1, prompt) == 0
+    second = [*prompt[:20], *range(50, 54)]
+    needed = scheduler._admissions._cache.match(runner_request(scheduler, second)).local[0][-1]
+    for block in list(pool._cached):
+        if block != needed:
+            pool._cached.move_to_end(block)
+    pool._free.clear()
+    assert needed
+    scheduler.add(submit(2, second, 1), now_ns=0)
+    plan = scheduler.schedule(now_ns=0)
+    assert plan is not None and plan.admissions
+    assert needed not in plan.zero_blocks
+    assert scheduler.commit(plan, runner.execute(plan)).starts[0].cached_tokens == 16
+
+
 def test_what_may_not_be_kept_is_zeroed_as_soon_as_it_is_behind() -> None:
     """Without retention a block behind the window is clean and to be zeroed in the step that gives it back."""
     scheduler, pool = make_scheduler(groups=TABLES, num_blocks=64, max_context=128)
