@@ -23,6 +23,9 @@ CASES = [
     ("qwen2", "windows from layer 1"),
     ("qwen2", "windows by layer type"),
     ("qwen3", "gqa 4, windows"),
+    ("gemma3", "five to one"),
+    ("gpt_oss", "gqa 2, a window"),
+    ("llama4", "chunks of 16"),
 ]
 BLOCK = 4
 OUTPUT = 40
