@@ -57,6 +57,7 @@ TENANT = """\
   {name}:
     credentials: ["key:{key}"]
     models: ["*"]
+    deterministic: allowed
     limits:
       requests_per_minute: 6000
       tokens_per_minute: 10000000

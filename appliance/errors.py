@@ -79,6 +79,24 @@ class QuarantinedError(InvalidRequestError):
     wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "request_quarantined", "REQUEST_QUARANTINED")
 
 
+class InvalidGrammarError(InvalidRequestError):
+    """The schema, expression or grammar that the answer shall follow cannot be used; the message says why."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_grammar", "INVALID_GRAMMAR")
+
+
+class GrammarTooLargeError(InvalidGrammarError):
+    """It has more bytes than a grammar may have."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "grammar_too_large", "GRAMMAR_TOO_LARGE")
+
+
+class GrammarTooComplexError(InvalidGrammarError):
+    """Compiling or following it takes more time or memory than a grammar may."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "grammar_too_complex", "GRAMMAR_TOO_COMPLEX")
+
+
 class PayloadTooLargeError(ApplianceError):
     """The body is larger than the limit."""
 
@@ -95,6 +113,12 @@ class PermissionDeniedError(ApplianceError):
     """The tenant may not do this."""
 
     wire = Wire("PERMISSION_DENIED", 403, "permission_error", "model_not_allowed", "PERMISSION_DENIED")
+
+
+class FeatureNotAllowedError(PermissionDeniedError):
+    """The tenant may not use this part of the API."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "feature_not_allowed", "FEATURE_NOT_ALLOWED")
 
 
 class ModelNotFoundError(ApplianceError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from isolation.ipc.grammar_messages import GrammarKind
 from isolation.ipc.messages import Priority, Sampling
 
 
@@ -46,6 +47,14 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output shall follow: bytes that nobody on the host reads."""
+
+    kind: GrammarKind
+    source: bytes
 
 
 class Operation(Enum):
@@ -83,6 +92,16 @@ class GenerateRequest:
     stream: bool = False
     priority: Priority | None = None
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+    grammar: Grammar | None = None
+    """What the output shall follow, if anything."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for the prompt."""
+    echo: bool = False
+    """Whether the prompt's text is part of the answer."""
+    choices: int = 1
+    """Outputs of the one prompt; choice ``i`` is drawn with the seed plus ``i``."""
+    deterministic: bool = False
+    """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +151,16 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of the prompt with its log-probability given those before it; the first has none."""
+
+    token_id: int
+    text: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The engine took the request up; always the first event."""
 
@@ -146,11 +175,33 @@ class Delta:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt, where it was asked for; once, before any ``Delta``."""
+
+    text: str
+    """Empty unless an echo was asked for."""
+    tokens: tuple[PromptToken, ...]
+    """Empty unless log-probabilities were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One of several choices is complete, and others are not yet."""
+
+    choice: int
+    reason: FinishReason
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request that ended well."""
+    """The last event of a request that ended well. Reason and stop string are those of the choice that ended last,
+    counts of all together; the prompt counts once."""
 
     reason: FinishReason
     input_tokens: int
@@ -158,9 +209,10 @@ class Finished:
     output_tokens: int
     stop: str | None = None
     """The stop string that ended it, if one did."""
+    choice: int = 0
 
 
-Event = Started | Delta | Finished
+Event = Started | PromptTokens | Delta | ChoiceFinished | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +274,8 @@ class Service(Protocol):
     def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Run the request: ``Started``, ``Delta`` ..., ``Finished``.
+        """Run the request: ``Started``, ``PromptTokens`` where asked for, ``Delta`` and ``ChoiceFinished``
+        ..., ``Finished``.
 
         With a sink, deltas are written to it between the two other events, from the moment at which the event after
         ``Started`` is asked for; a session may still give some as events. All of it is in order.

@@ -4,6 +4,8 @@ It runs before lock-down. The guest connects to a path on a read-only mount and 
 of the shared memory with three descriptors beside it; after that the socket is closed for good. A
 warmed sandbox that is checkpointed waits here, in the loop that finds nobody, since no descriptor of
 the host may be open when the image is taken.
+
+The processes of a text sandbox hand each other pipes by the same means (``socket_pair``), which end in the sandbox.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import TypeAlias
 
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import AttachError
@@ -26,10 +29,16 @@ CONFIGURE_TIMEOUT_S = 30.0
 _RETRY_S = 0.01
 """Seconds between two tries: above the millisecond to which gVisor rounds shorter sleeps up."""
 
+PACKET_BYTES = 64
+"""Most bytes of a packet between processes of one sandbox."""
+
 _NUM_FDS = 3
 
 _MOST = MAX_LAYOUT_BYTES + 1
 """Bytes read of an introduction: one more than the longest, so that a longer one is noticed."""
+
+LocalSocket: TypeAlias = socket.socket
+"""One end of a ``socket_pair``."""
 
 _NOT_YET = (FileNotFoundError, ConnectionRefusedError)
 
@@ -62,6 +71,26 @@ def attach(
     except BaseException:
         channel.close()
         raise
+
+
+def socket_pair() -> tuple[LocalSocket, LocalSocket]:
+    """Two ends over which processes of one sandbox hand each other descriptors; packets keep their bounds."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send_packet(end: LocalSocket, data: bytes, fds: tuple[int, ...] = ()) -> None:
+    """Send a short packet with copies of these descriptors.
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    socket.send_fds(end, [data], fds)
+
+
+def receive_packet(end: LocalSocket, most_fds: int) -> tuple[bytes, list[int]]:
+    """The next packet and its descriptors, which the caller then owns; no bytes at the other end's end."""
+    data, fds, _flags, _address = socket.recv_fds(end, PACKET_BYTES, most_fds)
+    return data, fds
 
 
 def _introduced(path: str, timeout_s: float) -> tuple[Layout, tuple[int, int, int]]:

@@ -35,20 +35,20 @@ class StepArrays:
 
     token_ids: Ints
     positions: Ints
-    slots: Ints
-    """By the first block table."""
+    slots: tuple[Ints, ...]
+    """By each block table."""
     rows: Ints
     """For each token the row of ``tables`` that its sequence has."""
-    tables: Ints
-    """The first block table of all rows."""
+    tables: tuple[BlockTables, ...]
+    """Of all rows; of the layout's first table the first."""
     wanted: Ints
-    """For each of the plan's ``sample_rows`` the index of its token in the step."""
+    """For each of the plan's ``logit_lines`` the index of its token in the step."""
     num_decode: int
     """Leading tokens that decode, one a row."""
 
     @property
     def next_positions(self) -> Ints:
-        """For each of the plan's ``sample_rows`` the position of the token to be sampled."""
+        """For each of the plan's ``logit_lines`` the position of the token to be chosen or scored."""
         return self.positions[self.wanted] + 1
 
 
@@ -60,9 +60,9 @@ class StepBatch:
     positions: Tensor
     attention: AttentionBatch
     wanted: Tensor
-    """For each of the plan's ``sample_rows`` the index of its token in the step."""
+    """For each of the plan's ``logit_lines`` the index of its token in the step."""
     next_positions: Ints
-    """For each of the plan's ``sample_rows`` the position of the token to be sampled."""
+    """For each of the plan's ``logit_lines`` the position of the token to be chosen or scored."""
 
 
 class BatchBuilder:
@@ -101,7 +101,6 @@ class BatchBuilder:
             by_length: put decoding rows in the order of falling length instead of the plan's.
         """
         self._grow(plan)
-        first = self._tables[0]
         rows = np.array(plan.decode_rows, dtype=np.int64)
         place = len(rows)
         wanted = np.arange(place)
@@ -112,32 +111,40 @@ class BatchBuilder:
         computed = self._computed[rows]
         self._token_ids[:place] = self._last[rows]
         self._positions[:place] = computed
-        self._slots[:place] = first.slots(rows, computed)
+        self._slots[:place] = self._tables[0].slots(rows, computed)
         self._rows[:place] = rows
-        ends = []
+        ends: list[int] = []
+        scored: list[int] = []
         for chunk in plan.prefills:
             self._put_chunk(chunk, place)
+            if chunk.num_scored:
+                begin = place + chunk.score_from - 1 - chunk.start
+                scored += range(begin, begin + chunk.num_scored)
             place += chunk.length
             if chunk.last:
                 ends.append(place - 1)
-        if ends:
-            wanted = np.concatenate((wanted, np.array(ends, dtype=np.int64)))
+        if ends or scored:
+            wanted = np.concatenate((wanted, np.array(ends + scored, dtype=np.int64)))
+        further = [tables.slots(self._rows[:place], self._positions[:place]) for tables in self._tables[1:]]
         return StepArrays(
             token_ids=self._token_ids[:place],
             positions=self._positions[:place],
-            slots=self._slots[:place],
+            slots=(self._slots[:place], *further),
             rows=self._rows[:place],
-            tables=first.tables,
+            tables=self._tables,
             wanted=wanted,
             num_decode=len(rows),
         )
+
+    def scored_tokens(self, chunk: Chunk) -> Ints:
+        """The prompt's tokens that a chunk scores."""
+        return self._known[chunk.row][chunk.score_from : chunk.score_from + chunk.num_scored]
 
     def build(self, plan: StepPlan) -> StepBatch:
         """The inputs of the plain path for a plan that computes at least one token."""
         arrays = self.arrays(plan, by_length=True)
         rows = arrays.rows[: arrays.num_decode]
-        further = [tables.slots(arrays.rows, arrays.positions) for tables in self._tables[1:]]
-        attention = self._grouping.batch([arrays.slots, *further], rows, self._computed[rows] + 1, plan.prefills)
+        attention = self._grouping.batch(arrays.slots, rows, self._computed[rows] + 1, plan.prefills)
         return StepBatch(
             token_ids=self._tensor(arrays.token_ids),
             positions=self._tensor(arrays.positions),

@@ -64,6 +64,14 @@ class EmbeddingRunner:
         """As a runner that generates on the plain path."""
         return self.model.dtype != torch.float32
 
+    @property
+    def deterministic(self) -> bool:
+        """No: vectors are computed in batches of any shape."""
+        return False
+
+    def prove(self) -> None:
+        """Nothing: it promises nothing."""
+
     def touch(self) -> None:
         """Write every page of the large buffers once more; only while no request is live."""
         self.storage.touch()

@@ -40,7 +40,7 @@ class Grouping:
         self._dtype = storage.dtype
         self._device = storage.device
 
-    def batch(self, slots: list[Ints], rows: Ints, lengths: Ints, chunks: list[Chunk]) -> AttentionBatch:
+    def batch(self, slots: tuple[Ints, ...], rows: Ints, lengths: Ints, chunks: list[Chunk]) -> AttentionBatch:
         """Metadata of one step.
 
         Args:

@@ -77,7 +77,9 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
     root = layout.root(model.config.kv_origin(config.model_digest))
-    cache = PrefixCache(pool, root=root, block_size=layout.block_size, groups=layout.groups)
+    cache = PrefixCache(
+        pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
+    )
     return Engine(Scheduler(limits, pool, cache), runner)
 
 
@@ -100,8 +102,9 @@ def build_embedding_engine(config: EngineConfig, model: Decoder) -> Engine:
         model.pack(int8=config.quantization == "int8")
     runner = EmbeddingRunner(model, storage, limits, pooling)
     pool = BlockPool(layout.num_blocks)
+    root = layout.root(config.model_digest)
     cache = PrefixCache(
-        pool, root=layout.root(config.model_digest), block_size=layout.block_size, groups=layout.groups
+        pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
     )
     return Engine(Scheduler(limits, pool, cache), runner, vectors=runner)
 

@@ -9,16 +9,19 @@ from dataclasses import replace
 
 from engine.embedding import VectorSource, as_submit, pair_vectors
 from engine.errors import RequestRejectedError
+from engine.masks import rows_of
 from engine.sampler import Samples
 from engine.scheduler.plan import StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.step_runner import StepRunner
 from engine.warmup import warm_up
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import (
     Embed,
     Embedding,
     EngineReady,
     FailureCode,
+    PromptLogprobs,
     RequestFailure,
     StepOutput,
     Submit,
@@ -65,6 +68,7 @@ class Engine:
             max_context=limits.max_context,
             block_size=limits.block_size,
             num_blocks=self.runner.storage.layout.num_blocks,
+            deterministic=self.runner.deterministic,
         )
 
     def warm_up(self) -> None:
@@ -77,7 +81,12 @@ class Engine:
         try:
             self.scheduler.add(submit, now_ns=self._clock_ns())
         except RequestRejectedError as error:
-            self.refuse(submit.request, error.code)
+            self.refuse_all(submit, error.code)
+
+    def refuse_all(self, message: Submit | Embed, code: FailureCode) -> None:
+        """Answer every output that a message asks for by a failure in the next output."""
+        for index in range(message.choices if isinstance(message, Submit) else 1):
+            self.refuse(message.request + index, code)
 
     @property
     def embeds(self) -> bool:
@@ -96,6 +105,11 @@ class Engine:
     def refuse(self, request_id: int, code: FailureCode) -> None:
         """Answer a request by a failure in the next output."""
         self._failures.append(RequestFailure(request_id, code))
+
+    def set_masks(self, masks: Masks) -> None:
+        """Take the masks for the next tokens of structured requests."""
+        for request_id, position, mask in rows_of(masks):
+            self.scheduler.set_mask(request_id, position, mask)
 
     def abort(self, request_id: int) -> None:
         """End a request, if it is live; its blocks are free at once, the answer comes with the next output."""
@@ -118,10 +132,16 @@ class Engine:
         if not plan.num_tokens and not self._failures:
             return None
         first = len(samples.token_ids) > len(plan.decode_rows)
-        self.urgent = first or bool(result.starts or result.failures or self._failures or any(result.finishes))
-        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else ())
+        # A structured request sits out until its token has been answered by a mask.
+        told = plan.masks or result.starts or result.failures or self._failures
+        self.urgent = first or bool(told or any(result.finishes))
+        prompts = zip(samples.prompts, result.scored, strict=True)
+        scored = tuple(replace(entry, request=request) for entry, request in prompts)
+        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else (), scored)
 
-    def _output(self, result: StepResult, logprobs: tuple[TokenLogprobs, ...]) -> StepOutput:
+    def _output(
+        self, result: StepResult, logprobs: tuple[TokenLogprobs, ...], prompts: tuple[PromptLogprobs, ...] = ()
+    ) -> StepOutput:
         failures: tuple[RequestFailure, ...] = ()
         if self._failures or result.failures:
             failures = (*self._failures, *result.failures)
@@ -132,6 +152,7 @@ class Engine:
             finishes=bytes(result.finishes),
             starts=tuple(result.starts),
             logprobs=logprobs,
+            prompts=prompts,
             failures=failures,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,

@@ -18,9 +18,8 @@ import torch
 from engine.config import EngineConfig
 from engine.kernels.abi import PANEL
 from engine.kernels.packing import padded_inputs
-from engine.kv.groups import granule
 from engine.kv.layout import KvLayout
-from engine.kv.storage import GATHER_TOKENS
+from engine.kv.storage import gather_tokens
 from engine.model.checklist import Checklist
 from engine.model.config import ModelConfig
 from engine.model.layers import Linear, packed_bytes
@@ -83,8 +82,7 @@ def predict_memory(
     """
     checklist = build_model(model, form.dtype, torch.device("meta"), parallel)[1]
     item = form.dtype.itemsize
-    size = granule(layout.tables)
-    gathered = -(-max(limits.max_context, GATHER_TOKENS) // size) * size
+    gathered = gather_tokens(layout, limits.max_context)
     wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
     narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
     width = sum(-(-limits.max_context // group.block_size) for group in layout.tables)

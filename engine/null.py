@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from collections.abc import Callable
 
 from engine.config import EngineConfig
@@ -24,7 +25,7 @@ from engine.sampler import Samples
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.scheduler import Scheduler
-from isolation.ipc.messages import TokenLogprobs
+from isolation.ipc.messages import PromptLogprobs, TokenLogprobs
 
 WALK_LENGTH = 1 << 12
 """Ids before the walk repeats; a power of two. No measured answer is as long."""
@@ -75,6 +76,14 @@ class NullRunner:
     def touch(self) -> None:
         """Nothing: there is no memory."""
 
+    def prove(self) -> None:
+        """Nothing: a rule has no batch."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Ids are given by rule."""
+        return True
+
     @property
     def writes_code(self) -> bool:
         """Nothing is multiplied."""
@@ -93,9 +102,14 @@ class NullRunner:
             at[row] = (at[row] + 1) & mask
         # Certainty: what was chosen by rule has probability 1, and nothing else has any.
         logprobs = [TokenLogprobs(place, 0.0, (), ()) for place, row in enumerate(rows) if self._wants_logprobs[row]]
+        prompts = [
+            PromptLogprobs(0, chunk.score_from, array("d", bytes(8 * chunk.num_scored)))
+            for chunk in plan.prefills
+            if chunk.num_scored
+        ]
         if self._step_s and plan.num_tokens:
             self._pace()
-        return Samples(token_ids, logprobs)
+        return Samples(token_ids, logprobs, prompts)
 
     def _pace(self) -> None:
         """Sleep until this step is over. A step that came late moves all later ones."""
@@ -117,6 +131,10 @@ def build_null_engine(config: EngineConfig, limits: SchedulerLimits, layout: KvL
     runner = NullRunner(limits, layout, config.step_us / 1e6)
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(
-        pool, root=layout.root(config.model_digest), block_size=layout.block_size, groups=layout.groups
+        pool,
+        root=layout.root(config.model_digest),
+        block_size=layout.block_size,
+        caching=limits.prefix_caching,
+        groups=layout.groups,
     )
     return Engine(Scheduler(limits, pool, cache), runner)

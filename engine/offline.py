@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.loop import Engine
-from isolation.ipc.messages import FailureCode, Finish, Submit, TokenLogprobs
+from isolation.ipc.messages import FailureCode, Finish, PromptLogprobs, Submit, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class Answer:
     failure: FailureCode | None = None
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompts: list[PromptLogprobs] = field(default_factory=list)
+    """Log-probabilities of the prompt, part by part."""
 
 
 def generate(engine: Engine, submits: Iterable[Submit]) -> dict[int, Answer]:
@@ -44,5 +46,7 @@ def collect(engine: Engine, answers: dict[int, Answer]) -> None:
         answer.finish = Finish(finish)
     for entry in output.logprobs:
         answers[output.requests[entry.index]].logprobs.append(entry)
+    for part in output.prompts:
+        answers.setdefault(part.request, Answer()).prompts.append(part)
     for failure in output.failures:
         answers.setdefault(failure.request, Answer()).failure = failure.code

@@ -11,6 +11,9 @@ Lengths, as half-open ranges of positions::
           num_computed ... num_tokens                    to compute before the next token can be sampled
     0 ................................... limit          where the output ends at the latest
 
+A structured request chooses each token under a mask that comes from outside. Until the next one is there it is *held*:
+where it decodes it is PAUSED, with row and blocks, and takes no part in steps; where it waits it is not admitted.
+
 A request *decodes* when exactly one token is left to compute, else it *prefills*. While it decodes nothing of it is
 touched but its tokens: how much is computed follows from their number, and the steps at which it needs a block or
 reaches its limit are known when it begins (``engine.scheduler.decoding``).
@@ -25,6 +28,8 @@ from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
     from engine.scheduler.account import Account
+    from engine.scheduler.plan import RowMask
+    from engine.scheduler.siblings import Family
 
 NO_ROW = -1
 """Row of a request that does not run."""
@@ -40,6 +45,10 @@ class Status(IntEnum):
     PREFILLING = 1
     DECODING = 2
     FINISHED = 3
+    PAUSED = 4
+    """Between two tokens of a structured request."""
+    HELD = 5
+    """Waits for the prompt of a sibling, in no queue yet."""
 
 
 class Request:
@@ -52,15 +61,20 @@ class Request:
         "blocks",
         "capacity",
         "deadline_ns",
+        "deterministic",
         "end_step",
+        "family",
         "forecast",
+        "held",
         "limit",
         "local",
+        "mask",
         "namespace",
         "num_charged",
         "num_prefilled",
         "num_prompt",
         "num_registered",
+        "num_scored",
         "num_shared",
         "order",
         "phase",
@@ -78,11 +92,18 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int) -> None:
+    def __init__(  # noqa: PLR0915 - a flat record: a statement a field
+        self, submit: Submit, *, order: int, limit: int, stop_ids: frozenset[int], arrival_ns: int
+    ) -> None:
         self.submit = submit
+        self.held = submit.structured
+        """Whether the mask for its next token is missing."""
+        self.mask: RowMask | None = None
+        """What the next token is chosen under, while it is not held."""
         self.request_id = submit.request
         self.namespace = submit.namespace
         self.retain = submit.retain
+        self.deterministic = submit.deterministic
         self.token_ids = submit.token_ids[:]
         self.num_prompt = len(submit.token_ids)
         self.limit = limit
@@ -113,6 +134,8 @@ class Request:
         """Content ids of the first full blocks, as far as they were needed."""
         self.account: Account
         """The account that the request is charged to; set when it is queued."""
+        self.num_scored = 1 if submit.prompt_logprobs >= 0 else self.num_prompt
+        """Leading tokens of the prompt whose log-probabilities were told, or are not wanted; the first has none."""
         self.num_registered = 0
         """Leading blocks that are findable or were offered to the pool."""
         self.num_shared = 0
@@ -127,6 +150,8 @@ class Request:
         """Most that it can still be charged, as it was when it got its row."""
         self.planned_at = -1
         """Step in which a part of its prompt was last planned."""
+        self.family: Family | None = None
+        """The other outputs of its prompt, if there are any."""
         self.preempted_at = -1
         """Step at which it was last preempted."""
 
@@ -154,3 +179,13 @@ class Request:
     def num_output(self) -> int:
         """Tokens of the output so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def cache_key(self) -> bytes:
+        """The key of its block ids: the namespace's, or one that only its family has."""
+        key = self.family.key if self.family is not None else None
+        return self.namespace if key is None else key
+
+    def scored_by(self, end: int) -> int:
+        """How many positions of the prompt get their log-probabilities when all tokens before ``end`` are computed."""
+        return max(0, min(end + 1, self.num_prompt) - self.num_scored)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import BatchBuilder, Ints, StepArrays
 from engine.kv.storage import KvStorage
+from engine.masks import MaskedLogits
 from engine.model.attention import PagedAttention
 from engine.model.decoder import Decoder
 from engine.sampler import Sampler, Samples
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import StepPlan
+from engine.tiles import Tiles
 
 
 class Program(Protocol):
@@ -50,6 +53,11 @@ class Runner:
         self._attention = PagedAttention(storage)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._batches = BatchBuilder(limits, storage)
+        self._masked = MaskedLogits(limits.eos_ids)
+        self._tiles = Tiles(model, storage)
+        self._deterministic = True
+        self._exact: set[int] = set()
+        """Rows whose numbers must not depend on the batch."""
 
     @property
     def backend(self) -> str:
@@ -61,6 +69,11 @@ class Runner:
         """oneDNN multiplies the 16-bit types and writes a kernel for every new number of rows; a program needs none."""
         return self.program is None and self.model.dtype != torch.float32
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether rows that ask for it get the same bits in any batch."""
+        return self._deterministic
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
@@ -69,16 +82,30 @@ class Runner:
         for admission in plan.admissions:
             self._batches.admit(admission)
             self._sampler.admit(admission)
+            if admission.deterministic:
+                self._exact.add(admission.row)
+            else:
+                self._exact.discard(admission.row)
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
         logits, best, next_positions = self._forward(plan)
         rows = plan.sample_rows
+        count = len(rows)
         if not rows:
             samples = Samples([])
+        elif plan.masks:
+            masked = self._masked.apply(logits[:count], rows, plan.masks)
+            samples = self._sampler.sample(masked, rows, next_positions[:count])
         elif best is not None and self._sampler.wants_maximum(rows):
-            samples = Samples(best.tolist())
+            samples = Samples(best[:count].tolist())
         else:
-            samples = self._sampler.sample(logits, rows, next_positions)
+            samples = self._sampler.sample(logits[:count], rows, next_positions[:count])
+        for chunk in plan.prefills:
+            if chunk.num_scored:
+                lines = logits[count : count + chunk.num_scored]
+                tokens = self._batches.scored_tokens(chunk)
+                samples.prompts.append(self._sampler.score(lines, chunk.row, chunk.score_from, tokens))
+                count += chunk.num_scored
         self._batches.advance(plan, samples.token_ids)
         return samples
 
@@ -88,10 +115,49 @@ class Runner:
         if self.program is not None:
             self.program.touch()
 
+    @torch.inference_mode()
+    def prove(self) -> None:
+        """Try whether this model's rows are the same bits anywhere in a tile; where not, no deterministic request is
+        served. Kernels compute each row by one order of roundings and need no trial. Leaves the null block dirty."""
+        if self.program is None:
+            self._deterministic = self._tiles.is_exact()
+
     def _forward(self, plan: StepPlan) -> tuple[Tensor, Tensor | None, Ints]:
         if self.program is not None:
             arrays = self._batches.arrays(plan)
             return *self.program.forward(arrays), arrays.next_positions
+        ordinary, exact = self._split(plan)
+        if exact is None:
+            return self._forward_ordinary(plan)
+        arrays = self._batches.arrays(exact)
+        positions = arrays.next_positions
+        logits = self._tiles.forward(arrays, exact.prefills)
+        if ordinary is None:
+            return logits, None, positions
+        others, _, other_positions = self._forward_ordinary(ordinary)
+        found = torch.cat((others, logits))
+        lines = {key: line for line, key in enumerate(ordinary.logit_lines + exact.logit_lines)}
+        order = np.array([lines[key] for key in plan.logit_lines], dtype=np.int64)
+        return found[torch.from_numpy(order)], None, np.concatenate((other_positions, positions))[order]
+
+    def _forward_ordinary(self, plan: StepPlan) -> tuple[Tensor, None, Ints]:
         batch = self._batches.build(plan)
         logits = self.model.forward(batch.token_ids, batch.positions, self._attention, batch.attention, batch.wanted)
         return logits, None, batch.next_positions
+
+    def _split(self, plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
+        """The plan's ordinary and its deterministic rows, None where there are none; what grew is in one."""
+        exact = self._exact
+        if not exact:
+            return plan, None
+        grown = (plan.grown_rows, plan.grown_indices, plan.grown_blocks, plan.grown_tables)
+        parts: list[StepPlan | None] = []
+        for wanted in (True, False):
+            rows = [row for row in plan.decode_rows if (row in exact) is wanted]
+            chunks = [chunk for chunk in plan.prefills if (chunk.row in exact) is wanted]
+            if not rows and not chunks:
+                parts.append(None)
+                continue
+            parts.append(StepPlan([], [], *grown, rows, chunks))
+            grown = [], [], [], []
+        return parts[1], parts[0]

@@ -1,12 +1,13 @@
-"""Chooses the next token of every row of a step.
+"""Chooses the next token of every row of a step: the order and the formulas are in ``docs/sampling.md``.
 
-Order, as ``messages.Sampling`` states it: penalties, temperature, top-k, top-p, min-p; then one draw by inverse
-cumulative distribution with the row's own uniform number (``engine.rng``). Greedy rows take the exact maximum, the
-lowest id among equals. Rows never touch each other: a row whose logits are not finite fails alone.
+Rows never touch each other: a row whose logits are not finite fails alone, and every number of a row is computed by
+one order of roundings, whichever rows are beside it and however many threads compute. So equal logits give equal
+tokens and equal log-probabilities in any batch. Three things would break that, and are not done here: a sum over a
+whole row (torch splits it between threads when it is the only one), a sum over a width that a neighbour's ``top_k``
+chose, and the ties of a ``topk`` whose number a neighbour chose.
 
-Definitions. Top-k keeps every id whose score is at least the k-th largest, so ties at the border stay. Top-p keeps
-the smallest set of likeliest ids that holds at least ``top_p`` of what top-k left, and ties of its last member.
-Min-p keeps ids with at least ``min_p`` times the probability of the likeliest.
+A structured row's mask comes first of all (``engine.masks``): what it forbids has a score of minus infinity here, and
+log-probabilities are those of what is left.
 
 Sorting a vocabulary costs 10 ms and more on a core; so top-k and top-p first look at the few hundred best
 ids, which is exact whenever the kept set lies inside them, and at more only for rows where it does not.
@@ -14,6 +15,7 @@ ids, which is exact whenever the kept set lies inside them, and at more only for
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +26,7 @@ from torch import Tensor
 from engine.penalties import Penalties
 from engine.rng import uniforms
 from engine.scheduler.plan import FAILED, Admission
-from isolation.ipc.messages import TokenLogprobs
+from isolation.ipc.messages import MAX_TOP_LOGPROBS, PromptLogprobs, TokenLogprobs
 
 WIDEST = 1e30
 """Bound of the numbers that are computed with: the wire admits all of float64, the arithmetic is float32."""
@@ -52,6 +54,8 @@ class Samples:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """For rows that asked; ``index`` is the row's place in ``token_ids``."""
+    prompts: list[PromptLogprobs] = field(default_factory=list)
+    """For the plan's chunks that score their prompts, in order; the request's id is left open."""
 
 
 class Sampler:
@@ -65,6 +69,7 @@ class Sampler:
         self._min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int64)
         self._plain = np.ones(max_num_seqs, dtype=np.bool_)
         self._penalties = Penalties()
 
@@ -77,6 +82,7 @@ class Sampler:
         self._min_p[row] = sampling.min_p
         self._seed[row] = sampling.seed
         self._logprobs[row] = admission.logprobs
+        self._prompt_logprobs[row] = admission.prompt_logprobs
         penalised = self._penalties.admit(admission)
         self._plain[row] = self._temperature[row] == 0 and admission.logprobs < 0 and not penalised
 
@@ -102,6 +108,28 @@ class Sampler:
         token_ids: list[int] = torch.where(raw.amax(-1).isfinite(), chosen, FAILED).tolist()
         self._penalties.count(rows, token_ids)
         return Samples(token_ids, self._report(raw, index, token_ids))
+
+    def score(self, logits: Tensor, row: int, start: int, token_ids: NDArray[np.int64]) -> PromptLogprobs:
+        """Log-probabilities of given tokens of a prompt, with as many alternatives as its request asked for.
+
+        Args:
+            logits: ``(M, vocab_size)``, any float dtype, of the positions before the tokens'; not changed.
+            row: the request's.
+            start: position of the first token.
+            token_ids: the M tokens.
+        """
+        logprobs = log_probabilities(logits.float()).nan_to_num_(nan=LOWEST_LOGPROB)
+        chosen = logprobs.gather(1, torch.from_numpy(token_ids).to(logits.device).unsqueeze(1))
+        width = min(int(self._prompt_logprobs[row]), self._vocab_size)
+        # Always so many, as for the output: which of two equal ids is found depends on the number asked for.
+        values, ids = logprobs.topk(min(MAX_TOP_LOGPROBS if width else 1, self._vocab_size))
+        return PromptLogprobs(
+            request=0,
+            start=start,
+            logprobs=array("d", chosen.flatten().tolist()),
+            top_ids=array("I", ids[:, :width].flatten().tolist()),
+            top_logprobs=array("d", values[:, :width].flatten().tolist()),
+        )
 
     def _draw(self, scores: Tensor, chosen: Tensor, index: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Overwrite the choices of rows with a temperature by a draw."""
@@ -142,14 +170,16 @@ class Sampler:
             return []
         counts = self._logprobs[index[places]].tolist()
         some = raw.index_select(0, torch.from_numpy(places).to(raw.device))
-        logprobs = torch.log_softmax(some, -1).clamp_(min=LOWEST_LOGPROB)
-        values, ids = logprobs.topk(min(max(counts), self._vocab_size))
+        logprobs = log_probabilities(some)
+        # Always so many: which of two equal ids is found depends on the number asked for.
+        values, ids = logprobs.topk(min(MAX_TOP_LOGPROBS if max(counts) else 1, self._vocab_size))
         reports = []
         for line, place in enumerate(places.tolist()):
             token_id = token_ids[place]
             if token_id == FAILED:
                 continue
-            count = counts[line]
+            # What a mask forbids is no alternative.
+            count = int((values[line, : counts[line]] > LOWEST_LOGPROB).sum())
             reports.append(
                 TokenLogprobs(
                     index=place,
@@ -159,6 +189,16 @@ class Sampler:
                 )
             )
         return reports
+
+
+def log_probabilities(raw: Tensor) -> Tensor:
+    """Log-softmax of each row of float32 logits ``(R, V)``; a row of excluded ids has ``LOWEST_LOGPROB`` for them.
+
+    The exponentials are summed in stretches, and the stretches one after another in float64.
+    """
+    shifted = raw - raw.amax(-1, keepdim=True)
+    whole = _stretches(shifted).sum(-1).double().cumsum(-1)[:, -1:]
+    return shifted.sub_(whole.log().float()).clamp_(min=LOWEST_LOGPROB)
 
 
 def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = CANDIDATES) -> Tensor:
@@ -175,9 +215,9 @@ def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = 
     best = scaled.topk(width).values
     last_kept = best.gather(1, (top_k - 1).clamp(min=0).unsqueeze(1))
     k_floor = torch.where(top_k.unsqueeze(1) > 0, last_kept, -torch.inf)
-    masses = best.exp().double().masked_fill_(best < k_floor, 0.0)
-    whole = torch.where(top_k > 0, masses.sum(-1), scaled.exp().sum(-1, dtype=torch.float64))
-    reached = masses.cumsum(-1) >= (top_p * whole).unsqueeze(1)
+    masses = best.exp().double().masked_fill_(best < k_floor, 0.0).cumsum(-1)
+    whole = torch.where(top_k > 0, masses[:, -1], _stretches(scaled).sum(-1).double().cumsum(-1)[:, -1])
+    reached = masses >= (top_p * whole).unsqueeze(1)
     limited = top_p < 1
     p_floor = best.gather(1, reached.int().argmax(-1, keepdim=True))
     enough = reached.any(-1)
@@ -193,13 +233,18 @@ def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, width: int = 
 
 
 def _weights(scaled: Tensor, floor: Tensor | None) -> Tensor:
-    """Unnormalised probabilities in stretches, shape ``(R, stretches, STRETCH)``, with zeros for what is not kept."""
+    """Unnormalised probabilities in stretches, with zeros for what is not kept."""
+    stretches = _stretches(scaled)
+    if floor is not None:
+        stretches.flatten(1)[:, : scaled.shape[1]].masked_fill_(scaled < floor.unsqueeze(1), 0.0)
+    return stretches
+
+
+def _stretches(scaled: Tensor) -> Tensor:
+    """Exponentials of the scores ``(R, V)``, zeros behind them, shape ``(R, stretches, STRETCH)``."""
     rows, size = scaled.shape
     padded = torch.zeros(rows, -(-size // STRETCH) * STRETCH, device=scaled.device)
-    weights = padded[:, :size]
-    torch.exp(scaled, out=weights)
-    if floor is not None:
-        weights.masked_fill_(scaled < floor.unsqueeze(1), 0.0)
+    torch.exp(scaled, out=padded[:, :size])
     return padded.view(rows, -1, STRETCH)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from engine.errors import EngineError
 from engine.loop import Engine
 from isolation.ipc.errors import RingFull
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import Abort, Drain, Embed, Embedding, FailureCode, Message, StepOutput, Submit
 
 RECEIVE_LIMIT = 256
@@ -99,6 +100,9 @@ def serve(engine: Engine, channel: Channel) -> None:
                 _send(channel, embedding, backlog, urgent=False)
             if output is not None:
                 _send(channel, output, backlog, urgent=engine.urgent)
+        elif engine.has_live_requests:
+            # All of them wait for masks, which come in a moment.
+            channel.wait(IDLE_WAIT_S)
         elif draining:
             return
         else:
@@ -110,15 +114,17 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     """Hand a message to the engine; says whether it asks for draining."""
     if isinstance(message, Submit | Embed):
         if draining:
-            engine.refuse(message.request, FailureCode.OVERLOADED)
+            engine.refuse_all(message, FailureCode.OVERLOADED)
         elif engine.embeds != isinstance(message, Embed):
-            engine.refuse(message.request, FailureCode.INVALID)
+            engine.refuse_all(message, FailureCode.INVALID)
         elif isinstance(message, Embed):
             engine.embed(message)
         else:
             engine.add(message)
     elif isinstance(message, Abort):
         engine.abort(message.request)
+    elif isinstance(message, Masks):
+        engine.set_masks(message)
     elif isinstance(message, Drain):
         return True
     else:

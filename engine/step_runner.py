@@ -46,6 +46,15 @@ class StepRunner(Protocol):
         """What computes, for people."""
         ...
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether rows that ask for it get the same bits in any batch."""
+        ...
+
+    def prove(self) -> None:
+        """Try that on this machine; only while no request is live, and before the last ``touch``."""
+        ...
+
     def touch(self) -> None:
         """Write every page of its large buffers once more; only while no request is live."""
         ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 
-from engine.scheduler.plan import Admission, Chunk, StepPlan
+from engine.scheduler.plan import Admission, Chunk, RowMask, StepPlan
 from engine.step_runner import StepRunner
 from isolation.ipc.messages import Sampling
 
@@ -23,6 +23,9 @@ SMALL = (1, 2, 4, 16)
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
 """Sampling numbers that reach every branch of the sampler."""
 
+_ALL = RowMask(b"\xff" * 4, accepting=True)
+"""Allows the first 32 ids."""
+
 
 def warm_up(runner: StepRunner) -> None:
     """Run a full prefill and a full decode step at the runner's own limits."""
@@ -32,10 +35,12 @@ def warm_up(runner: StepRunner) -> None:
     for rows in (rows for rows in SMALL if rows < num_rows):
         runner.execute(_admissions(rows))
         runner.execute(StepPlan(decode_rows=list(range(rows))))
+    runner.prove()
     for _ in range(ROUNDS):
         runner.execute(_prefill(length))
         runner.execute(_admissions(num_rows))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
+        runner.execute(StepPlan(decode_rows=list(range(num_rows)), masks=dict.fromkeys(range(num_rows), _ALL)))
         runner.touch()
 
 

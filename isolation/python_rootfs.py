@@ -31,9 +31,12 @@ OURS_DIR = "/opt/athanor"
 ROLE_PACKAGES: dict[str, tuple[str, ...]] = {
     # torch imports torchgen when it starts; sympy, networkx and the rest are imported by its compiler only.
     "engine": ("torch", "torchgen", "numpy", "typing_extensions"),
-    "text": ("tokenizers", "jinja2", "markupsafe"),
+    "text": ("tokenizers", "jinja2", "markupsafe", "llguidance"),
 }
 """Least set of packages that each role imports; a test holds the list to the truth inside a real sandbox."""
+
+ASK_THEIR_VERSION = ("llguidance",)
+"""Packages that look themselves up among the installed ones when they are imported, and so bring that record along."""
 
 OPTIONAL_PACKAGES = ("triton", "functorch")
 """Mounted for the engine where they are installed: GPU builds of torch bring triton."""
@@ -134,6 +137,8 @@ def locate_packages(role: str, install: PythonInstall) -> tuple[Path, ...]:
         libs = path.parent / f"{name}.libs"
         if libs.is_dir():
             found.append(libs)
+        if name in ASK_THEIR_VERSION:
+            found += sorted(path.parent.glob(f"{name}-*.dist-info"))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import IsolationClass, Priority, Retention
+from policy.model import Determinism, IsolationClass, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -23,6 +23,7 @@ class Reason(StrEnum):
     UNKNOWN_CREDENTIAL = "unknown_credential"
     """Nobody this policy knows."""
     MODEL_NOT_ALLOWED = "model_not_allowed"
+    FEATURE_NOT_ALLOWED = "feature_not_allowed"
     CONTEXT_TOO_LONG = "context_too_long"
     OUTPUT_TOO_LONG = "output_too_long"
     REQUEST_RATE = "request_rate"
@@ -35,13 +36,14 @@ class Obligations:
     """What the caller of ``evaluate`` must honour when it serves the request."""
 
     max_output_tokens: int
-    """The grant: no more output tokens than this."""
+    """The grant: no more output tokens than this for each choice."""
     retention: Retention
     isolation_class: IsolationClass
     weight: int
     """Share in fair service, 1..1000."""
     priority: Priority
     """The most urgent that the request may be served at."""
+    deterministic: Determinism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ the exact count: tenant and model again (the policy may have changed between), o
 context, token rate. Concurrency and request rate are not held against the second call, because by
 then the request itself is counted in them.
 
-Rules are tried in that order and the first that denies decides; permanent refusals come before
-those that waiting cures, so that nobody is told to retry what can never pass.
+Whether the tenant may use what is asked for at all, a model or a feature, comes first. Rules are tried in that order
+and the first that denies decides; permanent refusals come before those that waiting cures, so that nobody is told to
+retry what can never pass.
 
 Imports nothing outside the standard library, and of that neither clock, files, sockets nor
 environment: time comes in as an argument.
@@ -63,6 +64,14 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message="there is no such model, or this tenant may not use it",
             policy_digest=policy.digest,
         )
+    if access.structured and not tenant.features.structured_output:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.FEATURE_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.features.structured_output",
+            message="this tenant may not use structured output",
+            policy_digest=policy.digest,
+        )
     for check in _CHECKS_BEFORE if access.input_tokens is None else _CHECKS_AFTER:
         denial = check(tenant.limits, access, usage, now)
         if denial is not None:
@@ -103,18 +112,21 @@ def _obligations(tenant: Tenant, access: AccessRequest) -> Obligations:
         isolation_class=tenant.isolation_class,
         weight=tenant.weight,
         priority=tenant.priority,
+        deterministic=tenant.deterministic,
     )
 
 
 def _granted_output(limits: Limits, access: AccessRequest) -> int:
     if access.max_output_tokens is not None:
         return access.max_output_tokens
-    return min(limits.max_output_tokens, limits.max_context_tokens - (access.input_tokens or 0))
+    return min(limits.max_output_tokens // access.choices, limits.max_context_tokens - (access.input_tokens or 0))
 
 
 def _output(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -> _Denial | None:
-    limit, asked = limits.max_output_tokens, access.max_output_tokens
-    if asked is None or asked <= limit:
+    # Without a number asked for, each choice must have one token.
+    each = 1 if access.max_output_tokens is None else access.max_output_tokens
+    limit, asked = limits.max_output_tokens, access.choices * each
+    if asked <= limit:
         return None
     message = f"{asked} output tokens were asked for; this tenant may have at most {limit} a request"
     return _Denial(Reason.OUTPUT_TOO_LONG, "max_output_tokens", message, limit, asked)
@@ -131,10 +143,13 @@ def _context(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) 
     return _Denial(Reason.CONTEXT_TOO_LONG, "max_context_tokens", message, limit, needed)
 
 
-def _concurrency(limits: Limits, _access: AccessRequest, usage: Usage, _now: float) -> _Denial | None:
+def _concurrency(limits: Limits, access: AccessRequest, usage: Usage, _now: float) -> _Denial | None:
     limit, running = limits.concurrency, usage.concurrency
-    if running < limit:
+    if running + access.choices <= limit:
         return None
+    if access.choices > limit:
+        message = f"{access.choices} choices were asked for; each counts as a request, and this tenant may have {limit}"
+        return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, access.choices)
     message = f"{running} requests of this tenant are running; it may have {limit} at once"
     return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, CONCURRENCY_RETRY_S)
 
@@ -150,7 +165,7 @@ def _request_rate(limits: Limits, _access: AccessRequest, usage: Usage, now: flo
 
 def _token_rate(limits: Limits, access: AccessRequest, usage: Usage, now: float) -> _Denial | None:
     limit = limits.tokens_per_minute
-    needed = (access.input_tokens or 0) + _granted_output(limits, access)
+    needed = (access.input_tokens or 0) + access.choices * _granted_output(limits, access)
     wait = retry_after(usage.token_bucket, Rate(limit), needed, now)
     if wait == 0:
         return None

@@ -20,6 +20,7 @@ def explain(decision: Decision) -> str:
             f"{granted.priority.value} priority"
         )
         lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
+        lines.append(f"  deterministic: {granted.deterministic}")
     elif decision.retry_after_s is not None:
         lines.append(f"  retry after: {decision.retry_after_s:.1f} s")
     else:

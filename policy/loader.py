@@ -22,9 +22,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
-from policy.model import IsolationClass, Limits, PolicySet, Priority, Retention, Tenant
+from policy.model import Determinism, Features, IsolationClass, Limits, PolicySet, Priority, Retention, Tenant
 from policy.positions import Locator, Path, dotted, load_yaml
-from policy.schema import LimitsSchema, PolicySchema, TenantSchema
+from policy.schema import FeaturesSchema, LimitsSchema, PolicySchema, TenantSchema
 
 MAX_PROBLEMS = 100
 """Problems reported of one load; past that, mending the first ones comes first."""
@@ -112,7 +112,9 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
         retention=Retention(content.retention),
         weight=content.weight,
         priority=Priority(content.priority),
+        deterministic=Determinism(content.deterministic),
         limits=Limits(**content.limits.model_dump()),
+        features=Features(**content.features.model_dump()),
     )
 
 
@@ -132,9 +134,14 @@ def _digest(tenants: Mapping[str, Tenant]) -> str:
 _KNOWN_KEYS = {
     0: tuple(PolicySchema.model_fields),
     2: tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
-    3: tuple(LimitsSchema.model_fields),
 }
-"""Keys of the mapping at each depth: the file, ``tenants.ID``, ``tenants.ID.limits``."""
+"""Keys of the mapping at each depth: the file, ``tenants.ID``."""
+
+_KNOWN_BELOW = {
+    "features": tuple(FeaturesSchema.model_fields),
+    "limits": tuple(LimitsSchema.model_fields),
+}
+"""Keys of the mappings of a tenant."""
 
 
 def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:
@@ -174,7 +181,7 @@ def _message(item: Mapping[str, Any], path: Path) -> str:
 
 
 def _unknown_key(path: Path) -> str:
-    known = _KNOWN_KEYS[len(path) - 1]
+    known = _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[len(path) - 1]
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
     return f"unknown key; {hint}"

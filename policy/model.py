@@ -24,6 +24,16 @@ class Retention(StrEnum):
     """Nothing of the request is kept."""
 
 
+class Determinism(StrEnum):
+    """Whether a tenant's requests get the same bits alone and in any batch. Without compiled kernels it costs time of
+    the engine, so it is granted and not just asked for."""
+
+    NEVER = "never"
+    ALLOWED = "allowed"
+    """A request that asks for it gets it."""
+    ALWAYS = "always"
+
+
 class Priority(StrEnum):
     """Who is served first; the order is strict, so ``LOW`` gets what the others leave."""
 
@@ -41,11 +51,19 @@ class Limits:
     tokens_per_minute: int
     """Rate and burst of prompt and output tokens together."""
     concurrency: int
-    """Requests admitted and not yet finished."""
+    """Requests admitted and not yet finished; each choice of a request counts."""
     max_context_tokens: int
     """Prompt and output tokens of one request."""
     max_output_tokens: int
-    """Output tokens of one request."""
+    """Output tokens of one request, all its choices together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What of the API one tenant may use, where that can be withheld."""
+
+    structured_output: bool = True
+    """Answers under a grammar of the caller's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +81,9 @@ class Tenant:
     """Share in fair service beside other tenants, 1..1000."""
     priority: Priority
     """The most urgent that its requests may be; a request may ask for less."""
+    deterministic: Determinism
     limits: Limits
+    features: Features = Features()
 
 
 @dataclass(frozen=True, slots=True)

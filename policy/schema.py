@@ -99,7 +99,12 @@ class LimitsSchema(_Strict):
         description="Prompt and output tokens a minute, which is also the burst. "
         "Reserved at the most a request may use, settled at what it used.",
     )
-    concurrency: int = Field(default=64, ge=1, le=4_096, description="Requests admitted and not yet finished.")
+    concurrency: int = Field(
+        default=64,
+        ge=1,
+        le=4_096,
+        description="Requests admitted and not yet finished; each choice of a request (n) counts.",
+    )
     max_context_tokens: int = Field(
         default=4_096, ge=2, le=1 << 20, description="Prompt and output tokens of one request."
     )
@@ -107,7 +112,16 @@ class LimitsSchema(_Strict):
         default=1_024,
         ge=1,
         le=1 << 20,
-        description="Output tokens of one request; the context limit holds beside it.",
+        description="Output tokens of one request, all its choices (n) together; the context limit holds beside it.",
+    )
+
+
+class FeaturesSchema(_Strict):
+    """What of the API one tenant may use, where that can be withheld."""
+
+    structured_output: bool = Field(
+        default=True,
+        description="Answers that follow a JSON Schema, a regular expression or a grammar of the caller's.",
     )
 
 
@@ -136,6 +150,12 @@ class TenantSchema(_Strict):
         default="normal",
         description="Who is served first, strictly: low gets what the others leave. A request may ask for less than "
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
+    )
+    features: FeaturesSchema = Field(default_factory=FeaturesSchema)
+    deterministic: Literal["never", "allowed", "always"] = Field(
+        default="never",
+        description="Whether tokens and log-probabilities are the same bits alone and in any batch: never, for "
+        "requests that ask for it, or always. Costs nothing with compiled kernels, several times the compute without.",
     )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
 

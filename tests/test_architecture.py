@@ -15,9 +15,11 @@ MAX_FUNCTION_LINES = 70
 
 BROAD_HANDLERS = {
     "appliance/api/http.py", "appliance/api/grpc.py", "appliance/gateway/answer.py", "engine/__main__.py",
+    "engine/text/grammar_process.py",
 }
-"""Where every exception may be caught: the two front ends' boundaries; the engine's, which ends the process; and the
-border of one request in a pass over all streams, behind which it is raised in the request's own task."""
+"""Where every exception may be caught: the two front ends' boundaries; the engine's and the grammar keeper's, which end
+the process; and the border of one request in a pass over all streams, behind which it is raised in the request's own
+task."""
 
 
 def modules(root: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "SECURITY.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "SECURITY.md", "docs/sampling.md")
 PLACES = ("", "appliance/", "engine/", "isolation/", "isolation/ipc/",
           "appliance/api/", "tests/appliance/gateway/", "tests/appliance/api/")
 """Where a path in a document may begin."""

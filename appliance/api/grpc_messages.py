@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from appliance.api import limits
 from appliance.api.generated import inference_pb2 as pb
 from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
+from appliance.api.structured import ANY_OBJECT, choice_of
 from appliance.errors import InvalidRequestError
 from appliance.request import (
+    ChoiceFinished,
     Delta,
     Embeddings,
     EmbedRequest,
@@ -16,14 +18,18 @@ from appliance.request import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Grammar,
     ModelCard,
     Operation,
     Prompt,
+    PromptToken,
+    PromptTokens,
     Started,
     TextPrompt,
     TokenLogprob,
     TokenPrompt,
 )
+from isolation.ipc.grammar_messages import GrammarKind
 from isolation.ipc.messages import Priority
 
 _SAMPLING = (
@@ -71,6 +77,10 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stream=True,
         priority=_priority(message),
+        grammar=_grammar(message),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        choices=message.choices if message.HasField("choices") else None,
+        deterministic=message.deterministic,
     )
     return limits.build(draft, stamp, _NAMES)
 
@@ -79,7 +89,10 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
     """The message for one event of the session."""
     if isinstance(event, Delta):
         delta = pb.Delta(
-            text=event.text, token_ids=event.token_ids, logprobs=[_logprob(entry) for entry in event.logprobs]
+            text=event.text,
+            token_ids=event.token_ids,
+            logprobs=[_logprob(entry) for entry in event.logprobs],
+            choice=event.choice,
         )
         return pb.GenerateResponse(delta=delta)
     if isinstance(event, Started):
@@ -90,6 +103,11 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
             cached_input_tokens=event.cached_tokens,
         )
         return pb.GenerateResponse(started=started)
+    if isinstance(event, PromptTokens):
+        return pb.GenerateResponse(prompt=pb.Prompt(tokens=[_prompt_token(token) for token in event.tokens]))
+    if isinstance(event, ChoiceFinished):
+        ended = pb.ChoiceFinished(choice=event.choice, reason=_REASONS[event.reason], stop=event.stop)
+        return pb.GenerateResponse(choice_finished=ended)
     return pb.GenerateResponse(finished=_finished(event))
 
 
@@ -154,6 +172,28 @@ def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
     return asked
 
 
+def _grammar(message: pb.GenerateRequest) -> Grammar | None:
+    if not message.HasField("structured_output"):
+        return None
+    asked = message.structured_output
+    at = f"structured_output.{asked.WhichOneof('form')}"
+    match asked.WhichOneof("form"):
+        case "json_schema":
+            kind = GrammarKind.JSON_SCHEMA_LENIENT if asked.lenient else GrammarKind.JSON_SCHEMA
+            return limits.grammar(kind, asked.json_schema, at)
+        case "json_object":
+            return limits.grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, at)
+        case "regex":
+            return limits.grammar(GrammarKind.REGEX, asked.regex, at)
+        case "lark":
+            return limits.grammar(GrammarKind.LARK, asked.lark, at)
+        case "choice":
+            return choice_of(list(asked.choice.values), at)
+    raise InvalidRequestError(
+        "structured_output needs one of json_schema, json_object, regex, lark and choice", param="structured_output"
+    )
+
+
 def _turn(message: pb.ChatMessage, at: str) -> Turn:
     role = _ROLES.get(message.role)
     if role is None:
@@ -166,10 +206,15 @@ def _logprob(entry: TokenLogprob) -> pb.TokenLogprob:
     return pb.TokenLogprob(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
 
 
+def _prompt_token(entry: PromptToken) -> pb.PromptToken:
+    top = [pb.TopLogprob(token_id=token_id, text=text, logprob=logprob) for token_id, text, logprob in entry.top]
+    return pb.PromptToken(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
+
+
 def _finished(event: Finished) -> pb.Finished:
     counted = pb.Usage(
         input_tokens=event.input_tokens,
         cached_input_tokens=event.cached_tokens,
         output_tokens=event.output_tokens,
     )
-    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop)
+    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop, choice=event.choice)

@@ -28,11 +28,13 @@ from appliance.api.parsing import Parser
 from appliance.errors import ApplianceError, DeadlineExceededError
 from appliance.ids import new_request_id
 from appliance.request import (
+    ChoiceFinished,
     Delta,
     Event,
     Finished,
     Operation,
     Principal,
+    PromptTokens,
     Service,
     Started,
 )
@@ -143,6 +145,12 @@ class Generation:
                     chunk = writer.delta(event)
                     if chunk is not None:
                         await exchange.write(chunk)
+                elif isinstance(event, PromptTokens):
+                    echo = writer.prompt(event)
+                    if echo is not None:
+                        await exchange.write(echo)
+                elif isinstance(event, ChoiceFinished):
+                    await exchange.write(writer.ended(event))
                 elif isinstance(event, Finished):
                     finished = event
             _check_finished(finished is not None)
@@ -156,19 +164,19 @@ class Generation:
         events: Events,
         notes: http_headers.Headers,
     ) -> None:
-        deltas: list[Delta] = []
+        heard: list[PromptTokens | Delta | ChoiceFinished] = []
         finished: Finished | None = None
         async with aclosing(events):
             await _started(events)
             async for event in events:
-                if isinstance(event, Delta):
-                    deltas.append(event)
+                if isinstance(event, PromptTokens | Delta | ChoiceFinished):
+                    heard.append(event)
                 elif isinstance(event, Finished):
                     finished = event
         _check_finished(finished is not None)
         await exchange.answer(
             200,
-            writer.collected(deltas, cast(Finished, finished)),
+            writer.collected(heard, cast(Finished, finished)),
             cast(str, exchange.request_id),
             [*http_headers.rates(self._service.rates(principal)), *notes],
         )

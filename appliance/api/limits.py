@@ -13,9 +13,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from appliance.errors import InvalidRequestError
-from appliance.request import ChatPrompt, EmbedRequest, GenerateRequest, Operation, Prompt, TextPrompt, TokenPrompt
+from appliance.errors import GrammarTooLargeError, InvalidRequestError
+from appliance.request import (
+    ChatPrompt,
+    EmbedRequest,
+    GenerateRequest,
+    Grammar,
+    Operation,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from isolation.ipc import messages as wire
+from isolation.ipc.grammar_messages import MAX_GRAMMAR_BYTES, GrammarKind
 
 MAX_BODY_BYTES = 4 << 20
 """Bytes of an HTTP body or a gRPC message: a prompt of a million tokens."""
@@ -41,6 +51,7 @@ MAX_STOP_BYTES = 256
 MAX_STOP_IDS = wire.MAX_STOP_IDS
 MAX_TOP_LOGPROBS = wire.MAX_TOP_LOGPROBS
 MAX_OUTPUT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
+MAX_CHOICES = wire.MAX_CHOICES
 MAX_PROMPT_TOKENS = wire.MAX_TOKENS_PER_REQUEST
 MAX_SOURCE_BYTES = wire.MAX_SOURCE_BYTES
 
@@ -102,6 +113,11 @@ class Draft:
     logprobs: int | None = None
     stream: bool = False
     priority: wire.Priority | None = None
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    choices: int | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +142,32 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
     check_model(draft.model)
     if draft.max_tokens is not None:
         _check_range(draft.max_tokens, 1, MAX_OUTPUT_TOKENS, named("max_tokens"))
+    if draft.prompt_logprobs is not None:
+        _check_range(draft.prompt_logprobs, 0, MAX_TOP_LOGPROBS, named("prompt_logprobs"))
+    choices = 1 if draft.choices is None else draft.choices
+    _check_range(choices, 1, MAX_CHOICES, named("choices"))
+    if draft.max_tokens is not None and choices * draft.max_tokens > MAX_OUTPUT_TOKENS:
+        raise InvalidRequestError(
+            f"{named('choices')} x {named('max_tokens')} is {choices * draft.max_tokens}; at most {MAX_OUTPUT_TOKENS} "
+            "output tokens can be asked for in one request",
+            param=named("choices"),
+        )
+    if choices > 1 and draft.grammar is not None:
+        raise InvalidRequestError(
+            f"{named('choices')} is {choices}, and an output that follows a grammar is asked for one at a time; send a "
+            "request for each",
+            param=named("choices"),
+        )
     if draft.logprobs is not None:
         _check_range(draft.logprobs, 0, MAX_TOP_LOGPROBS, named("logprobs"))
     _check_stop(draft.stop, named("stop"))
     _check_count(len(draft.stop_ids), MAX_STOP_IDS, named("stop_ids"))
     for token_id in draft.stop_ids:
         _check_range(token_id, 0, MAX_TOKEN_ID, named("stop_ids"))
+    if draft.grammar is not None and draft.ignore_eos:
+        raise InvalidRequestError(
+            "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
+        )
     return GenerateRequest(
         request_id=stamp.request_id,
         operation=draft.operation,
@@ -146,6 +182,11 @@ def build(draft: Draft, stamp: Stamp, names: Mapping[str, str]) -> GenerateReque
         deadline=stamp.deadline,
         stream=draft.stream,
         priority=draft.priority,
+        grammar=draft.grammar,
+        prompt_logprobs=-1 if draft.prompt_logprobs is None else draft.prompt_logprobs,
+        echo=draft.echo,
+        choices=choices,
+        deterministic=draft.deterministic,
     )
 
 
@@ -229,6 +270,25 @@ def token_prompt(ids: Sequence[int], param: str) -> TokenPrompt:
     if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:
         raise InvalidRequestError(f"a token id is outside 0 to {MAX_TOKEN_ID}", param=param)
     return TokenPrompt(array("I", ids))
+
+
+def grammar(kind: GrammarKind, text: str, param: str) -> Grammar:
+    """A grammar as the text sandbox takes it; whether it can be used is decided there.
+
+    Raises:
+        InvalidRequestError: it is empty or not Unicode.
+        GrammarTooLargeError: it has too many bytes.
+    """
+    source = utf8(text, param)
+    if not source:
+        raise InvalidRequestError(f"{param} is empty", param=param)
+    if len(source) > MAX_GRAMMAR_BYTES:
+        raise GrammarTooLargeError(
+            f"{param} has {len(source)} bytes; a grammar may have {MAX_GRAMMAR_BYTES}",
+            param=param,
+            details={"limit_bytes": str(MAX_GRAMMAR_BYTES), "actual_bytes": str(len(source))},
+        )
+    return Grammar(kind, source)
 
 
 def utf8(text: str, param: str) -> bytes:

@@ -1,9 +1,10 @@
 """OpenAI's JSON -> ``GenerateRequest``: pure; what is not understood is either refused by name or reported.
 
-Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, JSON schemas,
-images, several choices), which are refused with a 400 that names them unless they hold a value that asks for nothing;
-all others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's API
-specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM.
+Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, images), which
+are refused with a 400 that names them unless they hold a value that asks for nothing; all others, which are ignored and
+reported to the caller in a header. Source of names and shapes: OpenAI's API specification of 2026-08; ``top_k``,
+``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM; ``deterministic`` is our own. How an
+answer's structure is asked for is in ``structured``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from appliance.api import limits
+from appliance.api import limits, structured
 from appliance.api.limits import Draft, SamplingDraft, Stamp, Turn
 from appliance.api.strict_json import JsonError, parse_json
 from appliance.errors import InvalidRequestError
@@ -24,24 +25,21 @@ _INTS = ("top_k", "seed")
 _COMMON = frozenset(
     {
         "model", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "stream", "stream_options",
-        "service_tier",
+        "service_tier", "deterministic", "n", "prompt_logprobs",
     }
-).union(_FLOATS, _INTS)
+).union(_FLOATS, _INTS, structured.FIELDS)
 _SERVED = {
     Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
-    Operation.TEXT_COMPLETION: _COMMON | {"prompt"},
+    Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "tools": (),
     "tool_choice": ("none", "auto"),
     "functions": (),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "logit_bias": (),
-    "echo": (),
     "suffix": (),
     "audio": (),
     "modalities": (["text"],),
@@ -50,14 +48,8 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "bad_words": (),
     "allowed_token_ids": (),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "chat_template": (),
     "chat_template_kwargs": (),
     "add_generation_prompt": (True,),
@@ -115,9 +107,14 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         logprobs=_logprobs(operation, document),
         stream=_typed(document, "stream", bool) or False,
         priority=_priority(document),
+        grammar=structured.grammar_of(document),
+        prompt_logprobs=_prompt_logprobs(operation, document),
+        echo=_echo(operation, document),
+        choices=_typed(document, "n", int),
+        deterministic=_typed(document, "deterministic", bool) or False,
     )
     include_usage = _stream_options(document, draft.stream, ignored)
-    names = {"stop_ids": "stop_token_ids"}
+    names = {"stop_ids": "stop_token_ids", "choices": "n"}
     if operation is Operation.CHAT:
         names["logprobs"] = "top_logprobs"
         if document.get("max_tokens") is None:
@@ -202,6 +199,28 @@ def _logprobs(operation: Operation, document: Mapping[str, Any]) -> int | None:
     if top is not None and not wanted:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return (top or 0) if wanted else None
+
+
+def _echo(operation: Operation, document: Mapping[str, Any]) -> bool:
+    echo = _typed(document, "echo", bool) or False
+    if echo and operation is Operation.CHAT:
+        raise InvalidRequestError("echo is for completions; a conversation is not repeated", param="echo")
+    return echo
+
+
+def _prompt_logprobs(operation: Operation, document: Mapping[str, Any]) -> int | None:
+    """What vLLM's field asks for, or OpenAI's ``echo`` with ``logprobs``."""
+    asked = _typed(document, "prompt_logprobs", int)
+    if asked is not None and _typed(document, "stream", bool):
+        raise InvalidRequestError("prompt_logprobs cannot be streamed; leave one out", param="prompt_logprobs")
+    if not _echo(operation, document):
+        return asked
+    shown = _typed(document, "logprobs", int)
+    if asked is not None and shown is not None and asked != shown:
+        raise InvalidRequestError(
+            "with echo, prompt_logprobs and logprobs are one number; give one of them", param="prompt_logprobs"
+        )
+    return shown if asked is None else asked
 
 
 def _stop(value: object) -> tuple[str, ...]:

@@ -13,7 +13,17 @@ from typing import Any
 
 from appliance.api import sse
 from appliance.errors import ApplianceError
-from appliance.request import Delta, Finished, GenerateRequest, ModelCard, Operation, TokenLogprob
+from appliance.request import (
+    ChoiceFinished,
+    Delta,
+    Finished,
+    GenerateRequest,
+    ModelCard,
+    Operation,
+    PromptToken,
+    PromptTokens,
+    TokenLogprob,
+)
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
@@ -34,6 +44,9 @@ class Writer:
 
     def __init__(self, request: GenerateRequest, created: int, include_usage: bool) -> None:
         self._chat = request.operation is Operation.CHAT
+        self._choices = request.choices
+        self._echo = request.echo
+        self._scored = request.prompt_logprobs >= 0
         self._logprobs = request.logprobs >= 0
         self._alternatives = request.logprobs > 0
         self._include_usage = include_usage
@@ -43,65 +56,106 @@ class Writer:
             "created": created,
             "model": request.model,
         }
-        self._offsets = _Offsets()
-        self._template = sse.ChunkTemplate.around(lambda text: self._chunk(text, None, None))
+        self._offsets = [_Offsets() for _ in range(request.choices)]
+        self._templates = [self._template(choice) for choice in range(request.choices)]
 
     def opening(self) -> bytes | None:
         """The event before any text, if the endpoint has one: the role."""
         if not self._chat:
             return None
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return sse.event(self._with_usage({**self._head, "choices": [choice]}))
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            sse.event(self._with_choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
+            for index in range(self._choices)
+        )
+
+    def prompt(self, prompt: PromptTokens) -> bytes | None:
+        """The events that repeat the prompt at the beginning of each choice, where an echo was asked for."""
+        if not self._echo:
+            return None
+        events = []
+        for index in range(self._choices):
+            logprobs = self._rendered(prompt.tokens, index) if self._logprobs else None
+            events.append(sse.event(self._chunk(index, prompt.text, logprobs, None)))
+        return b"".join(events)
 
     def delta(self, delta: Delta) -> bytes | None:
         """The event for new text; None when there is nothing to say yet (part of a character)."""
         if self._logprobs:
             if not delta.text and not delta.logprobs:
                 return None
-            return sse.event(self._chunk(delta.text, self._rendered(delta.logprobs), None))
-        return self._template.fill(delta.text) if delta.text else None
+            rendered = self._rendered(delta.logprobs, delta.choice)
+            return sse.event(self._chunk(delta.choice, delta.text, rendered, None))
+        return self._templates[delta.choice].fill(delta.text) if delta.text else None
+
+    def ended(self, event: ChoiceFinished | Finished) -> bytes:
+        """The event for the end of one choice."""
+        return sse.event(self._chunk(event.choice, "", None, event.reason.value))
 
     def closing(self, finished: Finished) -> list[bytes]:
         """The last events: reason, usage where asked for, end mark."""
-        events = [sse.event(self._chunk("", None, finished.reason.value))]
+        events = [self.ended(finished)]
         if self._include_usage:
             events.append(sse.event({**self._head, "choices": [], "usage": usage(finished)}))
         return [*events, sse.DONE]
 
-    def collected(self, deltas: Sequence[Delta], finished: Finished) -> dict[str, Any]:
+    def collected(self, events: Sequence[PromptTokens | Delta | ChoiceFinished], finished: Finished) -> dict[str, Any]:
         """The whole answer as one object."""
-        text = "".join(delta.text for delta in deltas)
+        prompt = next((event for event in events if isinstance(event, PromptTokens)), PromptTokens("", ()))
+        reasons = {event.choice: event.reason for event in events if isinstance(event, ChoiceFinished)}
+        reasons[finished.choice] = finished.reason
+        choices = []
+        for index in range(self._choices):
+            deltas = [event for event in events if isinstance(event, Delta) and event.choice == index]
+            choices.append(self._collected(index, prompt, deltas, reasons[index].value))
+        answer = {**self._head, "choices": choices, "usage": usage(finished)}
+        if self._scored:
+            # Where vLLM has it: chat beside the choices, completions in the choice.
+            (answer if self._chat else choices[0])["prompt_logprobs"] = [_scored(token) for token in prompt.tokens]
+        return answer
+
+    def _collected(self, index: int, prompt: PromptTokens, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
+        text = prompt.text + "".join(delta.text for delta in deltas)
         logprobs = None
         if self._logprobs:
-            logprobs = self._rendered([entry for delta in deltas for entry in delta.logprobs])
-        choice: dict[str, Any] = {"index": 0}
+            echoed = prompt.tokens if self._echo else ()
+            logprobs = self._rendered([*echoed, *(entry for delta in deltas for entry in delta.logprobs)], index)
+        choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        choice |= {"logprobs": logprobs, "finish_reason": finished.reason.value}
-        return {**self._head, "choices": [choice], "usage": usage(finished)}
+        return choice | {"logprobs": logprobs, "finish_reason": reason}
 
-    def _chunk(self, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0}
+    def _template(self, index: int) -> sse.ChunkTemplate:
+        return sse.ChunkTemplate.around(lambda text: self._chunk(index, text, None, None))
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["delta"] = {} if reason is not None else {"content": text}
         else:
             choice["text"] = text
         choice |= {"logprobs": logprobs, "finish_reason": reason}
+        return self._with_choice(choice)
+
+    def _with_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._with_usage({**self._head, "choices": [choice]})
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _rendered(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _rendered(self, entries: Sequence[TokenLogprob | PromptToken], index: int) -> dict[str, Any]:
         if self._chat:
-            return {"content": [_chat_logprob(entry) for entry in entries], "refusal": None}
+            return {
+                "content": [_chat_logprob(entry) for entry in entries if isinstance(entry, TokenLogprob)],
+                "refusal": None,
+            }
         return {
             "tokens": [_token_text(entry.text) for entry in entries],
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "token_logprobs": [None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
             "top_logprobs": [_likeliest(entry) for entry in entries] if self._alternatives else None,
-            "text_offset": [self._offsets.next(entry.text) for entry in entries],
+            "text_offset": [self._offsets[index].next(entry.text) for entry in entries],
         }
 
 
@@ -166,8 +220,26 @@ def _chat_token(text: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(text)}
 
 
-def _likeliest(entry: TokenLogprob) -> dict[str, float]:
+def _scored(entry: PromptToken) -> dict[str, Any] | None:
+    """vLLM's object for a token of the prompt: by id the token itself and the alternatives, with their ranks as far as
+    they are known; nothing for the first token."""
+    if entry.logprob is None:
+        return None
+    ranks = {token_id: rank for rank, (token_id, _, _) in enumerate(entry.top, start=1)}
+    found = {}
+    for token_id, text, logprob in ((entry.token_id, entry.text, entry.logprob), *entry.top):
+        found[str(token_id)] = {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(token_id),
+            "decoded_token": text.decode("utf-8", "replace"),
+        }
+    return found
+
+
+def _likeliest(entry: TokenLogprob | PromptToken) -> dict[str, float] | None:
     """Alternatives and the chosen token by text; of two tokens with one text the likelier counts."""
+    if entry.logprob is None:
+        return None
     found: dict[str, float] = {}
     for text, logprob in [(entry.text, entry.logprob), *((text, logprob) for _, text, logprob in entry.top)]:
         name = _token_text(text)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from appliance.gateway.losses import raise_if_lost
 from appliance.gateway.output import LocalText, RemoteText
+from appliance.gateway.prompt_report import PromptReport
 from appliance.gateway.rooms import EngineVisit
 from appliance.gateway.stream import TokenStream
-from appliance.request import Event, Finished, FinishReason, Sink, Started
+from appliance.request import Event, Finished, FinishReason, PromptTokens, Sink, Started
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import Finish
@@ -36,24 +37,75 @@ class Outcome:
     """Whether some of the answer was shown: it cannot be replayed."""
 
 
+class Course:
+    """What one run of a request tells its trace, its outcome and the rooms; over all its choices."""
+
+    def __init__(self, visit: EngineVisit, outcome: Outcome, trace: RequestTrace) -> None:
+        self._visit = visit
+        self._outcome = outcome
+        self._trace = trace
+        self._began_ns = time.time_ns()
+        self._first = True
+
+    def started(self, stream: TokenStream) -> Started:
+        """The engine took the request up."""
+        outcome = self._outcome
+        # An engine that gives tokens without a word about their start has cached nothing and queued nothing.
+        told = stream.started or wire.Started(stream.request, 0, 0)
+        outcome.started = True
+        scheduled_ns = min(time.time_ns(), self._began_ns + told.queue_us * 1_000)
+        outcome.cached_tokens = min(told.cached_tokens, outcome.input_tokens)
+        self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
+        self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
+        return Started(outcome.input_tokens, outcome.cached_tokens)
+
+    async def prompt(self, report: PromptReport) -> PromptTokens:
+        """The prompt is about to be shown."""
+        self._outcome.emitted = True
+        return await report.event()
+
+    def tokens(self) -> None:
+        """Tokens are about to be shown."""
+        if self._first:
+            self._first = False
+            self._outcome.emitted = True
+            self._visit.passed()
+            self._trace.end(Phase.PREFILL, cached_tokens=self._outcome.cached_tokens)
+            self._trace.first_token()
+            self._trace.begin(Phase.DECODE)
+
+    def finished(self, reason: FinishReason, stop: str | None, choice: int = 0) -> Finished:
+        """The last token was shown."""
+        outcome = self._outcome
+        outcome.finish = reason
+        self._trace.end(Phase.DECODE, output_tokens=outcome.output_tokens)
+        return Finished(
+            reason, outcome.input_tokens, outcome.cached_tokens, outcome.output_tokens, stop, choice
+        )
+
+
+def reason_of(finish: Finish, stopped: str | None) -> FinishReason:
+    """Why an output ended, by its last token and the stop string that was met."""
+    return FinishReason.LENGTH if stopped is None and finish is Finish.LENGTH else FinishReason.STOP
+
+
 class Answer:
     """Follows one stream to its end."""
 
     def __init__(
         self,
         stream: TokenStream,
-        visit: EngineVisit,
         text: LocalText | RemoteText,
         outcome: Outcome,
-        trace: RequestTrace,
+        course: Course,
+        prompt: PromptReport | None = None,
     ) -> None:
+        """``prompt``: the event to give before any output, as soon as it is ready."""
         self._stream = stream
-        self._visit = visit
         self._text = text
         self._outcome = outcome
-        self._trace = trace
-        self._began_ns = time.time_ns()
-        self._first = True
+        self._course = course
+        self._prompt = prompt
         self._over = False
         self._defect: Exception | None = None
 
@@ -66,10 +118,16 @@ class Answer:
         """
         stream, text, outcome = self._stream, self._text, self._outcome
         while True:
-            await _woken(stream.wake)
+            await woken(stream.wake)
             if stream.started is not None or stream.token_ids:
                 if not outcome.started:
-                    yield self._note_start()
+                    yield self._course.started(stream)
+                if self._prompt is not None and self._prompt.ready:
+                    yield await self._course.prompt(self._prompt)
+                    self._prompt = None
+                if self._prompt is not None:
+                    raise_if_lost(stream)
+                    continue
                 if sink is not None and isinstance(text, LocalText):
                     await self._write_to(sink, text)
                     yield self._finished()
@@ -78,7 +136,7 @@ class Answer:
                 finish = stream.finish
                 token_ids, logprobs = stream.take()
                 if token_ids:
-                    self._note_tokens()
+                    self._course.tokens()
                     hide = finish is Finish.STOP
                     pushed = text.push(token_ids, logprobs, hide_last=hide)
                     delta, used = pushed if isinstance(pushed, tuple) else await pushed
@@ -111,7 +169,7 @@ class Answer:
         try:
             deliver()
             while not self._over:
-                await _woken(stream.wake)
+                await woken(stream.wake)
                 # What came before a loss still counts.
                 deliver()
                 if not self._over:
@@ -128,34 +186,13 @@ class Answer:
         finish = stream.finish
         token_ids, logprobs = stream.take()
         if token_ids:
-            self._note_tokens()
+            self._course.tokens()
             delta, used = text.push(token_ids, logprobs, hide_last=finish is Finish.STOP)
             self._outcome.output_tokens += used
             if text.stopped is None and finish is not Finish.NONE:
                 delta = replace(delta, text=delta.text + text.finish())
             sink.delta(delta)
         return text.stopped is not None or finish is not Finish.NONE
-
-    def _note_start(self) -> Started:
-        stream, outcome = self._stream, self._outcome
-        # An engine that gives tokens without a word about their start has cached nothing and queued nothing.
-        told = stream.started or wire.Started(stream.request, 0, 0)
-        outcome.started = True
-        scheduled_ns = min(time.time_ns(), self._began_ns + told.queue_us * 1_000)
-        outcome.cached_tokens = min(told.cached_tokens, outcome.input_tokens)
-        self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
-        self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
-        return Started(outcome.input_tokens, outcome.cached_tokens)
-
-    def _note_tokens(self) -> None:
-        """Tokens are about to be shown."""
-        if self._first:
-            self._first = False
-            self._outcome.emitted = True
-            self._visit.passed()
-            self._trace.end(Phase.PREFILL, cached_tokens=self._outcome.cached_tokens)
-            self._trace.first_token()
-            self._trace.begin(Phase.DECODE)
 
     def charge_unread(self) -> None:
         """What the engine computed for a caller who left, or did not read, is charged as well; what a dead engine
@@ -166,14 +203,12 @@ class Answer:
             outcome.started = outcome.started or stream.started is not None
 
     def _finished(self) -> Finished:
-        outcome, stopped = self._outcome, self._text.stopped
-        length = stopped is None and self._stream.finish is Finish.LENGTH
-        outcome.finish = FinishReason.LENGTH if length else FinishReason.STOP
-        self._trace.end(Phase.DECODE, output_tokens=outcome.output_tokens)
-        return Finished(outcome.finish, outcome.input_tokens, outcome.cached_tokens, outcome.output_tokens, stopped)
+        stopped = self._text.stopped
+        return self._course.finished(reason_of(self._stream.finish, stopped), stopped)
 
 
-async def _woken(wake: asyncio.Event) -> None:
+async def woken(wake: asyncio.Event) -> None:
+    """Wait for the event, and clear it."""
     if not wake.is_set():
         await wake.wait()
     wake.clear()

@@ -7,6 +7,7 @@ too, the job is refused. Jobs that merely waited are sent again as often as thei
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from array import array
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from appliance.errors import (
     QuarantinedError,
     UnavailableError,
 )
+from appliance.gateway.grammars import GrammarLostError, GrammarRun
 from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.text_link import Answer, Job, TextFullError, TextLostError
-from appliance.request import ChatPrompt, Prompt, TokenPrompt
+from appliance.request import ChatPrompt, Grammar, Prompt, TokenPrompt
+from isolation.ipc.grammar_messages import GRAMMAR_TENANT_BYTES
 from isolation.ipc.messages import (
     MAX_TOKENS_PER_REQUEST,
     Decode,
@@ -33,6 +36,12 @@ from isolation.ipc.messages import (
     FailureCode,
     SourceKind,
 )
+
+OPEN_WAIT_S = 8.0
+"""Seconds that a grammar may wait for others to be compiled, and for itself."""
+
+MAX_OPENINGS = 3
+"""Text sandboxes tried for one grammar."""
 
 
 class TextRoom:
@@ -64,6 +73,27 @@ class TextRoom:
         if not answer.token_ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         return answer.token_ids
+
+    async def follow(self, grammar: Grammar, namespace: bytes, until: float) -> GrammarRun:
+        """The grammar compiled, or found compiled for this namespace, ready to be followed by one request.
+
+        Raises:
+            ApplianceError: it cannot be used, or could not be compiled in time.
+        """
+        tenant = hashlib.blake2b(b"grammars", key=namespace, digest_size=GRAMMAR_TENANT_BYTES).digest()
+        until = min(until, time.monotonic() + OPEN_WAIT_S)
+        for _ in range(MAX_OPENINGS):
+            link = await self._rooms.wait_text(until)
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    return await link.grammars.open(self._next_id(), tenant, grammar)
+            except TimeoutError:
+                raise UnavailableError(
+                    "too many grammars wait to be compiled", retry_after_s=RETRY_AFTER_S
+                ) from None
+            except GrammarLostError:
+                self._rooms.forget_text(link)
+        raise UnavailableError("the text sandbox ended again and again", retry_after_s=RETRY_AFTER_S)
 
     async def decode(self, token_ids: array[int]) -> str:
         """The text of these ids.

@@ -11,15 +11,19 @@ his request has not got away.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.delivery import Delivery
+from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.link import Link, LinkFullError
+from appliance.gateway.prompt_report import PromptScores
 from appliance.gateway.stream import TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import (
     Abort,
     Embed,
@@ -27,6 +31,7 @@ from isolation.ipc.messages import (
     EngineReady,
     Finish,
     Message,
+    PromptLogprobs,
     StepOutput,
     Submit,
 )
@@ -88,43 +93,75 @@ class EngineLink:
         """The streams whose requests may still be in the engine: live ones, and aborted ones until it answered."""
         return (*self._live.values(), *self._leaving.values())
 
-    def submit(self, message: Submit, fingerprint: bytes, *, every_step: bool = False) -> TokenStream:
-        """Send a request; its tokens arrive in the stream, with ``every_step`` never held back for others.
+    def submit(
+        self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
+    ) -> TokenStream:
+        """Send a request for one output; see ``submit_all``."""
+        (stream,) = self.submit_all(message, fingerprint, every_step=every_step, grammar=grammar)
+        return stream
+
+    def submit_all(
+        self, message: Submit, fingerprint: bytes, *, every_step: bool = False, grammar: GrammarRun | None = None
+    ) -> list[TokenStream]:
+        """Send a request; the tokens of each of its choices arrive in a stream, with ``every_step`` never held back
+        for others. All streams of a request wake the same waiter. The tokens of a structured one, which has one choice,
+        are chosen under the masks of ``grammar``.
 
         Raises:
             EngineFullError: a bound is reached; nothing was sent.
             LocalProtocolError: the request is outside the protocol's bounds; nothing was sent.
         """
-        stream = TokenStream(
-            message.request, message.max_tokens, message.logprobs >= 0, every_step, fingerprint=fingerprint
-        )
-        return self._send(message, stream)
+        wake = asyncio.Event()
+        streams = [
+            TokenStream(
+                message.request + index, message.max_tokens, message.logprobs >= 0, every_step,
+                fingerprint=fingerprint, wake=wake,
+            )
+            for index in range(message.choices)
+        ]  # fmt: skip
+        if message.prompt_logprobs >= 0:
+            streams[0].scores = PromptScores(len(message.token_ids), message.prompt_logprobs)
+        streams[0].grammar = grammar
+        return self._send(message, streams)
 
     def embed(self, message: Embed, fingerprint: bytes) -> TokenStream:
         """Send a text; its vector arrives in the stream before the stream ends.
 
         Raises:
-            EngineFullError, LocalProtocolError: as ``submit``.
+            EngineFullError, LocalProtocolError: as ``submit_all``.
         """
-        return self._send(message, TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True))
+        (stream,) = self._send(message, [TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True)])
+        return stream
 
-    def _send(self, message: Submit | Embed, stream: TokenStream) -> TokenStream:
-        if len(self._live) >= MAX_LIVE_REQUESTS:
+    def _send(self, message: Submit | Embed, streams: list[TokenStream]) -> list[TokenStream]:
+        if len(self._live) + len(streams) > MAX_LIVE_REQUESTS:
             raise EngineFullError
         if self._link.closed:
-            stream.engine_gone = "the sandbox is gone"
-            return stream
-        self._live[message.request] = stream
-        self._last_sent = max(self._last_sent, message.request)
+            for stream in streams:
+                stream.engine_gone = "the sandbox is gone"
+            return streams
+        self._live |= {stream.request: stream for stream in streams}
+        self._last_sent = max(self._last_sent, streams[-1].request)
         try:
             self._link.send(message)
-        except LinkFullError as error:
-            del self._live[message.request]
-            raise EngineFullError from error
-        except LocalProtocolError:
-            del self._live[message.request]
+            if (grammar := streams[0].grammar) is not None:
+                grammar.follow(streams[0], self)
+        except (LinkFullError, LocalProtocolError) as error:
+            for stream in streams:
+                del self._live[stream.request]
+            if isinstance(error, LinkFullError):
+                raise EngineFullError from error
             raise
-        return stream
+        return streams
+
+    def abort_all(self, streams: Sequence[TokenStream]) -> None:
+        """Stop all choices of one request; idempotent."""
+        first = streams[0].request
+        if first in self._live and self._link.withdraw(first):
+            for stream in streams:
+                self._live.pop(stream.request, None)
+        for stream in streams:
+            self.abort(stream)
 
     def abort(self, stream: TokenStream) -> None:
         """Stop a request; idempotent. The stream counts as ended at once."""
@@ -137,6 +174,14 @@ class EngineLink:
             except LinkFullError:
                 self._link.close()
                 self._ended("does not read its ring", at_fault=True)
+
+    def send_masks(self, masks: Masks) -> None:
+        """Send masks on; an engine that is gone needs none."""
+        try:
+            self._link.send(masks)
+        except LinkFullError:
+            self._link.close()
+            self._ended("does not read its ring", at_fault=True)
 
     def close(self) -> None:
         """Let the engine go: all streams end."""
@@ -163,6 +208,8 @@ class EngineLink:
             if stream is not None:
                 stream.started = start
                 stream.wake.set()
+        if message.prompts and not self._take_prompts(message.prompts):
+            return
         if not self._take_tokens(message):
             return
         for failure in message.failures:
@@ -187,13 +234,30 @@ class EngineLink:
             return
         stream.vector = message.values
 
+    def _take_prompts(self, parts: Sequence[PromptLogprobs]) -> bool:
+        """Hand out log-probabilities of prompts; False when the engine broke the protocol."""
+        for part in parts:
+            stream = self._live.get(part.request)
+            if stream is None:
+                if part.request > self._last_sent:
+                    self._break("sent log-probabilities for a request it was never given")
+                    return False
+                continue
+            if stream.scores is None or not stream.scores.take(part, self.ready.vocab_size):
+                self._break("sent log-probabilities of a prompt that nobody asked for, or out of turn")
+                return False
+            if stream.scores.complete:
+                stream.wake.set()
+        return True
+
     def _take_tokens(self, message: StepOutput) -> bool:
         """Hand out the step's tokens; False when the engine broke the protocol."""
         if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
             self._break("sent a token beyond its vocabulary")
             return False
         logprobs = {item.index: item for item in message.logprobs}
-        live, delivery = self._live, self._delivery
+        live = self._live
+        followed: list[tuple[GrammarRun, int]] = []
         tokens = zip(message.requests, message.token_ids, message.finishes, strict=True)
         for index, (request, token, finish) in enumerate(tokens):
             stream = live.get(request)
@@ -205,8 +269,9 @@ class EngineLink:
                     self._leaving.pop(request, None)
                 continue
             stream.received += 1
-            if stream.received > stream.grant or (stream.embeds and stream.vector is None):
-                self._break("sent more tokens than granted" if not stream.embeds else "sent an end without a vector")
+            fault = _fault(stream)
+            if fault is not None:
+                self._break(fault)
                 return False
             stream.token_ids.append(token)
             if stream.keeps_logprobs:
@@ -214,16 +279,26 @@ class EngineLink:
             if finish:
                 stream.finish = Finish(finish)
                 del live[request]
-                delivery.hurry(stream)
-            elif len(stream.token_ids) > MAX_UNREAD_TOKENS:
-                stream.overrun = True
-                self.abort(stream)
-                stream.wake.set()
-            elif stream.received == 1 or stream.every_step:
-                delivery.hurry(stream)
-            elif not stream.due:
-                delivery.add(stream)
+                self._delivery.hurry(stream)
+            else:
+                self._hand_on(stream)
+            if stream.grammar is not None and not finish:
+                followed.append((stream.grammar, token))
+        if followed:
+            # All of a model's runs are at home in its one text sandbox, but for those whose sandbox has just ended.
+            followed[-1][0].home.advance(followed)
         return True
+
+    def _hand_on(self, stream: TokenStream) -> None:
+        """See to it that a stream's newest token, which is not its last, is handed on in time."""
+        if len(stream.token_ids) > MAX_UNREAD_TOKENS:
+            stream.overrun = True
+            self.abort(stream)
+            stream.wake.set()
+        elif stream.received == 1 or stream.every_step:
+            self._delivery.hurry(stream)
+        elif not stream.due:
+            self._delivery.add(stream)
 
     def _break(self, reason: str) -> None:
         self._link.close()
@@ -239,3 +314,14 @@ class EngineLink:
         for stream in live.values():
             stream.engine_gone = reason
             stream.wake.set()
+
+
+def _fault(stream: TokenStream) -> str | None:
+    """What is wrong with the token that the stream has just received, if anything is."""
+    if stream.received > stream.grant:
+        return "sent more tokens than granted"
+    if stream.embeds and stream.vector is None:
+        return "sent an end without a vector"
+    if stream.received == 1 and stream.scores is not None and not stream.scores.complete:
+        return "sent a token before the log-probabilities of its prompt"
+    return None

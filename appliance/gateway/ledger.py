@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from appliance.errors import (
     ApplianceError,
     ContextLengthError,
+    FeatureNotAllowedError,
     InvalidRequestError,
     PermissionDeniedError,
     RateLimitedError,
@@ -81,24 +82,33 @@ class Ledger:
         account = self._accounts.get(tenant)
         return account.concurrency if account else 0
 
-    def admit(self, tenant: str, model: str, max_tokens: int | None) -> Reservation:
-        """The first decision; on allowance the request holds a concurrency slot until it is settled.
+    def admit(
+        self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, structured: bool = False
+    ) -> Reservation:
+        """The first decision; on allowance the request holds a concurrency slot a choice until it is settled.
 
         Raises:
             ApplianceError: the policy denies.
         """
         now = self._clock()
         account = self._account(tenant, now)
-        access = AccessRequest(tenant=tenant, model=model, input_tokens=None, max_output_tokens=max_tokens)
+        access = AccessRequest(
+            tenant=tenant,
+            model=model,
+            input_tokens=None,
+            max_output_tokens=max_tokens,
+            choices=choices,
+            structured=structured,
+        )
         decision = evaluate(self._policy, access, self._usage(account), now)
         if not decision.allowed:
             raise denial(decision)
         limits = self._policy.tenants[tenant].limits
-        reservation = Reservation(self, tenant, model, decision, self._namespaces[tenant])
+        reservation = Reservation(self, tenant, model, decision, self._namespaces[tenant], choices)
         rate = Rate(limits.requests_per_minute)
         current = refill(account.requests, rate, now)
         account.requests = Bucket(current.level - 1, now)
-        account.concurrency += 1
+        account.concurrency += choices
         return reservation
 
     def reserve(self, tenant: str, access: AccessRequest) -> Decision:
@@ -113,16 +123,16 @@ class Ledger:
         if not decision.allowed:
             raise denial(decision)
         assert decision.obligations is not None
-        amount = (access.input_tokens or 0) + decision.obligations.max_output_tokens
+        amount = (access.input_tokens or 0) + access.choices * decision.obligations.max_output_tokens
         rate = Rate(self._policy.tenants[tenant].limits.tokens_per_minute)
         current = refill(account.tokens, rate, now)
         account.tokens = Bucket(current.level - amount, now)
         return decision
 
-    def settle(self, tenant: str, reserved: int, used: int) -> None:
-        """The end of a request: its slot is free, what it did not use flows back."""
+    def settle(self, tenant: str, reserved: int, used: int, choices: int = 1) -> None:
+        """The end of a request: its slots are free, what it did not use flows back."""
         account = self._accounts[tenant]
-        account.concurrency -= 1
+        account.concurrency -= choices
         known = self._policy.tenants.get(tenant)
         if known is not None and reserved:
             rate = Rate(known.limits.tokens_per_minute)
@@ -179,20 +189,21 @@ class Reservation:
     """One admitted request's hold on its tenant's account."""
 
     def __init__(
-        self, ledger: Ledger, tenant: str, model: str, decision: Decision, namespace: bytes
+        self, ledger: Ledger, tenant: str, model: str, decision: Decision, namespace: bytes, choices: int
     ) -> None:
         self._ledger = ledger
         self._tenant = tenant
         self._model = model
+        self._choices = choices
         self._reserved = 0
         self._settled = False
         self.decision = decision
         self.namespace = namespace
         self.grant = 0
-        """Output tokens that the engine may give."""
+        """Output tokens that the engine may give, for each choice."""
 
     def reserve(self, input_tokens: int, asked: int | None, room: int, *, longest: int | None = None) -> Decision:
-        """Reserve the exact prompt and the grant; ``room`` is what the model's context leaves for output, ``longest``
+        """Reserve the exact prompt and the grants; ``room`` is what the model's context leaves for output, ``longest``
         the tokens of the longest of several texts.
 
         Raises:
@@ -201,23 +212,24 @@ class Reservation:
         if asked is None:
             # As they are now: with those of the admission a reload in between would refuse what nobody asked for.
             limits = self._ledger.limits(self._tenant)
-            most = min(room, limits.max_output_tokens, limits.max_context_tokens - input_tokens)
+            most = min(room, limits.max_output_tokens // self._choices, limits.max_context_tokens - input_tokens)
             asked = most if most >= 1 else None
         access = AccessRequest(
             tenant=self._tenant, model=self._model, input_tokens=input_tokens, max_output_tokens=asked,
             longest_input=longest,
+            choices=self._choices,
         )  # fmt: skip
         self.decision = self._ledger.reserve(self._tenant, access)
         assert self.decision.obligations is not None
         self.grant = min(room, self.decision.obligations.max_output_tokens)
-        self._reserved = input_tokens + self.decision.obligations.max_output_tokens
+        self._reserved = input_tokens + self._choices * self.decision.obligations.max_output_tokens
         return self.decision
 
     def settle(self, input_tokens: int, output_tokens: int) -> None:
         """Charge what was used and free the slot; the second and later calls do nothing."""
         if not self._settled:
             self._settled = True
-            self._ledger.settle(self._tenant, self._reserved, input_tokens + output_tokens)
+            self._ledger.settle(self._tenant, self._reserved, input_tokens + output_tokens, self._choices)
 
 
 def denial(decision: Decision) -> ApplianceError:
@@ -234,6 +246,8 @@ def denial(decision: Decision) -> ApplianceError:
             return UnauthenticatedError(decision.message)
         case Reason.MODEL_NOT_ALLOWED:
             return PermissionDeniedError(decision.message, param="model")
+        case Reason.FEATURE_NOT_ALLOWED:
+            return FeatureNotAllowedError(decision.message)
         case Reason.CONTEXT_TOO_LONG:
             return ContextLengthError(decision.message, details=details)
         case Reason.OUTPUT_TOO_LONG:

@@ -30,6 +30,8 @@ def raise_if_lost(stream: TokenStream) -> None:
     """
     if stream.engine_gone is not None:
         raise EngineGoneError(stream.engine_gone)
+    if stream.grammar_error is not None:
+        raise stream.grammar_error
     if stream.expired:
         raise _late()
     if stream.overrun:

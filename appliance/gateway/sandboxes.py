@@ -214,7 +214,9 @@ class Sandboxes:
             return
         self._record(message.model, message.role).generation = message.generation
         if role is Role.ENGINE:
-            ready = EngineReady(**message.ready)
+            numbers = dict(message.ready)
+            deterministic = bool(numbers.pop("deterministic", 0))
+            ready = EngineReady(**numbers, deterministic=deterministic)
             # A claim: what it says beyond the protocol's bounds would break every prompt on its way to the text room.
             ready = replace(ready, max_context=min(ready.max_context, MAX_TOKENS_PER_REQUEST))
             rooms.set_engine(EngineLink(channel, ready, message.generation, partial(self._engine_ended, rooms)))

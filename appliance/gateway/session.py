@@ -13,15 +13,24 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from appliance.errors import ContextLengthError, InvalidRequestError, QuarantinedError, UnavailableError
-from appliance.gateway.answer import Answer, Outcome
+from appliance.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    QuarantinedError,
+    UnavailableError,
+)
+from appliance.gateway.answer import Answer, Course, Outcome
 from appliance.gateway.assembler import Assembler
+from appliance.gateway.choices import Choices
 from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError
+from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.losses import EngineGoneError
 from appliance.gateway.output import LocalText, RemoteText
+from appliance.gateway.prompt_report import MAX_NUMBERS, PromptReport
 from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit, ModelRooms
 from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, Suspects, fingerprint
@@ -29,8 +38,8 @@ from appliance.request import Event, GenerateRequest, Principal, Sink, TokenProm
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady, Submit
-from policy.decision import Decision
-from policy.model import IsolationClass, Priority, Retention
+from policy.decision import Decision, Obligations
+from policy.model import Determinism, IsolationClass, Priority, Retention
 
 NO_DEADLINE_S = 3_600.0
 """Deadline of a request that names none: nothing may live for ever."""
@@ -95,6 +104,7 @@ class Session:
                 )
             if attempt:
                 self._trace.annotate(replays=attempt)
+            grammar = await self._follow(enter_by)
             try:
                 async with (
                     self._tools.rooms.enter_engine(
@@ -102,7 +112,7 @@ class Session:
                         suspect=standing is not Standing.CLEAN,
                         alone_only=standing is Standing.ALONE_ONLY,
                     ) as visit,
-                    aclosing(self._visit(visit, submit, mark, sink)) as events,
+                    aclosing(self._visit(visit, submit, mark, sink, grammar)) as events,
                 ):
                     async for event in events:
                         yield event
@@ -115,13 +125,22 @@ class Session:
                         retry_after_s=RETRY_AFTER_S,
                     ) from error
                 enter_by = min(enter_by, time.monotonic() + REPLAY_S)
+            finally:
+                if grammar is not None:
+                    grammar.close()
         raise UnavailableError("the engine ended again and again", retry_after_s=RETRY_AFTER_S)
 
     async def _encode(self) -> array[int]:
         """First decision, concurrency slot, then exact token ids."""
         trace, request = self._trace, self._request
         trace.begin(Phase.POLICY)
-        self.reservation = self._tools.ledger.admit(self._principal.tenant, request.model, request.max_tokens)
+        self.reservation = self._tools.ledger.admit(
+            self._principal.tenant,
+            request.model,
+            request.max_tokens,
+            request.choices,
+            structured=request.grammar is not None,
+        )
         decision = self.reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
@@ -148,6 +167,13 @@ class Session:
         if max(token_ids) >= ready.vocab_size:
             raise InvalidRequestError(
                 f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param="prompt"
+            )
+        numbers = len(token_ids) * (1 + self._request.prompt_logprobs)
+        if numbers > MAX_NUMBERS:
+            raise InvalidRequestError(
+                f"the log-probabilities of this prompt are {numbers} numbers; at most {MAX_NUMBERS} are given. Ask for "
+                "fewer alternatives, or send a shorter prompt",
+                param="prompt_logprobs",
             )
         room = ready.max_context - len(token_ids)
         asked = self._request.max_tokens
@@ -176,33 +202,73 @@ class Session:
             retain=obligations.retention is not Retention.NONE,
             logprobs=request.logprobs,
             weight=obligations.weight,
+            prompt_logprobs=request.prompt_logprobs,
+            choices=request.choices,
+            deterministic=self._deterministic(obligations),
             priority=max(PRIORITIES[obligations.priority], request.priority or wire.Priority.HIGH),
+            structured=request.grammar is not None,
         )
 
+    async def _follow(self, until: float) -> GrammarRun | None:
+        """Have the request's grammar compiled, where it has one."""
+        grammar = self._request.grammar
+        if grammar is None:
+            return None
+        assert self.reservation is not None
+        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
+        return await room.follow(grammar, self.reservation.namespace, until)
+
+    def _deterministic(self, obligations: Obligations) -> bool:
+        """Whether the request runs in the deterministic class. Fails closed: nobody gets less than was promised."""
+        granted, asked = obligations.deterministic, self._request.deterministic
+        if granted is Determinism.NEVER and asked:
+            raise PermissionDeniedError("this tenant may not ask for deterministic answers", param="deterministic")
+        wanted = asked or granted is Determinism.ALWAYS
+        ready = self._tools.rooms.capacity
+        if wanted and ready is not None and not ready.deterministic:
+            raise InvalidRequestError(
+                "this model cannot be computed deterministically on this machine; leave deterministic out, or ask for "
+                "another model",
+                param="deterministic",
+            )
+        return wanted
+
     async def _visit(
-        self, visit: EngineVisit, submit: Submit, mark: bytes, sink: Sink | None
+        self, visit: EngineVisit, submit: Submit, mark: bytes, sink: Sink | None, grammar: GrammarRun | None
     ) -> AsyncGenerator[Event]:
         """One run in one engine."""
         self._trace.begin(Phase.QUEUE)
+        # Nobody else draws an id in between: those of the choices follow each other. A grammar's run has drawn its own.
+        ids = [grammar.request] if grammar is not None else [self._tools.next_id() for _ in range(submit.choices)]
         try:
-            stream = visit.engine.submit(
-                replace(submit, request=self._tools.next_id(), deadline_us=self._left_us()),
+            streams = visit.engine.submit_all(
+                replace(submit, request=ids[0], deadline_us=self._left_us()),
                 mark,
                 every_step=self._fixed_cadence(),
+                grammar=grammar,
             )
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._until - time.monotonic()), _expire, stream
+            max(0.0, self._until - time.monotonic()), _expire, streams
         )
-        answer = Answer(stream, visit, self._output_text(), self.outcome, self._trace)
+        answer: Answer | Choices
+        course = Course(visit, self.outcome, self._trace)
+        prompt = self._prompt_report(submit.token_ids, streams[0])
+        if len(streams) == 1:
+            answer = Answer(streams[0], self._output_text(), self.outcome, course, prompt)
+            run = answer.events(sink)
+        else:
+            texts = [self._output_text() for _ in streams]
+            answer = Choices(streams, texts, course, self.outcome, visit.engine.abort, prompt)
+            run = answer.events()
         try:
-            async with aclosing(answer.events(sink)) as events:
+            async with aclosing(run) as events:
                 async for event in events:
                     yield event
         finally:
             timer.cancel()
-            visit.engine.abort(stream)
+            visit.engine.abort_all(streams)
             answer.charge_unread()
 
     def _fixed_cadence(self) -> bool:
@@ -216,15 +282,23 @@ class Session:
         left = int((self._until - time.monotonic()) * 1e6)
         return min(max(1, left), wire.MAX_DEADLINE_US)
 
-    def _output_text(self) -> LocalText | RemoteText:
+    def _prompt_report(self, token_ids: array[int], stream: TokenStream) -> PromptReport | None:
+        request = self._request
+        if not request.echo and stream.scores is None:
+            return None
+        text = self._output_text(stops=()) if request.echo else None
+        return PromptReport(token_ids, stream.scores, self._tools.rooms.table, text)
+
+    def _output_text(self, stops: tuple[str, ...] | None = None) -> LocalText | RemoteText:
         rooms = self._tools.rooms
-        table, stops = rooms.table, self._request.stop
+        table, stops = rooms.table, self._request.stop if stops is None else stops
         if table is None or (rooms.text is not None and not rooms.text.ready.exact_vocabulary):
             room = TextRoom(rooms, self._tools.next_id, self._principal.tenant)
             return RemoteText(RemoteAssembler(room.decode, stops), table)
         return LocalText(Assembler(table, stops), table)
 
 
-def _expire(stream: TokenStream) -> None:
-    stream.expired = True
-    stream.wake.set()
+def _expire(streams: list[TokenStream]) -> None:
+    for stream in streams:
+        stream.expired = True
+        stream.wake.set()

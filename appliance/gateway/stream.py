@@ -7,6 +7,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from appliance.errors import ApplianceError
+from appliance.gateway.grammars import GrammarRun
+from appliance.gateway.prompt_report import PromptScores
 from isolation.ipc.messages import FailureCode, Finish, Started, TokenLogprobs
 
 
@@ -23,10 +26,16 @@ class TokenStream:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """In parallel with ``token_ids`` where they are kept, else empty."""
+    scores: PromptScores | None = None
+    """Where the prompt's log-probabilities go, if they were asked for."""
     started: Started | None = None
     finish: Finish = Finish.NONE
     failure: FailureCode | None = None
     engine_gone: str | None = None
+    grammar: GrammarRun | None = None
+    """What its output follows, if anything."""
+    grammar_error: ApplianceError | None = None
+    """Why it cannot be followed further."""
     overrun: bool = False
     """Whether it was aborted because nobody read it."""
     received: int = 0
@@ -51,6 +60,7 @@ class TokenStream:
             self.finish is not Finish.NONE
             or self.failure is not None
             or self.engine_gone is not None
+            or self.grammar_error is not None
             or self.overrun
         )
 

@@ -93,7 +93,8 @@ def fingerprint(tenant: str, model: str, submit: Submit) -> bytes:
     numbers = (
         sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
         sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty,
-        submit.max_tokens, submit.stop_ids, submit.ignore_eos, submit.logprobs,
+        submit.max_tokens, submit.stop_ids, submit.ignore_eos, submit.logprobs, submit.choices,
+        submit.deterministic, submit.prompt_logprobs,
     )
     for part in (tenant.encode(), model.encode(), submit.token_ids.tobytes(), repr(numbers).encode()):
         digest.update(len(part).to_bytes(8, "little"))

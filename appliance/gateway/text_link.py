@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.assembler import VocabularyTable
+from appliance.gateway.grammars import Grammars
 from appliance.gateway.link import Link, LinkFullError
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import (
     MAX_ENTRY_BYTES,
     MAX_VOCABULARY_ENTRIES,
@@ -93,7 +95,9 @@ class TextLink:
         self._queued = 0
         self._clock: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._sent))
+        self._link = Link(channel, self._on_message, self._ended, lambda: bool(self._sent) or self.grammars.waiting)
+        self.grammars = Grammars(self._tell, ready.vocab_size, self._break)
+        """Requests that follow grammars; they stand in no queue, since no grammar keeps the worker from its jobs."""
 
     @property
     def closed(self) -> bool:
@@ -180,7 +184,18 @@ class TextLink:
                 self._watch_oldest()
                 waiting.answer.set_exception(TextFullError() if isinstance(error, LinkFullError) else error)
 
+    def _tell(self, message: Message) -> None:
+        try:
+            self._link.send(message)
+        except LinkFullError:
+            self._break("does not read its ring")
+
     def _on_message(self, message: Message) -> None:
+        if isinstance(message, Masks):
+            self.grammars.take(message)
+            return
+        if isinstance(message, Failed) and self.grammars.refused(message):
+            return
         if not isinstance(message, Encoded | Decoded | Vocabulary | Failed):
             self._break(f"sent {type(message).__name__}")
             return
@@ -206,6 +221,8 @@ class TextLink:
         self._break(f"took longer than {JOB_TIMEOUT_S:g} s over one text")
 
     def _break(self, reason: str) -> None:
+        if self._link.closed:
+            return
         self._link.close()
         self._ended(reason, at_fault=True)
 
@@ -214,6 +231,7 @@ class TextLink:
         self._lose(reason, culprit=True)
 
     def _lose(self, reason: str, *, culprit: bool) -> None:
+        self.grammars.lost()
         if self._clock is not None:
             self._clock.cancel()
         sent, self._sent = self._sent, {}

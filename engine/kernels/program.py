@@ -104,8 +104,8 @@ class NativeModel:
         self._step = Step()
         dtype = torch.int8 if int8 else model.dtype
         self._builder = Builder(max_tokens=limits.max_num_batched_tokens, dtype=dtype)
-        self._logits = torch.zeros(limits.max_num_seqs, limits.vocab_size)
-        self._best = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
+        self._logits = torch.zeros(limits.max_logit_lines, limits.vocab_size)
+        self._best = torch.zeros(limits.max_logit_lines, dtype=torch.int64)
         self._products = self._stored_bytes = self._held_bytes = 0
         self._storage = storage
         self._build(model, layers)
@@ -133,14 +133,16 @@ class NativeModel:
             it is not finite); valid until the next call.
         """
         step = self._step
+        assert len(arrays.wanted) <= len(self._best), "more lines of logits than there is room for"
         step.tokens, step.wanted_count = len(arrays.token_ids), len(arrays.wanted)
         step.token_ids = arrays.token_ids.ctypes.data
         step.positions = arrays.positions.ctypes.data
-        step.slots = arrays.slots.ctypes.data
+        (slots,), (tables,) = arrays.slots, arrays.tables
+        step.slots = slots.ctypes.data
         step.rows = arrays.rows.ctypes.data
         step.wanted = arrays.wanted.ctypes.data
-        step.tables = arrays.tables.ctypes.data
-        step.table_width = arrays.tables.shape[1]
+        step.tables = tables.tables.ctypes.data
+        step.table_width = tables.tables.shape[1]
         self._library.run(self._program, step)
         return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 

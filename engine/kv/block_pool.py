@@ -10,7 +10,8 @@ Each usable block is in exactly one of three states:
 cached ones, least recently used first.
 
 Ownership. The pool remembers whose bytes a block holds: the namespace key of its last holder, ``CLEAN`` when it is
-zero, ``TRANSIENT`` when the holder asked that nothing be kept. A taken block is put on the list of blocks to zero,
+zero, ``TRANSIENT`` when the holder asked that nothing be kept (such a block is *cached* only while other outputs of
+the same prompt may still take it up). A taken block is put on the list of blocks to zero,
 whoever had it before: the holder then reads zeros in slots it has not written, also when the memory of a free block
 was tampered with. A freed ``TRANSIENT`` block is put on the list at once, so its content is gone one step after its
 request. The list is drained once a step into the plan, and the runner zeroes before it computes.
@@ -198,7 +199,7 @@ class BlockPool:
         for block in self._cached:
             assert self._refs[block] == 0, "a cached block is held"
             assert self._ids[block] is not None, "a cached block is not registered"
-            assert self._owners[block] not in (CLEAN, TRANSIENT), "a cached block has no owner"
+            assert self._owners[block] != CLEAN, "a cached block has no owner"
         for block_id, block in self._by_id.items():
             assert self._ids[block] == block_id, "the index of ids is wrong"
         assert sum(1 for known in self._ids if known is not None) == len(self._by_id)

@@ -20,13 +20,16 @@ from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from engine.kv.block_pool import BlockPool
+from engine.kv.block_pool import TRANSIENT, BlockPool
 from engine.kv.groups import granule
 from engine.kv.layout import BLOCK_ID_BYTES, FULL, NULL_BLOCK, KvGroup
 from engine.request import Request
 
 PERSON = b"athanor-kv-block"
 """Domain of the hash; 16 bytes, BLAKE2b's limit."""
+
+PERSON_EXACT = b"athanor-kv-exact"
+"""Domain of the root for deterministic requests: the same tokens, computed in another order of roundings."""
 
 
 def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
@@ -56,14 +59,19 @@ NO_HIT = Hit(0, [])
 class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
-    __slots__ = ("_block_size", "_granule", "_keeps_all", "_local", "_pool", "_root", "_tables")
+    __slots__ = (
+        "_block_size", "_exact_root", "_granule", "_keeps_all", "_local", "_pool", "_root", "_tables", "caching",
+    )  # fmt: skip
 
     def __init__(
-        self, pool: BlockPool, *, root: bytes, block_size: int, groups: tuple[KvGroup, ...] = ()
+        self, pool: BlockPool, *, root: bytes, block_size: int, caching: bool = True, groups: tuple[KvGroup, ...] = ()
     ) -> None:
-        """``groups``: the block tables, as in ``KvLayout``."""
+        """``caching``: whether blocks are found by anybody but the other outputs of the same prompt. ``groups``: the
+        block tables, as in ``KvLayout``."""
+        self.caching = caching
         self._pool = pool
         self._root = root
+        self._exact_root = blake2b(root, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
         self._block_size = block_size
         self._granule = granule(groups) if groups else block_size
         named = list(zip(groups, map(_table_name, range(len(groups))), strict=True))
@@ -72,12 +80,21 @@ class PrefixCache:
         self._keeps_all = not groups or groups[0].reach == FULL
         self._local = [(group, name) for group, name in named if group.reach != FULL]
 
+    def shares(self, request: Request) -> bool:
+        """Whether the request may find and leave blocks: for its namespace, or for its own family."""
+        if request.family is not None and request.family.key is not None:
+            return True
+        return self.caching and request.retain
+
     def match(self, request: Request) -> Hit:
         """The longest known prefix of the request's tokens.
 
-        At least one token is left out, since its logits have to be computed. Hashing stops at the first unknown
-        block, so a miss costs one hash where some layers keep everything.
+        At least one token is left out, since its logits have to be computed; all are, when the log-probabilities of
+        the prompt are wanted. Hashing stops at the first unknown block, so a miss costs one hash where some layers
+        keep everything.
         """
+        if not self.shares(request) or request.num_scored < request.num_prompt:
+            return NO_HIT
         if self._local:
             return self._match_tables(request)
         found = self._match(request)
@@ -89,7 +106,7 @@ class PrefixCache:
             block = self._pool.find(self._id(request, index))
             if block is None:
                 break
-            assert self._pool.owner(block) == request.namespace, "a block id met in two namespaces"
+            assert self._pool.owner(block) in (request.namespace, TRANSIENT), "a block id met in two namespaces"
             found.append(block)
         return found
 
@@ -97,7 +114,7 @@ class PrefixCache:
         """Of some requests of one namespace the one with the longest known prefix, the first of equals."""
         find, size = self._pool.find, self._block_size
         if self._local:
-            return max(requests, key=lambda request: self.match(request).num_tokens if request.retain else 0)
+            return max(requests, key=lambda request: self.match(request).num_tokens)
         best, most = requests[0], 0
         for request in requests:
             ids = request.block_ids
@@ -111,20 +128,34 @@ class PrefixCache:
         return best
 
     def register(self, request: Request) -> None:
-        """Make the request's full, computed blocks findable; those done before are not looked at again."""
+        """Make the request's full, computed blocks findable, of a family with a key of its own those of the prompt;
+        those done before are not looked at again."""
+        if not self.shares(request):
+            return
         full = request.num_computed // self._block_size
+        family = request.family
+        if family is not None and family.key is not None:
+            full = min(full, request.num_prompt // self._block_size)
         if self._local:
             self._register_tables(request, full)
         else:
             for index in range(request.num_registered, full):
                 self._pool.register(request.blocks[index], self._id(request, index))
-        request.num_registered = full
+        request.num_registered = max(request.num_registered, full)
+        if family is not None and family.key is not None and full > len(family.prompt_ids):
+            family.prompt_ids = request.block_ids[:full]
+
+    def forget(self, block_ids: list[bytes]) -> None:
+        """Make the blocks of these ids of the chain, in all tables, unfindable; their content is zeroed when nobody
+        holds them any longer."""
+        names = [name for _, name in self._tables] if self._local else [b""]
+        for block_id_ in block_ids:
+            for name in names:
+                self._pool.forget(block_id_ + name)
 
     def disown(self, request: Request) -> None:
         """Make all that the request registered unfindable, also what it holds no longer: it is wrong."""
-        for block_id_ in request.block_ids[: request.num_registered]:
-            for _, name in self._tables or [(1, b"")]:
-                self._pool.forget(block_id_ + name)
+        self.forget(request.block_ids[: request.num_registered])
 
     def _match_tables(self, request: Request) -> Hit:
         """The same for several tables, or one with a bounded reach: first as far as whole contexts are known, then
@@ -176,7 +207,8 @@ class PrefixCache:
         for place in range(len(request.block_ids), index + 1):
             self._id(request, place)
         block = self._pool.find(request.block_ids[index] + name)
-        assert block is None or self._pool.owner(block) == request.namespace, "a block id met in two namespaces"
+        owner = None if block is None else self._pool.owner(block)
+        assert owner in (None, request.namespace, TRANSIENT), "a block id met in two namespaces"
         return block
 
     def _register_tables(self, request: Request, full: int) -> None:
@@ -193,8 +225,8 @@ class PrefixCache:
         ids = request.block_ids
         if index == len(ids):
             size = self._block_size
-            parent = ids[-1] if ids else self._root
-            ids.append(block_id(request.namespace, parent, request.token_ids[index * size : index * size + size]))
+            parent = ids[-1] if ids else self._exact_root if request.deterministic else self._root
+            ids.append(block_id(request.cache_key, parent, request.token_ids[index * size : index * size + size]))
         return ids[index]
 
 

@@ -20,6 +20,17 @@ GATHER_TOKENS = 4_096
 """Tokens that are gathered in one piece at the most, unless one sequence alone is longer: bounds the gather buffers
 while a decode batch still goes through in few products (measured: larger buffers are not faster)."""
 
+GATHER_STEP = 512
+"""The gather buffers hold a multiple of so many tokens: what ``engine.model.deterministic`` pads a context to."""
+
+
+def gather_tokens(layout: KvLayout, max_context: int) -> int:
+    """Tokens that the gather buffers hold: one sequence of the longest context, padded as
+    ``engine.model.deterministic`` pads it, in whole blocks of any table."""
+    padded = -(-max(max_context, GATHER_TOKENS) // GATHER_STEP) * GATHER_STEP
+    size = granule(layout.tables)
+    return -(-padded // size) * size
+
 
 class KvStorage:
     """Keys and values of all blocks on one device."""
@@ -39,9 +50,7 @@ class KvStorage:
                 self._take_layer(layer, layout.block_size)
         else:
             self._share_blocks(layout.block_rows)
-        # One sequence of the longest context, in whole blocks of any table.
-        size = granule(layout.tables)
-        self.gather_blocks = -(-max(max_context, GATHER_TOKENS) // size) * size // layout.block_size
+        self.gather_blocks = gather_tokens(layout, max_context) // layout.block_size
         room = self.gather_blocks * layout.block_size
         wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
         narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)

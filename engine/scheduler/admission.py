@@ -20,12 +20,12 @@ from __future__ import annotations
 from math import inf
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import NO_HIT, Hit, PrefixCache
+from engine.kv.prefix_cache import Hit, PrefixCache
 from engine.request import Request
 from engine.scheduler.account import Account
 from engine.scheduler.budget import StepBudget
 from engine.scheduler.fairness import Line, Turns
-from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.scheduler.live import LiveRequests
 from engine.scheduler.pace import Pace
 from engine.scheduler.plan import Chunk, StepPlan
@@ -83,7 +83,7 @@ class Admissions:
         self._heaviest = max(
             (account.num_live for line in self._live.accounts.lines for account in line.running), default=0
         )
-        budget = StepBudget(self._limits.max_num_batched_tokens)
+        budget = StepBudget(self._limits.max_num_batched_tokens, SCORED_ROWS)
         budget.spend(num_decodes)
         most = self.pace.prompt_tokens(num_decodes, now_ns)
         if most is not None:
@@ -115,6 +115,8 @@ class Admissions:
                     admit = False
                     continue
                 request = self._choose(account)
+                if request is None:
+                    continue
                 if not self._admit(request, crowded=crowded):
                     cost = account.cost_of(request)
                     line.allowance = max(line.allowance, cost)
@@ -136,12 +138,22 @@ class Admissions:
         request = account.prefilling
         assert request is not None
         left = request.num_tokens - request.num_prefilled
-        length = budget.chunk(left)
+        start, score_from = request.num_prefilled, request.num_scored
+        wanted = left
+        if request.scored_by(start + left) > budget.scores:
+            wanted = max(0, min(left, score_from - 1 + budget.scores - start))
+        length = budget.chunk(wanted)
+        if not length:
+            return
+        num_scored = request.scored_by(start + length)
+        budget.scores -= num_scored
+        request.num_scored += num_scored
         request.planned_at = self._running.decoding.step
-        account.charge_chunk(request, request.num_prefilled + length)
+        account.charge_chunk(request, start + length)
         if self._windowed:
-            plan.grow(request.row, self._running.cover(request, request.num_prefilled + length))
-        plan.prefills.append(Chunk(request.row, request.num_prefilled, length, length == left))
+            plan.grow(request.row, self._running.cover(request, start + length))
+        score_from = score_from if num_scored else 0
+        plan.prefills.append(Chunk(request.row, start, length, length == left, score_from, num_scored))
         if length == left:
             self._running.end_prefill(request)
             self._light_only |= self._is_light(account)
@@ -150,9 +162,13 @@ class Admissions:
         """Whether the account has few requests, and some other has many."""
         return account.num_live * LIGHT_PART <= self._heaviest
 
-    def _choose(self, account: Account) -> Request:
-        """The account's request to admit next."""
+    def _choose(self, account: Account) -> Request | None:
+        """The account's request to admit next; None when all of them wait for their masks."""
         waiting = account.waiting
+        if self._live.num_held:
+            waiting = [request for request in waiting if not request.held]
+            if not waiting:
+                return None
         if len(waiting) == 1 or account.passed >= MAX_PASSED or not self._limits.prefix_caching:
             return waiting[0]
         return self._cache.longest(waiting[:WINDOW])
@@ -163,7 +179,7 @@ class Admissions:
         if request.preempted_at == step:
             return False
         account = request.account
-        hit = self._cache.match(request) if self._limits.prefix_caching and request.retain else NO_HIT
+        hit = self._cache.match(request)
         tables = self._tables
         num_new = tables.full_blocks(request.num_tokens) - len(hit.blocks)
         rights = tables.rights(request, hit.num_tokens) if self._windowed else 0

@@ -6,10 +6,12 @@ from __future__ import annotations
 class StepBudget:
     """Tokens that may still be put into this step."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("scores", "tokens")
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_batched_tokens: int, scores: int = 0) -> None:
         self.tokens = max_num_batched_tokens
+        self.scores = scores
+        """Tokens of prompts that may still be scored."""
 
     def spend(self, tokens: int) -> None:
         """Take tokens out of the budget; no more than are left."""

@@ -41,12 +41,17 @@ class Commits:
             request = self._running.at(chunk.row)
             request.num_prefilled += chunk.length
             self._register(request)
+            if chunk.num_scored:
+                result.scored.append(request.request_id)
             if chunk.last:
                 if self._running.windowed:
                     self._running.settle(request)
+                self._live.release_siblings(request)
                 self._take_first(request, token_ids[place], place, result)
                 place += 1
         assert place == len(token_ids), "one token for each row that samples"
+        for request in list(self._decoding.structured):
+            self._live.hold(request)
         self._decoding.advance()
 
     def _take_columns(self, token_ids: list[int], result: StepResult) -> None:
@@ -111,5 +116,4 @@ class Commits:
         self._live.end(request, poisoned=True)
 
     def _register(self, request: Request) -> None:
-        if request.retain and self._limits.prefix_caching:
-            self._cache.register(request)
+        self._cache.register(request)

@@ -1,9 +1,10 @@
 """The requests that decode, so kept that a step touches only those to which something happens.
 
-A decoding request gets exactly one token a step, so all that will happen to it is known when it begins: it needs its
-next block at the steps of one remainder modulo the block size (its *phase*), and it reaches its limit at one step
-(its *end*). The rows, ids and append functions of all requests are lists that change only when the set does; stop ids
-are counted, so that one look at a step's tokens tells whether any of them could end anything.
+A decoding request gets exactly one token a step (a structured one decodes for one step and is then paused), so all
+that will happen to it is known when it begins: it needs its next block at the steps of one remainder modulo the block
+size (its *phase*), and it reaches its limit at one step (its *end*). The rows, ids and append functions of all requests
+are lists that change only when the set does; stop ids are counted, so that one look at a step's tokens tells whether
+any of them could end anything.
 
 ``step`` counts the steps; it is advanced by ``advance`` after each step's tokens were taken.
 """
@@ -28,6 +29,8 @@ class Decoding:
         self._ends: dict[int, dict[Request, None]] = {}
         self._watched: dict[int, int] = {FAILED: 1}
         self._stale = False
+        self.structured: dict[Request, None] = {}
+        """Those that need a mask for each token."""
         self.requests: list[Request] = []
         """Parallel to the next three; as they were at the last ``refresh``."""
         self.rows: list[int] = []
@@ -38,13 +41,17 @@ class Decoding:
     def __len__(self) -> int:
         return len(self._members)
 
-    def add(self, request: Request) -> None:
-        """A request decodes from the next step on; all its tokens but the last are computed."""
+    def add(self, request: Request, *, at_once: bool = False) -> None:
+        """A request decodes from the next step on, or ``at_once``, from the one that is not planned yet; all its
+        tokens but the last are computed."""
+        first = self.step if at_once else self.step + 1
         request.status = Status.DECODING
         self._members[request] = None
-        request.phase = (self.step + 1 + request.capacity - request.num_computed) % self._block_size
+        if request.submit.structured:
+            self.structured[request] = None
+        request.phase = (first + request.capacity - request.num_computed) % self._block_size
         self._phases[request.phase][request] = None
-        request.end_step = self.step + request.limit - request.num_tokens
+        request.end_step = first - 1 + request.limit - request.num_tokens
         self._ends.setdefault(request.end_step, {})[request] = None
         watched = self._watched
         for token_id in request.stop_ids:
@@ -54,6 +61,7 @@ class Decoding:
     def remove(self, request: Request) -> None:
         """A request decodes no longer; its status is the caller's to change."""
         del self._members[request]
+        self.structured.pop(request, None)
         del self._phases[request.phase][request]
         ends = self._ends[request.end_step]
         del ends[request]

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 from engine.errors import RequestRejectedError
 from engine.kv.layout import KvGroup
-from isolation.ipc.messages import NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
+from isolation.ipc.messages import MAX_CHOICES, NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
 
 NUM_PRIORITIES = len(Priority)
 """Lines that are served one before the other."""
+
+
+SCORED_ROWS = 64
+"""Tokens of prompts whose log-probabilities one step computes: so many lines of logits more than there are rows, and
+never a line for every token of a long prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,11 @@ class SchedulerLimits:
     groups: tuple[KvGroup, ...] = ()
     """The block tables of a request, as in ``KvLayout``; none: one, in which everything is kept."""
 
+    @property
+    def max_logit_lines(self) -> int:
+        """Lines of logits of one step."""
+        return min(self.max_num_seqs + SCORED_ROWS, self.max_num_batched_tokens)
+
 
 def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
     """Check a request that the host wants to run.
@@ -46,6 +56,8 @@ def check_submit(submit: Submit, limits: SchedulerLimits) -> None:
         raise RequestRejectedError(FailureCode.INVALID, "max_tokens is below 1")
     if len(submit.namespace) != NAMESPACE_KEY_BYTES:
         raise RequestRejectedError(FailureCode.INVALID, "the namespace key has another width")
+    if not 1 <= submit.choices <= MAX_CHOICES:
+        raise RequestRejectedError(FailureCode.INVALID, "the number of choices is out of range")
     if submit.weight < 1:
         raise RequestRejectedError(FailureCode.INVALID, "the weight is below 1")
     if not 0 <= submit.priority < NUM_PRIORITIES:

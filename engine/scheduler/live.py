@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import Hit
+from engine.kv.prefix_cache import Hit, PrefixCache
 from engine.request import Request, Status
 from engine.scheduler.account import OUTPUT_COST
 from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.fairness import Accounts
 from engine.scheduler.limits import NUM_PRIORITIES, SchedulerLimits
+from engine.scheduler.plan import RowMask
 from engine.scheduler.running import Running, owner_of
+from engine.scheduler.siblings import Family
 
 
 class LiveRequests:
-    """Queues, rows and deadlines, kept in agreement: a live request is in a queue or has a row, never both."""
+    """Queues, rows and deadlines, kept in agreement: a live request is in a queue, held or has a row, never two of
+    these."""
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache) -> None:
         self._pool = pool
+        self._cache = cache
         self.by_id: dict[int, Request] = {}
         self.accounts = Accounts(NUM_PRIORITIES, hold_price=OUTPUT_COST * limits.max_num_seqs / pool.num_blocks)
         self.running = Running(limits, pool)
@@ -24,13 +28,34 @@ class LiveRequests:
         self.num_waiting = 0
         self.num_preempted = 0
         """Preemptions so far."""
+        self.num_held = 0
+        """Live requests that can do nothing before their next mask has come."""
 
     def enter(self, request: Request) -> None:
-        """Queue a new request."""
+        """Queue a new request; its siblings are held until its prompt is computed."""
+        self._know(request)
+        self._queue(request)
+        if request.family is not None:
+            for sibling in request.family.held:
+                sibling.status = Status.HELD
+                self._know(sibling)
+
+    def release_siblings(self, request: Request) -> None:
+        """The request's known tokens are computed: siblings that were held for it may find its prompt."""
+        family = request.family
+        if family is not None and request is family.leader:
+            for sibling in family.release():
+                self._queue(sibling)
+
+    def _know(self, request: Request) -> None:
         self.by_id[request.request_id] = request
         self.num_waiting += 1
-        self.accounts.lines[request.submit.priority].enter(request, request.submit.weight)
+        self.num_held += request.held
         self.deadlines.add(request, len(self.by_id))
+
+    def _queue(self, request: Request) -> None:
+        request.status = Status.WAITING
+        self.accounts.lines[request.submit.priority].enter(request, request.submit.weight)
 
     def admit(self, request: Request, hit: Hit, num_new: int, rights: int) -> None:
         """Give a waiting request a row, the cached blocks of its prefix, ``num_new`` more of whole contexts, and rights
@@ -55,23 +80,55 @@ class LiveRequests:
         self.num_waiting += 1
         request.account.line.queue(request)
 
+    def hold(self, request: Request) -> None:
+        """A structured request has its token: pause it until the mask for the next one has come."""
+        self.running.pause(request)
+        request.mask = None
+        request.held = True
+        self.num_held += 1
+
+    def let_go(self, request: Request, mask: RowMask) -> None:
+        """The mask for a held request's next token has come."""
+        request.mask = mask
+        request.held = False
+        self.num_held -= 1
+        if request.status is Status.PAUSED:
+            self.running.resume(request)
+
     def end(self, request: Request, *, poisoned: bool = False) -> None:
         """End a request wherever it is. Blocks of a poisoned one cannot be found again."""
-        if request.status is Status.WAITING:
+        held = request.status is Status.HELD
+        if held:
+            self.num_waiting -= 1
+            request.status = Status.FINISHED
+        elif request.status is Status.WAITING:
             request.account.line.unqueue(request)
             self.num_waiting -= 1
             request.status = Status.FINISHED
         else:
             self.running.vacate(request, Status.FINISHED, poisoned=poisoned)
         del self.by_id[request.request_id]
-        request.account.line.leave(request)
+        self.num_held -= request.held
+        if not held:
+            request.account.line.leave(request)
+        if request.family is not None:
+            self._end_sibling(request.family, request)
+
+    def _end_sibling(self, family: Family, request: Request) -> None:
+        leader = family.end(request)
+        if leader is not None:
+            self._queue(leader)
+        if family.over:
+            self._cache.forget(family.prompt_ids)
 
     def check_integrity(self) -> None:
         """Assert that queues, rows, tables and pool agree, between two steps; linear in the pool."""
         self.running.check_integrity()
         waiting = [request for account in self.accounts for request in account.waiting]
-        assert len(waiting) == self.num_waiting
-        assert len(waiting) + len(self.running) == len(self.by_id), "a live request is nowhere"
+        num_siblings = sum(request.status is Status.HELD for request in self.by_id.values())
+        assert len(waiting) + num_siblings == self.num_waiting
+        assert self.num_waiting + len(self.running) == len(self.by_id), "a live request is nowhere"
+        assert sum(request.held for request in self.by_id.values()) == self.num_held
         for account in self.accounts:
             orders = [request.order for request in account.waiting]
             assert orders == sorted(orders), "a queue out of order"

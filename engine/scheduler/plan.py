@@ -31,6 +31,20 @@ class Admission:
     """Block table of whole contexts, long enough for ``token_ids``; empty when no layer keeps everything."""
     local: tuple[tuple[int, ...], ...] = ()
     """Tables of windows and chunks, as far as they are known; what the prompt needs comes with its chunks."""
+    deterministic: bool = False
+    """Whether its numbers must not depend on the batch."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for tokens of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """Which tokens one row may choose."""
+
+    words: bytes
+    """32-bit words, little-endian: bit ``i % 32`` of word ``i // 32`` for token ``i``."""
+    accepting: bool
+    """Whether the output may end here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,10 @@ class Chunk:
     length: int
     last: bool
     """Whether all known tokens are then computed, so that the next one is sampled."""
+    score_from: int = 0
+    """First position of the prompt whose log-probabilities are wanted from this chunk."""
+    num_scored: int = 0
+    """How many of them; each comes from the logits of the position before it, which is in this chunk."""
 
 
 @dataclass(slots=True)
@@ -60,6 +78,8 @@ class StepPlan:
     decode_rows: list[int] = field(default_factory=list)
     """Rows that compute their last token; each gives a sample. The scheduler keeps this list too: read only."""
     prefills: list[Chunk] = field(default_factory=list)
+    masks: dict[int, RowMask] = field(default_factory=dict)
+    """By row, for those that sample: which tokens may be chosen. Rows without one may choose any."""
 
     def grow(self, row: int, blocks: Iterable[tuple[int, int, int]]) -> None:
         """Add blocks to tables of a row: number of the table, place in it, block."""
@@ -81,6 +101,15 @@ class StepPlan:
             return self.decode_rows
         return self.decode_rows + [chunk.row for chunk in self.prefills if chunk.last]
 
+    @property
+    def logit_lines(self) -> list[tuple[int, int]]:
+        """What the lines of the step's logits are for: row and -1 for a new token, in the order of ``sample_rows``,
+        then row and position for each token of a prompt that is scored."""
+        lines = [(row, -1) for row in self.sample_rows]
+        for chunk in self.prefills:
+            lines += [(chunk.row, chunk.score_from + index) for index in range(chunk.num_scored)]
+        return lines
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -93,3 +122,5 @@ class StepResult:
     """Places in the plan's ``sample_rows`` that gave no token; tokens of later places move up."""
     starts: list[Started] = field(default_factory=list)
     failures: list[RequestFailure] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    """Requests whose prompts were scored: one for each chunk of the plan that has something to score, in its order."""

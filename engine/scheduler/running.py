@@ -28,6 +28,8 @@ class Running:
         self.forecast = Forecast(self.tables)
         self.num_prefilling = 0
         """Requests whose known tokens are not all planned yet."""
+        self.num_paused = 0
+        """Structured requests between two tokens."""
 
     def __len__(self) -> int:
         return self._limits.max_num_seqs - len(self._free_rows)
@@ -78,6 +80,21 @@ class Running:
         request.account.begin_decoding(request)
         self.forecast.renew(request, self.decoding.step)
 
+    def pause(self, request: Request) -> None:
+        """A decoding request has its token and takes part in no step until ``resume``; it keeps row and blocks."""
+        self.decoding.remove(request)
+        request.account.end_decoding(request)
+        request.num_prefilled = request.num_tokens - 1
+        request.status = Status.PAUSED
+        self.num_paused += 1
+
+    def resume(self, request: Request) -> None:
+        """A paused request takes part in the next step."""
+        self.num_paused -= 1
+        self.decoding.add(request, at_once=True)
+        request.account.begin_decoding(request)
+        self.forecast.renew(request, self.decoding.step)
+
     def grow(self, request: Request) -> int:
         """Append one block to the table of a decoding request; one is available."""
         block = self._pool.take_one(owner_of(request))
@@ -119,6 +136,8 @@ class Running:
             account.end_decoding(request)
             # The newest token is not computed: what is computed are all before it.
             request.num_prefilled = request.num_tokens - 1
+        elif request.status is Status.PAUSED:
+            self.num_paused -= 1
         self.forecast.remove(request)
         account.num_blocks -= len(request.blocks) + request.rights
         if poisoned:
@@ -148,12 +167,15 @@ class Running:
         held = self.held
         granted: set[int] = set()
         for request in held:
-            assert request.status in (Status.PREFILLING, Status.DECODING), "a row of a request that does not run"
+            running = (Status.PREFILLING, Status.DECODING, Status.PAUSED)
+            assert request.status in running, "a row of a request that does not run"
+            assert request.held == (request.status is Status.PAUSED), "a request that waits for a mask runs"
             assert len(request.blocks) * self.tables.unit == request.capacity
             assert not request.blocks or request.num_computed <= request.capacity, "tokens computed without a block"
             local = self.tables.held(request)
             assert len(local) <= request.rights, "more blocks held than there are rights to"
-            assert len(local) == request.rights or request.status is not Status.DECODING, "rights to more than is held"
+            settled = request.status is not Status.PREFILLING
+            assert not settled or len(local) == request.rights, "rights to more than is held"
             granted.update(local)
             for block in request.blocks + local:
                 holders[block] += 1
@@ -163,7 +185,8 @@ class Running:
             assert self._pool.refs(block) == holders[block], "reference counts and tables disagree"
         rights = sum(request.rights for request in held)
         assert self._pool.num_reserved == rights - len(granted), "rights and tables disagree"
-        assert len(held) == len(self) == len(self.decoding) + self.num_prefilling == len(self.forecast)
+        assert len(held) == len(self) == len(self.forecast)
+        assert len(held) == len(self.decoding) + self.num_prefilling + self.num_paused
         for account in {request.account for request in held}:
             own = [request for request in held if request.account is account]
             decoding = [request for request in own if request.status is Status.DECODING]
@@ -194,4 +217,6 @@ def admission_of(request: Request) -> Admission:
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
         local=tuple(map(tuple, request.local)) if request.local else (),
+        deterministic=request.deterministic,
+        prompt_logprobs=submit.prompt_logprobs,
     )

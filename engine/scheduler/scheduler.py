@@ -19,6 +19,8 @@ preempted in a step is not admitted again in that step.
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import BlockPool
 from engine.kv.layout import FULL, KvGroup, most_blocks
@@ -28,9 +30,10 @@ from engine.scheduler.admission import Admissions
 from engine.scheduler.commit import Commits
 from engine.scheduler.limits import SchedulerLimits, check_submit
 from engine.scheduler.live import LiveRequests
-from engine.scheduler.plan import StepPlan, StepResult
+from engine.scheduler.plan import RowMask, StepPlan, StepResult
 from engine.scheduler.running import age
 from engine.scheduler.sharing import Sharing
+from engine.scheduler.siblings import found_family
 from isolation.ipc.messages import FailureCode, Submit
 
 CHECK_EVERY = 256
@@ -49,6 +52,7 @@ class Scheduler:
     ) -> None:
         """``raise_defects``: raise ``FairnessBrokenError`` instead of counting in ``num_defects`` (for tests)."""
         assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
+        assert limits.prefix_caching == cache.caching, "cache and limits disagree"
         tables = limits.groups or (KvGroup(FULL, limits.block_size),)
         needed = most_blocks(tables, limits.max_context, limits.max_num_batched_tokens)
         assert needed <= pool.num_blocks, "a request must fit the pool"
@@ -57,7 +61,7 @@ class Scheduler:
         """Times that the proved bound was found broken."""
         self._raise_defects = raise_defects
         self._pool = pool
-        self._live = LiveRequests(limits, pool)
+        self._live = LiveRequests(limits, pool, cache)
         self._running = self._live.running
         self._sharing = Sharing(limits, pool, self._running)
         self._admissions = Admissions(limits, pool, cache, self._live, self._sharing)
@@ -81,8 +85,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``schedule`` would give a plan."""
-        return bool(self._live.by_id) or self._pool.has_dirty
+        """Whether ``schedule`` would give a plan. Requests that are held give none before their masks have come."""
+        return self._has_free_requests or self._pool.has_dirty
+
+    @property
+    def _has_free_requests(self) -> bool:
+        return len(self._live.by_id) > self._live.num_held
 
     @property
     def num_available_blocks(self) -> int:
@@ -97,22 +105,27 @@ class Scheduler:
         """
         limits = self.limits
         check_submit(submit, limits)
-        if submit.request in self._live.by_id:
+        ids = range(submit.request, submit.request + submit.choices)
+        used = [request_id for request_id in ids if request_id in self._live.by_id]
+        if used:
+            for request_id in used:
+                self.abort(request_id)
             # An id names one request; whoever reuses it loses both, so no token can go to the wrong one.
-            self.abort(submit.request)
             raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
-        if self._live.num_waiting >= limits.max_waiting:
+        if self._live.num_waiting + submit.choices > limits.max_waiting:
             raise RequestRejectedError(FailureCode.OVERLOADED, "too many requests wait")
-        eos = frozenset[int]() if submit.ignore_eos else limits.eos_ids
-        request = Request(
-            submit,
-            order=self._next_order,
-            limit=min(len(submit.token_ids) + submit.max_tokens, limits.max_context),
-            stop_ids=eos.union(submit.stop_ids) if submit.stop_ids else eos,
-            arrival_ns=now_ns,
-        )
-        self._next_order += 1
-        self._live.enter(request)
+        make = partial(self._request, now_ns=now_ns)
+        if submit.choices == 1:
+            self._live.enter(make(submit))
+        else:
+            self._live.enter(found_family(submit, make, prefix_caching=limits.prefix_caching))
+
+    def set_mask(self, request_id: int, position: int, mask: RowMask) -> None:
+        """The mask for the request's output token at this position. One that is not waited for is passed over: the
+        request has ended, or has a mask already."""
+        request = self._live.by_id.get(request_id)
+        if request is not None and request.held and request.num_output == position:
+            self._live.let_go(request, mask)
 
     def abort(self, request_id: int) -> bool:
         """End a request now, between two steps. Says whether it was live."""
@@ -145,6 +158,7 @@ class Scheduler:
             self._drop_lost_growth(plan, grown)
         self._running.decoding.refresh()
         plan.decode_rows = self._running.decoding.rows
+        self._put_masks(plan)
         if self._pool.has_dirty:
             plan.zero_blocks = self._pool.drain_dirty()
         pace.planned(plan.num_tokens)
@@ -156,7 +170,7 @@ class Scheduler:
         self._commits.take(plan, token_ids, result)
         if self._running.decoding.step % CHECK_EVERY == 0:
             self.check_fairness()
-        if not self._live.by_id:
+        if not self._has_free_requests:
             self._admissions.pace.pause()
         return result
 
@@ -174,6 +188,19 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that queues, rows, tables and pool agree, between two steps; linear in the pool."""
         self._live.check_integrity()
+
+    def _request(self, submit: Submit, *, now_ns: int) -> Request:
+        limits = self.limits
+        eos = frozenset[int]() if submit.ignore_eos else limits.eos_ids
+        request = Request(
+            submit,
+            order=self._next_order,
+            limit=min(len(submit.token_ids) + submit.max_tokens, limits.max_context),
+            stop_ids=eos.union(submit.stop_ids) if submit.stop_ids else eos,
+            arrival_ns=now_ns,
+        )
+        self._next_order += 1
+        return request
 
     def _grow_decodes(self, plan: StepPlan) -> bool:
         """Give a block to every decoding request that needs one, the oldest first. Says whether one had to be
@@ -205,6 +232,16 @@ class Scheduler:
             if request.status is Status.DECODING:
                 plan.grow(request.row, running.extend(request))
         return crowded
+
+    def _put_masks(self, plan: StepPlan) -> None:
+        """Put the masks of structured requests that sample into the plan."""
+        for request in self._running.decoding.structured:
+            assert request.mask is not None, "a structured request decodes without a mask"
+            plan.masks[request.row] = request.mask
+        for chunk in plan.prefills:
+            mask = self._running.at(chunk.row).mask if chunk.last else None
+            if mask is not None:
+                plan.masks[chunk.row] = mask
 
     def _drop_lost_growth(self, plan: StepPlan, count: int) -> None:
         """Take the new blocks of rows that were vacated after they had grown out of the first ``count`` in the plan;

@@ -2,7 +2,8 @@
 
 It connects to the host, loads what its configuration names, tries it, says ``TextReady``, and then
 answers jobs one by one in the order they come. The queue is the ring itself, so a host that asks
-faster than the worker answers finds the ring full. ``Drain`` ends it.
+faster than the worker answers finds the ring full. What concerns grammars goes to another process
+(``grammar_process``) and is answered as it comes. ``Drain`` ends it.
 
 Exit status: 0 drained, 1 the host went away or spoke out of turn, 2 wrong usage, 3 the
 configuration or the model cannot be used. Each but the first says why in one line on stderr.
@@ -10,6 +11,7 @@ configuration or the model cannot be used. Each but the first says why in one li
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -17,10 +19,22 @@ from collections.abc import Sequence
 from engine.attach import attach
 from engine.config import TextConfig
 from engine.errors import ConfigurationError, ModelLoadError
+from engine.text.grammar_process import GrammarLine, start_keeper
 from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull
-from isolation.ipc.messages import Decode, Drain, Encode, Message, ReadVocabulary, Role
+from isolation.ipc.grammar_messages import Advance, CloseGrammar, OpenGrammar
+from isolation.ipc.memory import LOOK_AGAIN_S
+from isolation.ipc.messages import (
+    Decode,
+    Drain,
+    Encode,
+    Failed,
+    FailureCode,
+    Message,
+    ReadVocabulary,
+    Role,
+)
 
 EXIT_DRAINED = 0
 EXIT_HOST = 1
@@ -48,8 +62,10 @@ def main(arguments: Sequence[str]) -> int:
         channel, configuration = attach(arguments[0], Role.TEXT)
         try:
             worker = load_worker(TextConfig.from_json(configuration))
+            words = worker.words()
+            grammars = start_keeper(words, channel) if words is not None else None
             _send(channel, worker.ready())
-            serve(worker, channel)
+            serve(worker, channel, grammars)
         finally:
             channel.close()
     except (ConfigurationError, ModelLoadError) as error:
@@ -59,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_DRAINED
 
 
-def serve(worker: TextWorker, channel: Channel) -> None:
+def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None = None) -> None:
     """Answer jobs until the host drains the worker; jobs before the ``Drain`` are answered.
 
     Raises:
@@ -69,10 +85,46 @@ def serve(worker: TextWorker, channel: Channel) -> None:
         for message in channel.receive(RECEIVE_LIMIT):
             if isinstance(message, Drain):
                 return
-            if not isinstance(message, Encode | Decode | ReadVocabulary):
+            if isinstance(message, OpenGrammar | Advance | CloseGrammar):
+                _hand_over(message, channel, grammars)
+            elif isinstance(message, Encode | Decode | ReadVocabulary):
+                _send(channel, worker.answer(message))
+                _relay(channel, grammars)
+            else:
                 raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
-            _send(channel, worker.answer(message))
-        channel.wait(IDLE_WAIT_S)
+        _relay(channel, grammars)
+        if grammars is None:
+            channel.wait(IDLE_WAIT_S)
+        else:
+            _wait_both(channel, grammars)
+
+
+def _hand_over(
+    message: OpenGrammar | Advance | CloseGrammar, channel: Channel, grammars: GrammarLine | None
+) -> None:
+    """Give the message to the keeper of grammars, or refuse it where there is none."""
+    if grammars is not None:
+        grammars.send(message)
+    elif isinstance(message, OpenGrammar):
+        reason = "this model's tokens do not spell its text exactly, which structured output needs"
+        _send(channel, Failed(message.request, FailureCode.INVALID, reason))
+
+
+def _relay(channel: Channel, grammars: GrammarLine | None) -> None:
+    if grammars is not None:
+        for answer in grammars.receive():
+            _send(channel, answer)
+
+
+def _wait_both(channel: Channel, grammars: GrammarLine) -> None:
+    """Sleep until the host or the keeper of grammars has something, looking again now and then as ``Channel.wait``."""
+    if channel.arm():
+        return
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    poll.register(grammars.fileno(), select.POLLIN)
+    poll.poll(LOOK_AGAIN_S * 1_000)
+    channel.disarm()
 
 
 def _send(channel: Channel, message: Message) -> None:

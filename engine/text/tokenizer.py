@@ -94,6 +94,14 @@ class Tokenizer:
         marked = text.count(OPEN)
         return self._checked(text, max_tokens, add_special_tokens=False, control=marked)
 
+    def fragment(self, text: str) -> list[int]:
+        """Ids of a piece of text from the middle of an answer: nothing is put around it.
+
+        Raises:
+            RequestRejectedError: ``INVALID`` when the tokenizer cannot take the text.
+        """
+        return self._encoded(text, add_special_tokens=False)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids without special tokens; ids outside the vocabulary give nothing."""
         try:

@@ -10,12 +10,13 @@ from engine.errors import ModelLoadError, RequestRejectedError
 from engine.text.conversation import Conversation, check_text, parse_conversation
 from engine.text.decoder import FRAME_ROOM_BYTES, decode
 from engine.text.files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TextFiles, read_text_files
+from engine.text.grammar_words import Words
+from engine.text.reasons import presentable
 from engine.text.template import ChatTemplate, parse_template
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
 from isolation.ipc.messages import (
     MAX_FRAME_BYTES,
-    MAX_REASON_BYTES,
     MAX_VOCABULARY_ENTRIES,
     Decode,
     Decoded,
@@ -59,6 +60,10 @@ class TextWorker:
         }
         self._vocabulary = Vocabulary(self._tokenizer)
 
+    def words(self) -> Words | None:
+        """What grammars need of the tokenizer; None when the table of its tokens' bytes is not exact."""
+        return Words(self._vocabulary.entries, self._tokenizer.fragment) if self._vocabulary.exact else None
+
     def ready(self) -> TextReady:
         """What this model can do."""
         return TextReady(
@@ -78,7 +83,7 @@ class TextWorker:
                 return Decoded(job.request, decode(self._tokenizer, job.token_ids))
             return self._read_vocabulary(job)
         except RequestRejectedError as error:
-            return Failed(job.request, error.code, _presentable(error.reason))
+            return Failed(job.request, error.code, presentable(error.reason))
         except MemoryError:
             return Failed(job.request, FailureCode.INTERNAL, "the text worker ran out of memory")
 
@@ -124,9 +129,3 @@ def load_worker(config: TextConfig) -> TextWorker:
     except RequestRejectedError as error:
         # A sample of the self-check that the model's own tokenizer cannot take.
         raise ModelLoadError(f"the tokenizer fails on a sample: {error.reason}") from error
-
-
-def _presentable(reason: str) -> str:
-    """One line that fits the frame; what templates say may hold anything."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in reason).split())
-    return line.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

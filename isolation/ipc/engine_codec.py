@@ -6,20 +6,19 @@ long as no log-probabilities were asked for.
 
 Payloads (``n`` items each where marked):
 
-* Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8,
-  deadline_us u64, sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, prompt n x u32, stop ids n x u32.
+* Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8, choices u8,
+  prompt_logprobs i8, deadline_us u64, sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, prompt n x u32,
+  stop ids n x u32.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
-  waiting, free_blocks, defects (u32 each); columns requests n x u64, token_ids n x u32, finishes n x u8;
-  starts n x (u64, u32, u64); failures n x (u64, u8); logprobs as columns index n x u32,
-  logprob n x f64, alternatives of each n x u8, then all ids n x u32 and all values n x f64.
+  waiting, free_blocks, defects, prompts, their positions, their alternatives (u32 each); columns requests n x u64,
+  token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64); failures n x (u64, u8); then logprobs and prompts as
+  ``isolation.ipc.logprob_codec`` has them.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
-from itertools import chain, pairwise
-from math import isfinite
 
 from isolation.ipc.frame import (
     HEADER_BYTES,
@@ -34,7 +33,18 @@ from isolation.ipc.frame import (
     require_range,
     take_array,
 )
+from isolation.ipc.logprob_codec import (
+    check_logprobs,
+    check_prompts,
+    logprobs_size,
+    pack_logprobs,
+    pack_prompts,
+    prompts_size,
+    unpack_logprobs,
+    unpack_prompts,
+)
 from isolation.ipc.messages import (
+    MAX_CHOICES,
     MAX_DEADLINE_US,
     MAX_STOP_IDS,
     MAX_TOKENS_PER_FRAME,
@@ -50,20 +60,17 @@ from isolation.ipc.messages import (
     Started,
     StepOutput,
     Submit,
-    TokenLogprobs,
 )
 
 MAX_WEIGHT = 1_000
 _SMALLEST = 5e-324  # the least positive float: "above 0" as a closed range
 _LARGEST = 1.7976931348623157e308
 
-_SUBMIT = struct.Struct(f"<IIHBBbBQddddddIQ{NAMESPACE_KEY_BYTES}s")
-_STEP = struct.Struct("<9I")
+_SUBMIT = struct.Struct(f"<IIHBBbBBbQddddddIQ{NAMESPACE_KEY_BYTES}s")
+_STEP = struct.Struct("<12I")
 _START = struct.Struct("<QIQ")
 _FAILURE = struct.Struct("<QB")
 _TOKEN_BYTES = 8 + 4 + 1
-_LOGPROB_BYTES = 4 + 8 + 1
-_ALTERNATIVE_BYTES = 4 + 8
 _FINISHES = bytes((0, 1, 2))
 
 
@@ -76,6 +83,9 @@ def _check_submit(message: Submit) -> None:
     require_range("logprobs", message.logprobs, -1, MAX_TOP_LOGPROBS)
     require_range("weight", message.weight, 1, MAX_WEIGHT)
     require_range("priority", message.priority, Priority.HIGH, Priority.LOW)
+    require_range("prompt_logprobs", message.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
+    require_range("choices", message.choices, 1, MAX_CHOICES)
+    require(message.request + message.choices - 1 <= MAX_U64, "the ids of the choices leave 64 bits")
     require_range("deadline_us", message.deadline_us, 0, MAX_DEADLINE_US)
     sampling = message.sampling
     require_range("temperature", sampling.temperature, 0.0, _LARGEST)
@@ -95,9 +105,11 @@ def _pack_submit(message: Submit) -> bytes:
         len(message.token_ids),
         message.weight,
         len(message.stop_ids),
-        message.ignore_eos | message.retain << 1,
+        message.ignore_eos | message.retain << 1 | message.structured << 2 | message.deterministic << 3,
         message.logprobs,
         message.priority,
+        message.choices,
+        message.prompt_logprobs,
         message.deadline_us,
         sampling.temperature,
         sampling.top_p,
@@ -114,10 +126,10 @@ def _pack_submit(message: Submit) -> bytes:
 
 def _unpack_submit(request: int, frame: bytes) -> Submit:
     (
-        max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, deadline_us,
+        max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, choices, prompt_logprobs, deadline_us,
         temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)  # fmt: skip
-    require(flags < 4, f"unknown flags {flags:#x}")
+    require(flags < 16, f"unknown flags {flags:#x}")
     prompt = HEADER_BYTES + _SUBMIT.size
     stops = prompt + 4 * num_tokens
     end = stops + 4 * num_stop_ids
@@ -135,6 +147,10 @@ def _unpack_submit(request: int, frame: bytes) -> Submit:
         weight=weight,
         priority=priority,
         deadline_us=deadline_us,
+        structured=bool(flags & 4),
+        prompt_logprobs=prompt_logprobs,
+        choices=choices,
+        deterministic=bool(flags & 8),
     )
 
 
@@ -150,26 +166,9 @@ def _check_step_output(message: StepOutput) -> None:
     require_length("starts", len(message.starts), MAX_TOKENS_PER_FRAME)
     require_length("failures", len(message.failures), MAX_TOKENS_PER_FRAME)
     if message.logprobs:
-        _check_logprobs(message.logprobs, count)
-
-
-def _check_logprobs(entries: tuple[TokenLogprobs, ...], num_tokens: int) -> None:
-    require(
-        all(before.index < after.index for before, after in pairwise(entries))
-        and entries[0].index >= 0
-        and entries[-1].index < num_tokens,
-        "positions of logprobs do not ascend within the frame's tokens",
-    )
-    for entry in entries:
-        require_length("alternatives", len(entry.top_ids), MAX_TOP_LOGPROBS)
-        require(
-            len(entry.top_ids) == len(entry.top_logprobs),
-            "alternatives and their logprobs have different lengths",
-        )
-        require(
-            isfinite(entry.logprob) and all(map(isfinite, entry.top_logprobs)),
-            "a logprob is not finite",
-        )
+        check_logprobs(message.logprobs, count)
+    if message.prompts:
+        check_prompts(message.prompts)
 
 
 def _pack_step_output(message: StepOutput) -> bytes:
@@ -185,6 +184,9 @@ def _pack_step_output(message: StepOutput) -> bytes:
             message.waiting,
             message.free_blocks,
             message.defects,
+            len(message.prompts),
+            sum(len(entry.logprobs) for entry in message.prompts),
+            sum(len(entry.top_ids) for entry in message.prompts),
         ),
         message.requests.tobytes(),
         message.token_ids.tobytes(),
@@ -195,26 +197,23 @@ def _pack_step_output(message: StepOutput) -> bytes:
     for failure in message.failures:
         parts.append(_FAILURE.pack(failure.request, FailureCode(failure.code)))
     if entries:
-        parts += (
-            array("I", [entry.index for entry in entries]).tobytes(),
-            array("d", [entry.logprob for entry in entries]).tobytes(),
-            bytes(len(entry.top_ids) for entry in entries),
-            array("I", chain.from_iterable(entry.top_ids for entry in entries)).tobytes(),
-            array("d", chain.from_iterable(entry.top_logprobs for entry in entries)).tobytes(),
-        )
+        parts += pack_logprobs(entries)
+    if message.prompts:
+        parts += pack_prompts(message.prompts)
     return b"".join(parts)
 
 
 def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
     (
         count, num_starts, num_failures, num_logprobs, num_alternatives,
-        running, waiting, free_blocks, defects,
+        running, waiting, free_blocks, defects, num_prompts, num_positions, num_prompt_alternatives,
     ) = _STEP.unpack_from(frame, HEADER_BYTES)  # fmt: skip
     tokens = HEADER_BYTES + _STEP.size
     starts = tokens + _TOKEN_BYTES * count
     failures = starts + _START.size * num_starts
     logprobs = failures + _FAILURE.size * num_failures
-    end = logprobs + _LOGPROB_BYTES * num_logprobs + _ALTERNATIVE_BYTES * num_alternatives
+    prompts = logprobs + logprobs_size(num_logprobs, num_alternatives)
+    end = prompts + prompts_size(num_prompts, num_positions, num_prompt_alternatives)
     # One comparison settles truncation, trailing bytes and forged counts before any allocation.
     if end != len(frame):
         raise OutOfBoundsError("the counts do not give the frame's length")
@@ -225,7 +224,7 @@ def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
         take_array("I", frame, ids, finishes),
         frame[finishes:starts],
         tuple(Started(*fields) for fields in _START.iter_unpack(frame[starts:failures])) if num_starts else (),
-        _unpack_logprobs(frame[logprobs:], num_logprobs, num_alternatives) if logprobs != end else (),
+        unpack_logprobs(frame[logprobs:prompts], num_logprobs, num_alternatives) if logprobs != prompts else (),
         tuple(
             RequestFailure(failed, FailureCode(code)) for failed, code in _FAILURE.iter_unpack(frame[failures:logprobs])
         )
@@ -235,28 +234,8 @@ def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
         waiting,
         free_blocks,
         defects,
+        unpack_prompts(frame[prompts:], num_prompts, num_positions) if prompts != end else (),
     )
-
-
-def _unpack_logprobs(columns: bytes, num_entries: int, num_alternatives: int) -> tuple[TokenLogprobs, ...]:
-    """Entries of columns whose total length the caller has checked."""
-    at_chosen = 4 * num_entries
-    at_counts = at_chosen + 8 * num_entries
-    at_ids = at_counts + num_entries
-    at_values = at_ids + 4 * num_alternatives
-    indices = take_array("I", columns, 0, at_chosen)
-    chosen = array("d", columns[at_chosen:at_counts])
-    counts = columns[at_counts:at_ids]
-    ids = take_array("I", columns, at_ids, at_values)
-    values = array("d", columns[at_values:])
-    require(sum(counts) == num_alternatives, "alternatives do not sum up to their total")
-    entries = []
-    start = 0
-    for index, logprob, count in zip(indices, chosen, counts, strict=True):
-        end = start + count
-        entries.append(TokenLogprobs(index, logprob, tuple(ids[start:end]), tuple(values[start:end])))
-        start = end
-    return tuple(entries)
 
 
 def _check_nothing(_message: Abort | Drain) -> None:

@@ -47,6 +47,10 @@ class Kind(IntEnum):
     FAILED = 38
     EMBED = 50
     EMBEDDING = 51
+    OPEN_GRAMMAR = 64
+    ADVANCE = 65
+    CLOSE_GRAMMAR = 66
+    MASKS = 67
 
 
 class OutOfBoundsError(ValueError):
@@ -87,7 +91,7 @@ def require_length(name: str, length: int, limit: int) -> None:
         raise OutOfBoundsError(f"{name} has {length} bytes or items, above the limit of {limit}")
 
 
-def require_array(name: str, values: array[int], typecode: str) -> None:
+def require_array(name: str, values: array[int] | array[float], typecode: str) -> None:
     """Raise ``OutOfBoundsError`` unless this is an array of that typecode."""
     if values.typecode != typecode:
         raise OutOfBoundsError(f"{name} is not an array of typecode {typecode}")

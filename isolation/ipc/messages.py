@@ -7,8 +7,10 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Embed | Abort``, guest ``StepOutput | Embedding``;
-* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``;
+* engine: host ``Submit | Embed | Abort | Masks``, guest ``StepOutput | Embedding``;
+* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``; and, answered as
+  they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
+  (``grammar_messages``);
 * both: host ``Drain``, after which the guest finishes and leaves.
 
 The bounds here are part of the protocol: the codec refuses a frame outside them on both sides.
@@ -21,7 +23,9 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-PROTOCOL_VERSION = 2
+from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
+
+PROTOCOL_VERSION = 3
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
@@ -47,6 +51,8 @@ MAX_EMBEDDING = 65_536
 """Numbers of one embedding; the widest published residual stream has 18,432."""
 MAX_DEADLINE_US = 7 * 24 * 3_600 * 1_000_000
 """Microseconds in a week: beyond any request's life, and far from where nanoseconds would leave 64 bits."""
+MAX_CHOICES = 16
+"""Outputs of one prompt in one request; each takes a row of the engine and a grant of its own."""
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
 
@@ -125,6 +131,8 @@ class EngineReady:
     """Tokens of prompt and output together."""
     block_size: int
     num_blocks: int
+    deterministic: bool = False
+    """Whether it can serve deterministic requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,17 @@ class Submit:
     deadline_us: int = 0
     """Microseconds from receipt in the engine after which the request fails as ``DEADLINE``, unsigned 64-bit below
     ``MAX_DEADLINE_US``; 0: never."""
+    structured: bool = False
+    """Whether each output token is chosen under a mask of its own: none is sampled before that has come."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for every token of the prompt but the first. The prompt is then computed from its start,
+    whatever is cached. Of several choices it concerns the first."""
+    choices: int = 1
+    """Outputs wanted, at most ``MAX_CHOICES``. Each is answered as a request of its own under ``request``,
+    ``request + 1`` ..., with ``max_tokens`` for each, and drawn with the seed plus its number."""
+    deterministic: bool = False
+    """Whether tokens and log-probabilities must be the same bits alone and in any batch. Its blocks serve other
+    deterministic requests only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +275,27 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive prompt tokens of one request, each given the tokens before it. A request's
+    entries follow each other without a gap, from position 1 on, and are complete before its first token.
+
+    Three columns: ``logprobs`` (typecode ``d``) one a position; ``top_ids`` (``I``) and ``top_logprobs`` (``d``) the
+    alternatives, position after position, the same number for each, at most ``MAX_TOP_LOGPROBS``."""
+
+    request: int
+    start: int
+    """Position of the first token."""
+    logprobs: array[float]
+    top_ids: array[int] = field(default_factory=lambda: array("I"))
+    top_logprobs: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def width(self) -> int:
+        """Alternatives of each position."""
+        return len(self.top_ids) // len(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailure:
     """A request ended without finishing; nothing more will come for it."""
 
@@ -266,7 +306,7 @@ class RequestFailure:
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """All that one step gave, in one frame. ``requests`` (typecode ``Q``), ``token_ids`` (``I``)
-    and ``finishes`` run in parallel. Starts and failures are bounded as the tokens are."""
+    and ``finishes`` run in parallel. Starts, failures and positions of prompts are bounded as the tokens are."""
 
     requests: array[int] = field(default_factory=lambda: array("Q"))
     token_ids: array[int] = field(default_factory=lambda: array("I"))
@@ -280,6 +320,7 @@ class StepOutput:
     free_blocks: int = 0
     defects: int = 0
     """Promises of its own that the engine found broken since its start: none, unless there is a defect."""
+    prompts: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +384,9 @@ class Failed:
     reason: str
 
 
-HostMessage = Configure | Submit | Embed | Abort | Drain | Encode | Decode | ReadVocabulary
+EngineRequest = Submit | Embed | Abort | Masks
+TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
+HostMessage = Configure | Drain | EngineRequest | TextRequest
 TextAnswer = Encoded | Decoded | Vocabulary | Failed
-GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer
+GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer | Masks
 Message = HostMessage | GuestMessage

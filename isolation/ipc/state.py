@@ -6,12 +6,12 @@ copy of the state, so it names the sender's side and not "we" and "they".
     GREETING     guest: Hello                    -> CONFIGURING
     CONFIGURING  host:  Configure                -> LOADING
     LOADING      guest: EngineReady | TextReady  -> READY
-    READY        engine: host Submit | Embed | Abort, guest StepOutput | Embedding
-                 text:   host Encode | Decode | ReadVocabulary,
-                         guest Encoded | Decoded | Vocabulary | Failed
+    READY        engine: host Submit | Embed | Abort | Masks, guest StepOutput | Embedding
+                 text:   host Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar,
+                         guest Encoded | Decoded | Vocabulary | Failed | Masks
                  both:   host Drain              -> DRAINING
-    DRAINING     engine: host Abort | Drain, guest StepOutput | Embedding
-                 text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed
+    DRAINING     engine: host Abort | Masks | Drain, guest StepOutput | Embedding
+                 text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed | Masks
     BROKEN       nothing, ever: a peer has broken the protocol
 
 The two copies differ only while a message is under way, and no state forbids what the other side
@@ -25,6 +25,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
+from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -87,24 +88,25 @@ def _opening(ready: type[Message]) -> dict[tuple[State, Side], _Moves]:
     }
 
 
-_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed)
+_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed, Masks)
+_TEXT_JOBS = (Encode, Decode, ReadVocabulary, OpenGrammar, Advance, CloseGrammar)
 
 TRANSITIONS = MappingProxyType(
     {
         Role.ENGINE: {
             **_opening(EngineReady),
             (State.READY, Side.HOST): {
-                **_staying(State.READY, Submit, Embed, Abort),
+                **_staying(State.READY, Submit, Embed, Abort, Masks),
                 Drain: State.DRAINING,
             },
             (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding),
-            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Drain),
+            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Masks, Drain),
             (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding),
         },
         Role.TEXT: {
             **_opening(TextReady),
             (State.READY, Side.HOST): {
-                **_staying(State.READY, Encode, Decode, ReadVocabulary),
+                **_staying(State.READY, *_TEXT_JOBS),
                 Drain: State.DRAINING,
             },
             (State.READY, Side.GUEST): _staying(State.READY, *_TEXT_RESULTS),

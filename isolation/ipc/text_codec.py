@@ -3,7 +3,7 @@
 Payloads (``rest`` runs to the frame's end):
 
 * Hello: version u16, role u8. Configure: rest JSON.
-* EngineReady: vocab_size, max_context, block_size, num_blocks (u32 each).
+* EngineReady: vocab_size, max_context, block_size, num_blocks (u32 each), one flag u8.
 * TextReady: vocab_size u32, three flags u8.
 * Encode: kind u8, max_tokens u32, rest source. Encoded, Decode: rest n x u32.
 * Decoded: rest UTF-8. ReadVocabulary: start u32.
@@ -53,7 +53,7 @@ from isolation.ipc.messages import (
 )
 
 _HELLO = struct.Struct("<HB")
-_ENGINE_READY = struct.Struct("<4I")
+_ENGINE_READY = struct.Struct("<4IB")
 _TEXT_READY = struct.Struct("<IBBB")
 _ENCODE = struct.Struct("<BI")
 _U32 = struct.Struct("<I")
@@ -102,11 +102,15 @@ def _check_engine_ready(message: EngineReady) -> None:
 
 
 def _pack_engine_ready(message: EngineReady) -> bytes:
-    return _ENGINE_READY.pack(message.vocab_size, message.max_context, message.block_size, message.num_blocks)
+    return _ENGINE_READY.pack(
+        message.vocab_size, message.max_context, message.block_size, message.num_blocks, message.deterministic
+    )
 
 
 def _unpack_engine_ready(_request: int, frame: bytes) -> EngineReady:
-    return EngineReady(*_fixed(_ENGINE_READY, frame))
+    vocab_size, max_context, block_size, num_blocks, deterministic = _fixed(_ENGINE_READY, frame)
+    require(deterministic < 2, f"the flag is {deterministic}")
+    return EngineReady(vocab_size, max_context, block_size, num_blocks, bool(deterministic))
 
 
 def _check_text_ready(message: TextReady) -> None:

@@ -76,7 +76,7 @@ class SimulatedRunner:
             local = [group for group in self.groups if group.reach != FULL]
             for group, table in zip(local, request.local, strict=True):
                 held = sum(block != NULL_BLOCK for block in table)
-                written = 1 if request.status is Status.DECODING else chunk
+                written = chunk if request.status is Status.PREFILLING else 1
                 bound = -(-(group.reach.size - 1 + written) // group.block_size) + 1
                 assert held <= bound, "more is held than a window, what is written, and a block"
 
@@ -84,7 +84,9 @@ class SimulatedRunner:
         """Read what the position sees in every table, then write the position's own slots."""
         request, tokens = self.requests[row], self.known[row]
         assert list(request.token_ids) == tokens
-        key = (request.namespace,) if request.retain else (request.namespace, request.request_id)
+        # What may not be kept is nobody's but the request's, or its family's.
+        own = request.request_id if request.family is None else id(request.family)
+        key = (request.namespace,) if request.retain else (request.namespace, own)
         for number, group in enumerate(self.groups):
             table, size = self.tables[row][number], group.block_size
             for before in range(group.reach.first_seen(position), position):

@@ -59,7 +59,9 @@ def model_config(**fields: object) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
+def random_model(
+    config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, packed: bool = True
+) -> Decoder:
     """A model with random weights, wide enough spread that greedy continuations wander."""
     generator = torch.Generator().manual_seed(seed)
     model, checklist = build_model(config, dtype, torch.device("cpu"))
@@ -67,7 +69,8 @@ def random_model(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = tor
         scale = 1.0 if "embed" in name or "lm_head" in name else 0.3
         values = torch.randn(target.shape, generator=generator) * scale
         target.copy_(1 + 0.1 * values if "norm" in name else values)
-    model.pack()
+    if packed:
+        model.pack()
     return model
 
 
@@ -128,6 +131,6 @@ def make_scheduler(
         **fields,
     }
     pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, root=bytes(16), block_size=block_size, groups=groups)
+    cache = PrefixCache(pool, root=bytes(16), block_size=block_size, caching=prefix_caching, groups=groups)
     limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, groups=groups, **values)
     return Scheduler(limits, pool, cache, raise_defects=True), pool

@@ -68,6 +68,7 @@ def test_scheduling_needs_no_tensors(root: Path) -> None:
     assert {name for name in loaded if name.startswith("isolation")} == {
         "isolation",
         "isolation.ipc",
+        "isolation.ipc.grammar_messages",
         "isolation.ipc.messages",
     }
 

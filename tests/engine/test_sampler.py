@@ -1,4 +1,4 @@
-"""Sampler: exact distributions, order of operations, independence of rows, logprobs, penalties."""
+"""Sampler: greedy, independence of rows, extremes, logprobs, penalties; for distributions see test_sampling_exact."""
 
 from __future__ import annotations
 
@@ -40,22 +40,6 @@ def sample_one(logits: torch.Tensor, sampling: Sampling, position: int = 1, **co
     return sampler.sample(logits[None], [0], np.array([position])).token_ids[0]
 
 
-def expected_distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The distribution by its definition, in float64, one row."""
-    scores = logits.astype(np.float64) / sampling.temperature
-    keep = np.ones(len(scores), dtype=bool)
-    if sampling.top_k:
-        keep &= scores >= np.sort(scores)[-min(sampling.top_k, len(scores))]
-    weights = np.where(keep, np.exp(scores - scores.max()), 0)
-    if sampling.top_p < 1:
-        order = np.argsort(-weights, kind="stable")
-        before = np.cumsum(weights[order]) - weights[order]
-        last = order[np.nonzero(before < sampling.top_p * weights.sum())[0][-1]]
-        weights[weights < weights[last]] = 0
-    weights[weights < sampling.min_p * weights.max()] = 0
-    return weights / weights.sum()
-
-
 CASES = [
     Sampling(temperature=1.0),
     Sampling(temperature=0.5),
@@ -69,29 +53,6 @@ CASES = [
     Sampling(temperature=0.7, top_k=12, top_p=0.8, min_p=0.05),
     Sampling(temperature=1.5, top_k=4, top_p=0.5),
 ]
-
-
-@pytest.mark.parametrize("sampling", CASES)
-def test_frequencies_match_the_exact_distribution(sampling: Sampling) -> None:
-    """8,000 draws fit the distribution of the definition (chi-square), and nothing outside its support is drawn."""
-    size, draws = 30, 8_000
-    logits = torch.randn(size, generator=torch.Generator().manual_seed(3)) * 2
-    sampler = Sampler(draws, size)
-    for row in range(draws):
-        seeded = Sampling(**{name: getattr(sampling, name) for name in Sampling.__slots__ if name != "seed"}, seed=row)
-        admit(sampler, row, seeded)
-    samples = sampler.sample(logits.expand(draws, -1), list(range(draws)), np.full(draws, 5))
-    counts = np.bincount(samples.token_ids, minlength=size)
-    expected = expected_distribution(logits.numpy(), sampling) * draws
-    assert not counts[expected == 0].any()
-    common = expected >= 5
-    rest = (expected > 0) & ~common
-    cells = list(zip(counts[common], expected[common], strict=True))
-    if expected[rest].sum() >= 5:
-        cells.append((counts[rest].sum(), expected[rest].sum()))
-    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
-    freedom = len(cells) - 1
-    assert statistic <= freedom + 4 * math.sqrt(2 * max(freedom, 1))
 
 
 def test_a_request_draws_the_same_tokens_alone_and_in_any_batch() -> None:

@@ -17,15 +17,18 @@ from hypothesis.stateful import (
 )
 
 from engine.errors import RequestRejectedError
+from engine.kv.block_pool import TRANSIENT
 from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
 from engine.request import Request
-from engine.scheduler.plan import FAILED, StepResult
+from engine.scheduler.limits import SCORED_ROWS
+from engine.scheduler.plan import FAILED, RowMask, StepResult
 from isolation.ipc.messages import FailureCode
 from tests.engine.simulation import SimulatedRunner
 from tests.engine.support import make_scheduler, submit
 
 EOS = 7
 BLOCK = 4
+ANY = RowMask(b"\xff" * 128, accepting=True)
 MAX_STEPS_EACH = 400
 """Steps within which a whole backlog of this size must have ended, each request counted."""
 
@@ -80,6 +83,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.grants: dict[int, int] = {}
         self.caching = caching
+        self.siblings: set[int] = set()
+        self.unscored: dict[int, tuple[int, int]] = {}
+        """Position of the prompt that is to be scored next, and tokens of it, by request."""
 
     @rule(
         tenant=st.integers(1, 3),
@@ -90,6 +96,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         weight=st.integers(1, 3),
         priority=st.sampled_from([1, 1, 0, 2]),
         deadline_us=st.sampled_from([0, 0, 30]),
+        choices=st.sampled_from([1, 1, 1, 2, 5]),
+        prompt_logprobs=st.sampled_from([-1, -1, 0]),
+        structured=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -101,15 +110,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         weight: int,
         priority: int,
         deadline_us: int,
+        choices: int,
+        prompt_logprobs: int,
+        structured: bool,
     ) -> None:
         """A request whose prompt shares its beginning with others, or is refused with a reason."""
-        self.next_id += 1
+        first = self.next_id + 1
+        self.next_id += choices
         token_ids = [100 + prompt] * length
         waiting = self.scheduler.num_waiting
         try:
             self.scheduler.add(
                 submit(
-                    self.next_id,
+                    first,
                     token_ids,
                     max_tokens,
                     tenant=tenant,
@@ -118,15 +131,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                     priority=priority,
                     deadline_us=deadline_us,
                     ignore_eos=False,
+                    choices=choices,
+                    prompt_logprobs=prompt_logprobs,
+                    structured=structured,
                 ),
                 now_ns=self.now_ns,
             )
         except RequestRejectedError as error:
             too_long = length >= self.scheduler.limits.max_context
             assert error.code is (FailureCode.TOO_LONG if too_long else FailureCode.OVERLOADED)
-            assert too_long or waiting == 12
+            assert too_long or waiting + choices > 12
         else:
-            self.grants[self.next_id] = max_tokens
+            self.grants |= dict.fromkeys(range(first, first + choices), max_tokens)
+            if choices > 1:
+                self.siblings |= set(range(first, first + choices))
+            if prompt_logprobs >= 0:
+                self.unscored[first] = (1, length)
 
     @rule(back=st.integers(0, 8))
     def abort(self, back: int) -> None:
@@ -146,15 +166,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id in self.scheduler.expire(now_ns=self.now_ns):
             del self.grants[request_id]
         oldest = self.oldest_running()
+        self.give_masks()
         plan = self.scheduler.schedule(now_ns=self.now_ns)
         if plan is None:
-            assert not self.grants
+            assert all(request.held for request in self.scheduler._live.by_id.values())
             return
         if oldest is not None:
             assert oldest.row >= 0, "the oldest running request was preempted"
+        scored = [chunk for chunk in plan.prefills if chunk.num_scored]
+        assert sum(chunk.num_scored for chunk in scored) <= SCORED_ROWS
         result = self.scheduler.commit(plan, self.runner.execute(plan, default=token))
+        for request_id, chunk in zip(result.scored, scored, strict=True):
+            place, length = self.unscored[request_id]
+            assert chunk.score_from == place, "a gap, or something twice"
+            assert chunk.start < chunk.score_from <= chunk.start + chunk.length
+            assert place + chunk.num_scored <= length
+            self.unscored[request_id] = (place + chunk.num_scored, length)
         self.scheduler.check_fairness()
         self.check(result)
+
+    def give_masks(self) -> None:
+        """Masks for two of three structured requests that wait for one."""
+        for request_id, request in list(self.scheduler._live.by_id.items()):
+            if request.held and (request_id + self.now_ns // 1_000) % 3:
+                self.scheduler.set_mask(request_id, request.num_output, ANY)
 
     def oldest_running(self) -> Request | None:
         """The running request that arrived first."""
@@ -165,6 +200,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Grants are kept, and every answer is for a live request."""
         for request_id, finish in zip(result.requests, result.finishes, strict=True):
             self.grants[request_id] -= 1
+            place, length = self.unscored.get(request_id, (0, 0))
+            assert place == length, "a token before its prompt was scored"
             assert self.grants[request_id] >= 0, "more tokens than granted"
             if finish:
                 del self.grants[request_id]
@@ -173,7 +210,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             del self.grants[failure.request]
         for started in result.starts:
             assert started.cached_tokens % BLOCK == 0
-            assert self.caching or not started.cached_tokens
+            assert self.caching or not started.cached_tokens or started.request in self.siblings
+            assert not started.cached_tokens or started.request not in self.unscored
 
     @invariant()
     def sound(self) -> None:
@@ -196,6 +234,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step(1)
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.pool.num_available == self.pool.num_blocks
+        assert self.caching or not self.pool.num_cached
+        assert all(self.pool.owner(block) != TRANSIENT for block in range(1, self.pool.num_blocks + 1))
 
 
 class WindowMachine(SchedulerMachine):

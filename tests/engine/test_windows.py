@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -113,6 +114,32 @@ def test_memory_short_enough_for_preemption_gives_the_same_answers(monkeypatch: 
     assert engine.scheduler.num_preempted
     monkeypatch.setattr("engine.load.divide", lambda *_: ())
     expected = generate(make_engine(model, max_context=128, num_blocks=512), submissions())
+    assert same(answers, expected)
+
+
+@pytest.mark.parametrize("name", ["half", "one of four", "all chunks", "three"])
+def test_deterministic_requests_and_outputs_of_one_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deterministic requests, ordinary ones and three outputs of each prompt, beside each other in little memory with
+    NaN in every unheld block: the answers are those of one table for all layers, and the deterministic ones are the
+    same bits as in much memory."""
+    model = model_of(REACHES[name])
+    loads = [
+        replace(one, request=10 * one.request, choices=3, deterministic=bool(one.request % 2)) for one in submissions()
+    ]
+    engine = make_engine(model, max_context=128, max_num_batched_tokens=13, max_num_seqs=6, num_blocks=40)
+    poison(engine)
+    answers = generate(engine, loads)
+    assert engine.scheduler.limits.groups
+    assert engine.scheduler.num_available_blocks == engine.runner.storage.layout.num_blocks
+    roomy = make_engine(model, max_context=128, max_num_batched_tokens=90, num_blocks=512, prefix_caching=False)
+    exact = generate(roomy, [one for one in loads if one.deterministic])
+    assert len(exact) == 12
+    for number, answer in exact.items():
+        assert answers[number].token_ids == answer.token_ids
+        assert [one.logprob for one in answers[number].logprobs] == [one.logprob for one in answer.logprobs]
+    monkeypatch.setattr("engine.load.divide", lambda *_: ())
+    expected = generate(make_engine(model, max_context=128, max_num_batched_tokens=64, num_blocks=512), loads)
+    assert len(expected) == 24
     assert same(answers, expected)
 
 

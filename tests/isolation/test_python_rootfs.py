@@ -82,7 +82,7 @@ def test_unreadable_package_is_refused(tmp_path):
 
 IMPORTS = {
     "engine": "import torch, numpy; assert float((torch.ones(64, 64) @ torch.ones(64, 64))[0, 0]) == 64",
-    "text": "import tokenizers, jinja2.sandbox, markupsafe",
+    "text": "import tokenizers, jinja2.sandbox, markupsafe, llguidance",
 }
 REPORT = "\nimport json, sys\nprint(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
 

@@ -23,9 +23,24 @@ NOW = 1000.0
 MODELS = ("athanor-mini", "qwen3-8b", "llama-3")
 
 
-def access(tenant="alpha", model="athanor-mini", *, input=None, output=None) -> AccessRequest:  # noqa: A002
+def access(
+    tenant="alpha",
+    model="athanor-mini",
+    *,
+    input=None,  # noqa: A002
+    output=None,
+    structured=False,
+    choices=1,
+) -> AccessRequest:
     """What is asked, with the usual tenant and model."""
-    return AccessRequest(tenant=tenant, model=model, input_tokens=input, max_output_tokens=output)
+    return AccessRequest(
+        tenant=tenant,
+        model=model,
+        input_tokens=input,
+        max_output_tokens=output,
+        structured=structured,
+        choices=choices,
+    )
 
 
 def usage(*, concurrency=0, requests=60, tokens=6000) -> Usage:

@@ -51,7 +51,7 @@ def post(appliance: Appliance, body: bytes, path: str = "/v1/completions", **hea
         ({"temperature": "hot"}, 400),
         ({"top_p": 0}, 400),
         ({"stop": [""]}, 400),
-        ({"n": 2}, 400),
+        ({"n": 17}, 400),
         ({"stream": "yes"}, 400),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else str(value),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -221,3 +222,71 @@ def test_admin_routes_are_not_on_the_tenants_listener(appliance: Appliance) -> N
     for path in ("/metrics", "/status", "/traces", "/reload"):
         assert httpx.get(appliance.ready["http"] + path, headers=key).status_code == 404
         assert httpx.post(appliance.ready["http"] + path, headers=key).status_code in (404, 405)
+
+
+def test_several_choices_of_one_prompt(appliance: Appliance) -> None:
+    """Choices, whole and streamed, are the single requests' with the seeds in a row; the prompt
+    is counted once."""
+    client = appliance.openai()
+    ask = {"model": "athanor-mini", "messages": QUESTION, "temperature": 1.3, "max_tokens": 12}
+    single = [client.chat.completions.create(**ask, seed=40 + index) for index in range(3)]
+    texts = [answer.choices[0].message.content for answer in single]
+    whole = client.chat.completions.create(**ask, seed=40, n=3)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert whole.usage.prompt_tokens == single[0].usage.prompt_tokens
+    assert whole.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in single)
+    chunks = [chunk for chunk in client.chat.completions.create(**ask, seed=40, n=3, stream=True) if chunk.choices]
+    parts = [choice for chunk in chunks for choice in chunk.choices]
+    assert texts == ["".join(part.delta.content or "" for part in parts if part.index == index) for index in range(3)]
+    assert sorted(part.index for part in parts if part.finish_reason) == [0, 1, 2]
+
+
+def test_a_prompt_is_scored(appliance: Appliance) -> None:
+    """The prompt is scored the same by either spelling, cached or not, and the output goes on from there."""
+    client = appliance.openai()
+    prompt = list(range(100, 150))
+    first = client.completions.create(
+        model="athanor-mini", prompt=prompt, temperature=0, max_tokens=12, logprobs=1,
+        extra_body={"prompt_logprobs": 1, "ignore_eos": True},
+    )
+    told = first.choices[0].model_extra["prompt_logprobs"]
+    assert (len(told), told[0]) == (50, None)
+    for _ in range(2):
+        again = client.completions.create(
+            model="athanor-mini", prompt=prompt, temperature=0, max_tokens=1, logprobs=1, echo=True
+        )
+        scored = again.choices[0].logprobs
+        assert again.usage.prompt_tokens_details.cached_tokens == 0
+        assert scored.token_logprobs[0] is None
+        for place in range(1, 50):
+            assert abs(scored.token_logprobs[place] - told[place][str(prompt[place])]["logprob"]) < 1e-4
+        assert abs(scored.token_logprobs[50] - first.choices[0].logprobs.token_logprobs[0]) < 1e-4
+
+
+def test_a_deterministic_answer_is_the_same_bits_beside_others(appliance: Appliance) -> None:
+    """Text and log-probabilities over HTTP are equal alone and while other requests of both tenants run."""
+    ask = {
+        "model": "athanor-mini", "messages": QUESTION, "temperature": 0.9, "seed": 5, "max_tokens": 24,
+        "logprobs": True, "top_logprobs": 3, "extra_body": {"deterministic": True},
+    }
+    client, other = appliance.openai(), appliance.openai("beta")
+
+    def content() -> list[object]:
+        answer = client.chat.completions.create(**ask)
+        return [entry.model_dump() for entry in answer.choices[0].logprobs.content]
+
+    alone = content()
+    assert len(alone) == 24
+    with ThreadPoolExecutor(6) as pool:
+        noise = [
+            pool.submit(
+                (client if number % 2 else other).completions.create,
+                model="athanor-mini", prompt="word " * (3 + 7 * number), max_tokens=60, n=1 + number % 3,
+            )
+            for number in range(6)
+        ]
+        beside = [content() for _ in range(3)]
+        for one in noise:
+            one.result()
+    assert beside == [alone] * 3

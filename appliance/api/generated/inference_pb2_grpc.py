@@ -57,7 +57,8 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Runs one generation. The stream is one Started, any number of Delta, one Finished; a failure ends it with a status
+        """Runs one generation. The stream is one Started, any number of Delta (and ChoiceFinished, where several choices were asked for), one
+        Finished; a failure ends it with a status
         instead. The response's initial metadata carries `x-request-id`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

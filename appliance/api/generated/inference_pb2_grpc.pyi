@@ -41,7 +41,8 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Runs one generation. The stream is one Started, any number of Delta, one Finished; a failure ends it with a status
+    """Runs one generation. The stream is one Started, any number of Delta (and ChoiceFinished, where several choices were asked for), one
+    Finished; a failure ends it with a status
     instead. The response's initial metadata carries `x-request-id`.
     """
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
@@ -57,7 +58,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Runs one generation. The stream is one Started, any number of Delta, one Finished; a failure ends it with a status
+    """Runs one generation. The stream is one Started, any number of Delta (and ChoiceFinished, where several choices were asked for), one
+    Finished; a failure ends it with a status
     instead. The response's initial metadata carries `x-request-id`.
     """
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
@@ -76,7 +78,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Runs one generation. The stream is one Started, any number of Delta, one Finished; a failure ends it with a status
+        """Runs one generation. The stream is one Started, any number of Delta (and ChoiceFinished, where several choices were asked for), one
+        Finished; a failure ends it with a status
         instead. The response's initial metadata carries `x-request-id`.
         """
 

@@ -17,7 +17,17 @@ from appliance.api.generated.inference_pb2_grpc import InferenceServiceStub
 from appliance.api.grpc import REFLECTION, SERVICE, GrpcFrontEnd
 from appliance.api.limits import MAX_BODY_BYTES
 from appliance.errors import ContextLengthError, RateLimitedError, UnavailableError
-from appliance.request import ChatPrompt, Started, TextPrompt
+from appliance.request import (
+    ChatPrompt,
+    ChoiceFinished,
+    Delta,
+    Finished,
+    FinishReason,
+    PromptToken,
+    PromptTokens,
+    Started,
+    TextPrompt,
+)
 from isolation.ipc.messages import Priority, Sampling
 from tests.appliance.api.grpc_client import ask, detail_of, drained, proof_of, refused
 from tests.appliance.api.support import MODEL, logprob_script, text_script
@@ -105,6 +115,10 @@ async def test_the_three_inputs(running, channel):
         ("max_output_tokens", {"max_output_tokens": 0}),
         ("max_output_tokens", {"max_output_tokens": (1 << 32) - 1}),
         ("logprobs", {"logprobs": 21}),
+        ("prompt_logprobs", {"prompt_logprobs": 21}),
+        ("choices", {"choices": 0}),
+        ("choices", {"choices": 17}),
+        ("choices", {"choices": 16, "max_output_tokens": 1 << 20}),
         ("priority", {"priority": 4}),
         ("stop", {"stop": [""]}),
         ("stop", {"stop": ["x"] * 17}),
@@ -301,3 +315,34 @@ async def test_a_call_without_its_message_is_refused(running, channel):
     call = channel.stream_stream(f"/{SERVICE}/Generate")(metadata=proof_of(running))
     await call.done_writing()
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_several_choices(running, channel):
+    """Deltas and ends carry the choice they belong to."""
+    running.service.script = [
+        Started(5, 0),
+        Delta("x", (2,), choice=1),
+        ChoiceFinished(1, FinishReason.STOP, "end"),
+        Delta("b", (4,), choice=0),
+        Finished(FinishReason.LENGTH, 5, 0, 2, choice=0),
+    ]
+    events = await drained(InferenceServiceStub(channel).Generate(ask(choices=2), metadata=proof_of(running)))
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds == ["started", "delta", "choice_finished", "delta", "finished"]
+    assert (events[1].delta.choice, events[3].delta.choice) == (1, 0)
+    ended = events[2].choice_finished
+    assert (ended.choice, ended.reason, ended.stop) == (1, pb.FINISH_REASON_STOP, "end")
+    assert (events[4].finished.choice, events[4].finished.usage.output_tokens) == (0, 2)
+    assert running.service.requests[0].choices == 2
+
+
+async def test_prompt_logprobs(running, channel):
+    """The prompt's tokens come in one event; the first one has no number."""
+    tokens = (PromptToken(1, b"a", None), PromptToken(2, b"\xc3", -0.5, ((3, b"b", -0.25),)))
+    running.service.script = [Started(2, 0), PromptTokens("", tokens), Finished(FinishReason.STOP, 2, 0, 0)]
+    events = await drained(InferenceServiceStub(channel).Generate(ask(prompt_logprobs=1), metadata=proof_of(running)))
+    assert [event.WhichOneof("event") for event in events] == ["started", "prompt", "finished"]
+    first, second = events[1].prompt.tokens
+    assert (first.token_id, first.text, first.HasField("logprob")) == (1, b"a", False)
+    assert (second.text, second.logprob, second.top[0].token_id) == (b"\xc3", -0.5, 3)
+    assert running.service.requests[0].prompt_logprobs == 1

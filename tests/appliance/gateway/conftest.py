@@ -42,7 +42,7 @@ def make_pair(role: Role, ready: Message) -> Pair:
     return Pair(host, guest)
 
 
-ENGINE_READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64)
+ENGINE_READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64, deterministic=True)
 TEXT_READY = TextReady(
     vocab_size=4, has_chat_template=True, exact_vocabulary=True, strip_leading_space=False
 )

@@ -155,3 +155,19 @@ def test_a_tenant_taken_out_and_put_back_gets_no_more_than_its_new_limits() -> N
     assert book.rates("alpha").remaining_tokens == 60
     running.settle(0, 0)
     assert book.concurrency("alpha") == 0
+
+
+def test_choices_take_a_slot_and_a_grant_each_and_the_prompt_once() -> None:
+    """Three choices hold three slots and three grants beside one prompt; settled, all of it is as before."""
+    book = ledger(Clock(), concurrency=4)
+    before = book.rates("alpha").remaining_tokens
+    three = book.admit("alpha", "m", None, 3)
+    assert book.concurrency("alpha") == 3
+    three.reserve(20, None, 1_000)
+    assert three.grant == 50 // 3
+    assert before - book.rates("alpha").remaining_tokens == 20 + 3 * three.grant
+    with pytest.raises(RateLimitedError):
+        book.admit("alpha", "m", None, 2)
+    three.settle(20, 7)
+    assert book.concurrency("alpha") == 0
+    assert before - book.rates("alpha").remaining_tokens == 27

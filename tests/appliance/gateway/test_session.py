@@ -7,11 +7,18 @@ import contextlib
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from appliance.errors import DeadlineExceededError, QuarantinedError, UnavailableError
+from appliance.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    QuarantinedError,
+    UnavailableError,
+)
 from appliance.gateway import session as session_module
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.engine_link import EngineLink
@@ -59,6 +66,11 @@ class Stage:
         self.suspects = Suspects()
         self.tools = Tools(self.rooms, self.ledger, self.suspects, counter)
         self.pairs: list[Pair] = []
+
+    def grant(self, terms: str) -> None:
+        """Other terms for the tenant, as YAML."""
+        text = POLICY.replace('models: ["m"]', f'models: ["m"], {terms}')
+        self.tools.ledger = Ledger(load_policy([Source("p.yaml", text)]), {"alpha": b"k" * 32})
 
     def boot(self) -> Pair:
         """A fresh engine."""
@@ -244,14 +256,39 @@ async def test_a_request_may_lower_its_priority_and_never_raise_it(
     stage: Stage, policy: str, asked: Priority | None, sent: Priority
 ) -> None:
     """The engine is told the less urgent of what the policy allows and what the request asks for."""
-    text = POLICY.replace('models: ["m"]', f'models: ["m"], priority: {policy}')
-    stage.tools.ledger = Ledger(load_policy([Source("p.yaml", text)]), {"alpha": b"k" * 32})
+    stage.grant(f"priority: {policy}")
     pair = stage.boot()
     task = asyncio.ensure_future(collect(stage.session(max_tokens=1, priority=asked)))
     submit = await hear(pair, Submit)
     assert submit.priority == sent
     say(pair, submit.request, 5, finish=Finish.LENGTH)
     await task
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "sent"),
+    [("never", False, False), ("allowed", False, False), ("allowed", True, True), ("always", False, True)],
+)
+async def test_the_policy_grants_the_deterministic_class(stage: Stage, policy: str, asked: bool, sent: bool) -> None:
+    """A request gets it when it may and asks, or when its tenant always does."""
+    stage.grant(f"deterministic: {policy}")
+    pair = stage.boot()
+    task = asyncio.ensure_future(collect(stage.session(max_tokens=1, deterministic=asked)))
+    submit = await hear(pair, Submit)
+    assert submit.deterministic is sent
+    say(pair, submit.request, 5, finish=Finish.LENGTH)
+    await task
+
+
+async def test_what_is_not_granted_or_cannot_be_had_is_refused(stage: Stage) -> None:
+    """Asking without leave is a 403 by name; an engine that cannot is a 400 also where the policy says always."""
+    stage.boot()
+    with pytest.raises(PermissionDeniedError, match="deterministic"):
+        await collect(stage.session(deterministic=True))
+    stage.grant("deterministic: always")
+    stage.rooms.capacity = replace(ENGINE_READY, deterministic=False)
+    with pytest.raises(InvalidRequestError, match="deterministically"):
+        await collect(stage.session())
 
 
 async def test_the_engine_knows_the_deadline_and_may_be_first_to_find_it_passed(stage: Stage) -> None:

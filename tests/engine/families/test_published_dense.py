@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import ModelLoadError
 from engine.kv.layout import FULL, Reach
 from engine.memory import parameters
 from engine.model.config import ModelConfig
@@ -138,3 +139,30 @@ def test_the_limit_of_contexts_chooses_the_list_of_divisors(tmp_path: Path) -> N
     assert long.rope.attention_factor == short.rope.attention_factor == math.sqrt(1 + math.log(32) / math.log(4_096))
     plain = load(tmp_path, PUBLISHED["Phi-4"][0])
     assert plain.kv_origin("00") == plain.within(16).kv_origin("00") == "00"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("Phi-4 mini", {"rope_scaling": {**LISTS, "short_factor": [1.0] * 47}}, "short_factor must be a list of 48"),
+        ("Phi-4 mini", {"rope_scaling": {**LISTS, "long_factor": [0.0] * 48}}, "long_factor must be a number"),
+        ("Phi-4 mini", {"rope_scaling": {**LISTS, "long_factor": ["1"] * 48}}, "long_factor must be a number"),
+        ("Phi-4 mini", {"rope_scaling": {**LISTS, "type": "dynamic"}}, "type must be one of"),
+        ("Phi-4 mini", {"rope_scaling": [1]}, "rope_scaling must be a JSON object"),
+        ("Phi-4 mini", {"partial_rotary_factor": 0.01}, "they must be pairs"),
+        ("Phi-4 mini", {"original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        ("Gemma 2 2B", {"attn_logit_softcapping": -1}, "attn_logit_softcapping"),
+        ("Gemma 2 2B", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("Gemma 2 2B", {"sliding_window": None}, "sliding_window must be an integer"),
+        ("Gemma 3 1B", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+        ("Gemma 3 1B", {"rope_local_base_freq": 0}, "rope_local_base_freq"),
+        ("Gemma 3 4B", {"text_config": 3}, "text_config must be a JSON object"),
+        ("Granite 3.1 2B", {"residual_multiplier": 0}, "residual_multiplier"),
+    ],
+)
+def test_what_a_family_adds_is_checked(name: str, changes: Values, words: str, tmp_path: Path) -> None:
+    """Wrong numbers, lists and options are a load error that names them; control: without the change it is read."""
+    values = PUBLISHED[name][0]
+    assert load(tmp_path, values).num_layers
+    with pytest.raises(ModelLoadError, match=words):
+        load(tmp_path, {**values, **changes})

@@ -6,6 +6,7 @@ from array import array
 
 from hypothesis import strategies as st
 
+from isolation.ipc import grammar_messages as g
 from isolation.ipc import messages as m
 
 u8 = st.integers(0, 0xFF)
@@ -31,7 +32,7 @@ sampling = st.builds(
 
 submit = st.builds(
     m.Submit,
-    request=u64,
+    request=st.integers(0, (1 << 64) - m.MAX_CHOICES),
     namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
     max_tokens=st.integers(1, m.MAX_TOKENS_PER_REQUEST),
@@ -43,7 +44,28 @@ submit = st.builds(
     weight=st.integers(1, 1000),
     priority=st.sampled_from(m.Priority).map(int),
     deadline_us=st.integers(0, m.MAX_DEADLINE_US),
+    structured=st.booleans(),
+    choices=st.integers(1, m.MAX_CHOICES),
+    prompt_logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
+    deterministic=st.booleans(),
 )
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
+    """Scores of a few positions with any number of alternatives."""
+    positions, width = draw(st.integers(1, 4)), draw(st.integers(0, m.MAX_TOP_LOGPROBS))
+
+    def column(code: str, values: st.SearchStrategy[float], count: int) -> array:
+        return array(code, draw(st.lists(values, min_size=count, max_size=count)))
+
+    return m.PromptLogprobs(
+        draw(u64),
+        draw(st.integers(1, m.MAX_TOKENS_PER_REQUEST)),
+        column("d", finite, positions),
+        column("I", u32, positions * width),
+        column("d", finite, positions * width),
+    )
 
 
 @st.composite
@@ -75,6 +97,7 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
         waiting=draw(u32),
         free_blocks=draw(u32),
         defects=draw(u32),
+        prompts=tuple(draw(st.lists(prompt_logprobs(), max_size=3))),
     )
 
 
@@ -85,10 +108,33 @@ vocabulary = st.builds(
     entries=st.lists(st.binary(max_size=m.MAX_ENTRY_BYTES), max_size=6).map(tuple),
 )
 
+
+@st.composite
+def masks(draw: st.DrawFn) -> g.Masks:
+    """Rows of one width, from none to a few words."""
+    size = draw(st.integers(0, 8))
+    exactly = {"min_size": size, "max_size": size}
+    width = 4 * draw(st.integers(0, 5)) * size
+    return g.Masks(
+        array("Q", draw(st.lists(u64, **exactly))),
+        array("I", draw(st.lists(u32, **exactly))),
+        bytes(draw(st.lists(st.sampled_from(g.MaskState), **exactly))),
+        draw(st.binary(min_size=width, max_size=width)),
+    )
+
+
+@st.composite
+def advance(draw: st.DrawFn) -> g.Advance:
+    """A few requests with a token each."""
+    size = draw(st.integers(0, 8))
+    exactly = {"min_size": size, "max_size": size}
+    return g.Advance(array("Q", draw(st.lists(u64, **exactly))), array("I", draw(st.lists(u32, **exactly))))
+
+
 BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
-    m.EngineReady: st.builds(m.EngineReady, count, count, count, count),
+    m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans()),
     m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
     m.Submit: submit,
     m.Abort: st.builds(m.Abort, u64),
@@ -122,6 +168,16 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Decoded: st.builds(m.Decoded, u64, utf8),
     m.ReadVocabulary: st.builds(m.ReadVocabulary, u64, u32),
     m.Vocabulary: vocabulary,
+    g.OpenGrammar: st.builds(
+        g.OpenGrammar,
+        u64,
+        st.binary(min_size=g.GRAMMAR_TENANT_BYTES, max_size=g.GRAMMAR_TENANT_BYTES),
+        st.sampled_from(g.GrammarKind),
+        utf8,
+    ),
+    g.Advance: advance(),
+    g.CloseGrammar: st.builds(g.CloseGrammar, u64),
+    g.Masks: masks(),
     m.Failed: st.builds(m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)),
 }
 """A strategy for each message."""
@@ -129,7 +185,7 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
 SAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
-    m.EngineReady(128_256, 8192, 16, 4096),
+    m.EngineReady(128_256, 8192, 16, 4096, True),
     m.TextReady(128_256, True, False, True),
     m.Submit(
         request=7,
@@ -143,6 +199,10 @@ SAMPLES: tuple[m.Message, ...] = (
         weight=10,
         priority=m.Priority.LOW,
         deadline_us=30_000_000,
+        structured=True,
+        deterministic=True,
+        choices=3,
+        prompt_logprobs=2,
     ),
     m.Abort(7),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
@@ -161,6 +221,10 @@ SAMPLES: tuple[m.Message, ...] = (
         running=2,
         waiting=1,
         free_blocks=100,
+        prompts=(
+            m.PromptLogprobs(7, 1, array("d", [-1.5, -0.5]), array("I", [3, 4]), array("d", [-0.25, -0.125])),
+            m.PromptLogprobs(8, 65, array("d", [-2.0])),
+        ),
     ),
     m.StepOutput(),
     m.Encode(1, m.SourceKind.CHAT, b'{"messages": []}', 100),
@@ -170,5 +234,10 @@ SAMPLES: tuple[m.Message, ...] = (
     m.ReadVocabulary(3, 8192),
     m.Vocabulary(3, 8192, (b"", b"\xff\xfe", b"the")),
     m.Failed(4, m.FailureCode.INVALID, "unknown role"),
+    g.OpenGrammar(5, bytes(range(16)), g.GrammarKind.REGEX, b"[a-z]+"),
+    g.Advance(array("Q", [5, 6]), array("I", [17, 0xFFFF_FFFF])),
+    g.CloseGrammar(5),
+    g.Masks(array("Q", [5, 6]), array("I", [0, 9]), bytes([0, 1]), bytes(range(16))),
+    g.Masks(),
 )
 """At least one of each message, with no field at its default where that says nothing."""

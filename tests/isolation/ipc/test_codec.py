@@ -27,6 +27,10 @@ STEP = next(sample for sample in SAMPLES if isinstance(sample, m.StepOutput))
 INF, NAN = float("inf"), float("nan")
 
 
+PROMPT = struct.Struct("<QIIB")
+"""Head of one prompt's log-probabilities."""
+
+
 def frame(kind: int, payload: bytes, *, request: int = 0, version: int = m.PROTOCOL_VERSION):
     """A frame built by hand, as a peer without our codec could."""
     return HEADER.pack(HEADER_BYTES + len(payload), kind, version, request) + payload
@@ -131,18 +135,34 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
         (frame(Kind.FAILED, b"\x01" + bytes(m.MAX_REASON_BYTES + 1)), "above the limit"),
         (frame(Kind.TEXT_READY, struct.pack("<IBBB", 1, 2, 0, 0)), "neither 0 nor 1"),
         (frame(Kind.TEXT_READY, struct.pack("<IBBB", 0, 1, 0, 0)), "vocab_size"),
-        (frame(Kind.ENGINE_READY, struct.pack("<4I", 1, 1, 0, 1)), "block_size"),
+        (frame(Kind.ENGINE_READY, struct.pack("<4IB", 1, 1, 0, 1, 0)), "block_size"),
+        (frame(Kind.ENGINE_READY, struct.pack("<4IB", 1, 1, 1, 1, 2)), "flag"),
         (frame(Kind.VOCABULARY, struct.pack("<II", 0, 1)), "within the lengths"),
         (frame(Kind.VOCABULARY, struct.pack("<IIH", 0, 1, 2) + b"x"), "do not give"),
         (frame(Kind.VOCABULARY, struct.pack("<IIH", 0, 1, 1025) + bytes(1025)), "longest entry"),
         (frame(Kind.VOCABULARY, struct.pack("<IIH", 0xFFFF_FFFF, 2, 0) + bytes(2)), "start"),
         (frame(Kind.VOCABULARY, struct.pack("<II", 0, 8193) + bytes(2 * 8193)), "entries"),
         (frame(Kind.STEP_OUTPUT, bytes(31)), "malformed StepOutput"),
-        (frame(Kind.STEP_OUTPUT, struct.pack("<9I", 1, *[0] * 8) + bytes(12) + b"\3"), "Finish"),
-        (frame(Kind.STEP_OUTPUT, struct.pack("<9I", 0, 0, 0, 0, 1, 0, 0, 0, 0) + bytes(12)), "sum"),
-        (frame(Kind.STEP_OUTPUT, struct.pack("<9I", 0, 0, 1, 0, 0, 0, 0, 0, 0) + bytes(9)), "Code"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", 1, *[0] * 11) + bytes(12) + b"\3"), "Finish"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", 0, 0, 0, 0, 1, *[0] * 7) + bytes(12)), "sum"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", 0, 0, 1, *[0] * 9) + bytes(9)), "Code"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 0, 0) + PROMPT.pack(7, 1, 0, 0)), "positions"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 1, 0) + PROMPT.pack(7, 0, 1, 0) + bytes(8)), "start"),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 1, 0) + PROMPT.pack(7, 1, 2, 0) + bytes(8)), "sum"),
         (
-            frame(Kind.STEP_OUTPUT, struct.pack("<9I", 65_537, *[0] * 8) + bytes(13 * 65_537)),
+            frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 1, 1) + PROMPT.pack(7, 1, 1, 0) + bytes(20)),
+            "alternatives of prompts",
+        ),
+        (
+            frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 1, 21) + PROMPT.pack(7, 1, 1, 21) + bytes(260)),
+            "same number",
+        ),
+        (
+            frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 1, 0) + PROMPT.pack(7, 1, 1, 0) + b"\xff" * 8),
+            "not finite",
+        ),
+        (
+            frame(Kind.STEP_OUTPUT, struct.pack("<12I", 65_537, *[0] * 11) + bytes(13 * 65_537)),
             "above the limit",
         ),
     ],

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from isolation.ipc import grammar_messages as g
 from isolation.ipc import messages as m
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.state import Conversation, Side, State
@@ -21,11 +22,13 @@ ALLOWED = {
         m.Submit: State.READY,
         m.Embed: State.READY,
         m.Abort: State.READY,
+        g.Masks: State.READY,
         m.Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.READY, Side.GUEST): {m.StepOutput: State.READY, m.Embedding: State.READY},
     (m.Role.ENGINE, State.DRAINING, Side.HOST): {
         m.Abort: State.DRAINING,
+        g.Masks: State.DRAINING,
         m.Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.DRAINING, Side.GUEST): {m.StepOutput: State.DRAINING, m.Embedding: State.DRAINING},
@@ -36,6 +39,9 @@ ALLOWED = {
         m.Encode: State.READY,
         m.Decode: State.READY,
         m.ReadVocabulary: State.READY,
+        g.OpenGrammar: State.READY,
+        g.Advance: State.READY,
+        g.CloseGrammar: State.READY,
         m.Drain: State.DRAINING,
     },
     (m.Role.TEXT, State.READY, Side.GUEST): {
@@ -43,6 +49,7 @@ ALLOWED = {
         m.Decoded: State.READY,
         m.Vocabulary: State.READY,
         m.Failed: State.READY,
+        g.Masks: State.READY,
     },
     (m.Role.TEXT, State.DRAINING, Side.HOST): {m.Drain: State.DRAINING},
     (m.Role.TEXT, State.DRAINING, Side.GUEST): {
@@ -50,6 +57,7 @@ ALLOWED = {
         m.Decoded: State.DRAINING,
         m.Vocabulary: State.DRAINING,
         m.Failed: State.DRAINING,
+        g.Masks: State.DRAINING,
     },
 }
 """Written out a second time, so that a change of the table is a change of this test."""

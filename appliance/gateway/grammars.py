@@ -1,0 +1,258 @@
+"""The requests whose output follows a grammar, as one text sandbox knows them: opened, followed token by token, closed.
+
+A run is one attempt at one request. The engine reports its token; all tokens of a step that belong to runs go to the
+text sandbox in one frame; the masks come back, usually in one frame too, and go on to the engine. Neither waits: a run
+whose mask is late sits out alone, and is ended when nothing comes for ``MASK_WAIT_S``.
+
+The text sandbox is hostile. A mask must be for a run that is owed one, for the position it is at, and as wide as the
+vocabulary; anything else breaks the protocol. Which bits are set can only harm the run's own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance.errors import (
+    ApplianceError,
+    GrammarTooComplexError,
+    InternalError,
+    InvalidGrammarError,
+    RateLimitedError,
+    UnavailableError,
+)
+from appliance.request import Grammar
+from isolation.ipc.grammar_messages import MAX_MASK_ROWS, Advance, CloseGrammar, Masks, MaskState, OpenGrammar
+from isolation.ipc.messages import Failed, FailureCode, Message
+
+MASK_WAIT_S = 10.0
+"""Seconds without a mask after which a run is ended; the text sandbox ends a grammar's process after two."""
+
+LOOK_S = 1.0
+"""Seconds between looks for such runs."""
+
+RETRY_AFTER_S = 2.0
+"""What a client is told who asked for too many grammars at once: several are compiled in that time."""
+
+MAX_OPENING = 128
+"""Grammars of all tenants that wait for their first mask: 32 MiB of sources at most."""
+
+TENANT_OPENING = 32
+"""Those of one tenant."""
+
+WORD_BITS = 32
+WORD_BYTES = 4
+
+
+class MaskedStream(Protocol):
+    """What a run needs of the request's stream of tokens."""
+
+    grammar_error: ApplianceError | None
+    wake: asyncio.Event
+
+
+class MaskTaker(Protocol):
+    """What a run needs of the engine's link."""
+
+    def send_masks(self, masks: Masks) -> None:
+        """Send them on, unless the engine is gone."""
+
+
+class GrammarLostError(Exception):
+    """The text sandbox ended before it had opened the grammar."""
+
+
+@dataclass(slots=True, eq=False)
+class GrammarRun:
+    """One attempt at one structured request. Its id is the wire id of the request in the engine as well."""
+
+    request: int
+    tenant: bytes
+    home: Grammars
+    first: asyncio.Future[Masks]
+    """The mask of the first token, once it is there."""
+    position: int = 0
+    """Tokens that the text sandbox was told of."""
+    asked: float | None = None
+    """Since when a mask is owed, on the monotonic clock."""
+    stream: MaskedStream | None = None
+    engine: MaskTaker | None = None
+    error: ApplianceError | None = None
+    """Why it cannot go on."""
+
+    def follow(self, stream: MaskedStream, engine: MaskTaker) -> None:
+        """The request is in an engine: its masks go there from now on, the first at once."""
+        self.stream, self.engine = stream, engine
+        if self.error is not None:
+            stream.grammar_error = self.error
+            stream.wake.set()
+        else:
+            engine.send_masks(self.first.result())
+
+    def fail(self, error: ApplianceError) -> None:
+        """End the request."""
+        if self.error is not None:
+            return
+        self.error = error
+        if not self.first.done():
+            self.first.set_exception(error)
+        elif self.stream is not None:
+            self.stream.grammar_error = error
+            self.stream.wake.set()
+
+    def close(self) -> None:
+        """The attempt is over; idempotent."""
+        self.home.close(self)
+
+
+class Grammars:
+    """All runs of one text sandbox. ``send`` puts a message onto its ring; ``broken`` ends it with a reason."""
+
+    def __init__(self, send: Callable[[Message], None], vocab_size: int, broken: Callable[[str], None]) -> None:
+        self._send = send
+        self._width = -(-vocab_size // WORD_BITS) * WORD_BYTES
+        self._broken = broken
+        self._runs: dict[int, GrammarRun] = {}
+        self._opening: Counter[bytes] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is owed."""
+        return any(run.asked is not None for run in self._runs.values())
+
+    async def open(self, request: int, tenant: bytes, grammar: Grammar) -> GrammarRun:
+        """Have the grammar compiled, or found, and followed from its beginning.
+
+        Raises:
+            ApplianceError: it cannot be used, or too many are asked for.
+            GrammarLostError: the text sandbox ended first.
+        """
+        if self._opening[tenant] >= TENANT_OPENING or self._opening.total() >= MAX_OPENING:
+            raise RateLimitedError("too many grammars are asked for at once", retry_after_s=RETRY_AFTER_S)
+        loop = asyncio.get_running_loop()
+        run = GrammarRun(request, tenant, self, loop.create_future(), asked=time.monotonic())
+        self._opening[tenant] += 1
+        self._runs[request] = run
+        try:
+            self._send(OpenGrammar(request, tenant, grammar.kind, grammar.source))
+            self._watch()
+            await run.first
+        except BaseException:
+            run.close()
+            raise
+        finally:
+            self._opening[tenant] -= 1
+            if not self._opening[tenant]:
+                del self._opening[tenant]
+        return run
+
+    def advance(self, runs: list[tuple[GrammarRun, int]]) -> None:
+        """Tell of one step's tokens."""
+        now = time.monotonic()
+        for start in range(0, len(runs), MAX_MASK_ROWS):
+            requests, tokens = array("Q"), array("I")
+            for run, token in runs[start : start + MAX_MASK_ROWS]:
+                if self._runs.get(run.request) is run:
+                    run.position += 1
+                    run.asked = now
+                    requests.append(run.request)
+                    tokens.append(token)
+            if requests:
+                self._send(Advance(requests, tokens))
+        self._watch()
+
+    def close(self, run: GrammarRun) -> None:
+        """An attempt is over."""
+        if self._runs.pop(run.request, None) is not None:
+            self._send(CloseGrammar(run.request))
+
+    def take(self, masks: Masks) -> None:
+        """Send masks on to the engines that wait for them."""
+        if masks.requests and masks.width != self._width:
+            self._broken("sent masks of another width than its vocabulary's")
+            return
+        by_engine: dict[MaskTaker, list[int]] = {}
+        for place, request in enumerate(masks.requests):
+            run = self._runs.get(request)
+            if run is None:
+                continue
+            state = masks.states[place]
+            if run.asked is None or (state != MaskState.BROKEN and masks.positions[place] != run.position):
+                self._broken("sent a mask that nobody waits for")
+                return
+            run.asked = None
+            if state == MaskState.BROKEN:
+                run.fail(GrammarTooComplexError("the grammar takes more time or memory to follow than one may"))
+            elif run.engine is not None:
+                by_engine.setdefault(run.engine, []).append(place)
+            elif not run.first.done():
+                run.first.set_result(_chosen(masks, [place]))
+        for engine, places in by_engine.items():
+            engine.send_masks(masks if len(places) == len(masks.requests) else _chosen(masks, places))
+
+    def refused(self, failure: Failed) -> bool:
+        """Whether this was the answer to a grammar that was to be opened; its caller is then told."""
+        run = self._runs.get(failure.request)
+        if run is None or run.first.done():
+            return False
+        run.asked = None
+        run.fail(_refusal(failure))
+        return True
+
+    def lost(self) -> None:
+        """The text sandbox has ended, and with it all that followed a grammar."""
+        if self._timer is not None:
+            self._timer.cancel()
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            if not run.first.done():
+                run.first.set_exception(GrammarLostError())
+                continue
+            run.fail(
+                UnavailableError(
+                    "what checks the answer's structure was lost; the same request may be sent again",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            )
+
+    def _watch(self) -> None:
+        if self._timer is None and self.waiting:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        late = time.monotonic() - MASK_WAIT_S
+        for run in list(self._runs.values()):
+            if run.asked is not None and run.asked < late:
+                run.asked = None
+                run.fail(GrammarTooComplexError("the grammar took too long"))
+        self._watch()
+
+
+def _chosen(masks: Masks, places: list[int]) -> Masks:
+    """Some rows of a frame."""
+    width = masks.width
+    return Masks(
+        array("Q", [masks.requests[place] for place in places]),
+        array("I", [masks.positions[place] for place in places]),
+        bytes(masks.states[place] for place in places),
+        b"".join(masks.words[place * width : (place + 1) * width] for place in places),
+    )
+
+
+def _refusal(failure: Failed) -> ApplianceError:
+    """What the caller is told. The reason is the text sandbox's own; it is shown as data, shortened and printable."""
+    reason = "".join(char if char.isprintable() else " " for char in failure.reason)
+    if failure.code is FailureCode.INVALID:
+        return InvalidGrammarError(f"the grammar cannot be used: {reason}")
+    if failure.code is FailureCode.TOO_LONG:
+        return GrammarTooComplexError(f"the grammar cannot be used: {reason}")
+    if failure.code is FailureCode.OVERLOADED:
+        return RateLimitedError(f"too many grammars: {reason}", retry_after_s=RETRY_AFTER_S)
+    return InternalError("what compiles grammars met a defect")

@@ -1,0 +1,106 @@
+"""The process of one grammar: it compiles under limits of time and memory, then answers with masks until it is let go.
+
+It is forked with the tokenizer already built (``grammar_process``), and speaks with the keeper over two pipes. First
+comes the frame of an ``OpenGrammar``, whose request is only named in a refusal. Commands are ``op u8, request u64,
+token u32``; results ``tag u8, request u64, position u32, state u8, length u32`` and that many bytes: a mask, or the
+reason of a refusal.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from engine.errors import RequestRejectedError
+from engine.text.grammar_matcher import CompiledGrammar, Row
+from engine.text.reasons import presentable
+from isolation.ipc.codec import decode
+from isolation.ipc.frame import HEADER_BYTES
+from isolation.ipc.grammar_messages import OpenGrammar
+
+COMMAND = struct.Struct("<BQI")
+RESULT = struct.Struct("<BQIBI")
+
+OPEN, ADVANCE, CLOSE = 0, 1, 2
+ROW, COMPILED, REFUSED = 0, 1, 2
+
+COMPILE_CPU_S = 0.4
+"""Processor seconds of compiling, after which the process is ended: three times what the largest published schemas
+take on a slow core, and little enough that a refusal comes within a second."""
+
+MEMORY_BYTES = 512 << 20
+"""Address space beyond what the process begins with."""
+
+EXIT_DONE = 0
+EXIT_DEFECT = 1
+
+_READ_BYTES = 1 << 16
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int) -> int:
+    """Compile, then serve until the keeper closes its end; gives the exit status. The memory limit stays."""
+    _limit_memory()
+    frame = _exactly(commands, HEADER_BYTES)
+    frame += _exactly(commands, int.from_bytes(frame[:4], "little") - len(frame))
+    if not frame:
+        return EXIT_DONE
+    job = decode(frame)
+    assert isinstance(job, OpenGrammar)
+    signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
+    try:
+        grammar = CompiledGrammar(tokenizer, job.kind, job.source, mask_bytes)
+    except RequestRejectedError as error:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        reason = presentable(error.reason).encode()
+        _write(results, RESULT.pack(REFUSED, job.request, 0, error.code, len(reason)) + reason)
+        return EXIT_DONE
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _write(results, RESULT.pack(COMPILED, job.request, 0, 0, 0))
+    for operation, request, token_id in _commands(commands):
+        row: Row | None = None
+        if operation == OPEN:
+            row = grammar.open(request)
+        elif operation == ADVANCE:
+            row = grammar.advance(request, token_id)
+        else:
+            grammar.close(request)
+        if row is not None:
+            _write(results, RESULT.pack(ROW, row.request, row.position, row.state, len(row.words)) + row.words)
+    return EXIT_DONE
+
+
+def _exactly(fd: int, size: int) -> bytes:
+    """So many bytes, or none when the other end is closed before."""
+    data = b""
+    while len(data) < size:
+        more = os.read(fd, size - len(data))
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm", "rb") as file:
+        used = int(file.read().split()[0]) * _PAGE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+
+
+def _commands(fd: int) -> Iterator[tuple[int, int, int]]:
+    held = b""
+    while data := os.read(fd, _READ_BYTES):
+        held += data
+        whole = len(held) - len(held) % COMMAND.size
+        yield from COMMAND.iter_unpack(held[:whole])
+        held = held[whole:]
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,234 @@
+"""The processes behind grammars: the keeper, the one that forks, and the worker's end of the two pipes to them.
+
+Both are forked from the worker before any tenant's text was there, so neither they nor a grammar's process has ever
+held one. The *keeper* routes; it holds nothing large and never forks again. The *forker* imports llguidance and builds
+its tokenizer when the first grammar comes, and forks a grammar's process whenever the keeper asks: under gVisor a fork
+of so much memory takes a tenth of a second, in which nobody but the forker stands still. Frames on the pipes are those
+of the wire. Who loses the other end ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from engine.attach import LocalSocket, receive_packet, send_packet, socket_pair
+from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, run_child
+from engine.text.grammar_keeper import Keeper
+from engine.text.grammar_schema import GrammarProcess
+from engine.text.grammar_words import Words, build_tokenizer
+from isolation.ipc.channel import Channel
+from isolation.ipc.codec import decode, encode
+from isolation.ipc.errors import RemoteProtocolError
+from isolation.ipc.frame import HEADER_BYTES
+from isolation.ipc.messages import MAX_FRAME_BYTES, Message
+
+TICK_MS = 50
+"""Milliseconds between looks at the clock while something is under way."""
+
+IDLE_MS = 10_000
+"""Milliseconds of sleep without work; what comes wakes it."""
+
+READ_BYTES = 1 << 18
+
+
+class GrammarLine:
+    """The worker's end: frames to the keeper and from it."""
+
+    def __init__(self, outbound: int, inbound: int) -> None:
+        self._outbound = outbound
+        self._frames = FrameReader(inbound)
+
+    def fileno(self) -> int:
+        """Becomes readable when the keeper has said something, or has ended."""
+        return self._frames.fd
+
+    def send(self, message: Message) -> None:
+        """Hand a message over. The keeper always reads, so this waits for next to nothing.
+
+        Raises:
+            RemoteProtocolError: the keeper has ended.
+        """
+        view = memoryview(encode(message))
+        try:
+            while view:
+                view = view[os.write(self._outbound, view) :]
+        except BrokenPipeError as error:
+            raise RemoteProtocolError("the keeper of grammars has ended") from error
+
+    def receive(self) -> list[Message]:
+        """What the keeper has said.
+
+        Raises:
+            RemoteProtocolError: the keeper has ended.
+        """
+        messages = self._frames.read()
+        if messages is None:
+            raise RemoteProtocolError("the keeper of grammars has ended")
+        return messages
+
+
+class FrameReader:
+    """Frames out of a pipe, without blocking."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._held = bytearray()
+
+    def read(self) -> list[Message] | None:
+        """The whole messages that are there; None at the pipe's end."""
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        self._held += data
+        messages = []
+        while len(self._held) >= HEADER_BYTES:
+            length = int.from_bytes(self._held[:4], "little")
+            if not HEADER_BYTES <= length <= MAX_FRAME_BYTES:
+                raise RemoteProtocolError("a frame between worker and keeper is malformed")
+            if length > len(self._held):
+                break
+            messages.append(decode(bytes(self._held[:length])))
+            del self._held[:length]
+        return messages
+
+
+def start_keeper(words: Words, channel: Channel) -> GrammarLine:
+    """Fork the keeper; the child never returns from here. ``channel`` is closed in it."""
+    read_from_worker, write_to_keeper = os.pipe()
+    read_from_keeper, write_to_worker = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(read_from_worker)
+        os.close(write_to_worker)
+        return GrammarLine(write_to_keeper, read_from_keeper)
+    status = EXIT_DEFECT
+    try:
+        # The host takes the end of the worker for the sandbox's: nobody else may hold its bells.
+        channel.close()
+        os.close(write_to_keeper)
+        os.close(read_from_keeper)
+        ours, theirs = socket_pair()
+        if os.fork():
+            theirs.close()
+            status = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker).run()
+        else:
+            ours.close()
+            os.close(read_from_worker)
+            os.close(write_to_worker)
+            status = _fork_on(theirs, words)
+    except BaseException as error:  # noqa: BLE001 - the border of a process: it must not go on as a second worker
+        sys.stderr.write(f"engine.text: the keeper of grammars met a defect: {type(error).__name__}: {error}\n")
+    finally:
+        os._exit(status)
+
+
+class _Keeping:
+    """The keeper's loop: one poll over the worker, the forker and all grammars' processes."""
+
+    def __init__(self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int) -> None:
+        self._forker = forker
+        self._frames = FrameReader(inbound)
+        self._outbound = outbound
+        self._unsent = bytearray()
+        self._keeper = Keeper(self._ask, mask_bytes)
+        os.set_blocking(outbound, False)
+
+    def run(self) -> int:
+        """Until the worker has gone, or the forker."""
+        keeper = self._keeper
+        while True:
+            poll = select.poll()
+            poll.register(self._frames.fd, select.POLLIN)
+            poll.register(self._forker.fileno(), select.POLLIN)
+            if self._unsent:
+                poll.register(self._outbound, select.POLLOUT)
+            by_fd = self._register(poll)
+            for fd, _events in poll.poll(TICK_MS if keeper.busy else IDLE_MS):
+                if fd == self._forker.fileno():
+                    data, _ = receive_packet(self._forker, 0)
+                    if not data:
+                        return EXIT_DEFECT
+                    keeper.forked(int.from_bytes(data, "little"))
+                elif fd == self._frames.fd:
+                    messages = self._frames.read()
+                    if messages is None:
+                        return EXIT_DONE
+                    for message in messages:
+                        keeper.take(message)
+                elif fd in by_fd and not by_fd[fd].ended:
+                    if fd == by_fd[fd].results:
+                        keeper.read(by_fd[fd])
+                    else:
+                        by_fd[fd].flush()
+            keeper.tick()
+            self._send()
+
+    def _register(self, poll: select.poll) -> dict[int, GrammarProcess]:
+        by_fd = {}
+        for process in self._keeper.processes.values():
+            by_fd[process.results] = process
+            poll.register(process.results, select.POLLIN)
+            if process.wants_write:
+                by_fd[process.commands] = process
+                poll.register(process.commands, select.POLLOUT)
+        return by_fd
+
+    def _send(self) -> None:
+        for answer in self._keeper.drain():
+            self._unsent += encode(answer)
+        with suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: os.write(self._outbound, self._unsent)]
+
+    def _ask(self) -> tuple[int, int]:
+        commands_in, commands_out = os.pipe()
+        results_in, results_out = os.pipe()
+        send_packet(self._forker, b"f", (commands_in, results_out))
+        os.close(commands_in)
+        os.close(results_out)
+        os.set_blocking(commands_out, False)
+        os.set_blocking(results_in, False)
+        return commands_out, results_in
+
+
+def _fork_on(keeper: LocalSocket, words: Words) -> int:
+    """The forker's loop: a process for each pair of pipes that comes; tells its pid."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for them: the pipes say when they end.
+    tokenizer: Any = None
+    while True:
+        data, fds = receive_packet(keeper, 2)
+        if not data or len(fds) != 2:
+            return EXIT_DONE
+        if tokenizer is None:
+            tokenizer = build_tokenizer(words)
+            # What is there now is shared with every grammar's process: the collector need not touch it.
+            gc.collect()
+            gc.freeze()
+        pid = os.fork()
+        if pid == 0:
+            keeper.close()
+            _be_grammar(tokenizer, words.mask_bytes, *fds)
+        for fd in fds:
+            os.close(fd)
+        send_packet(keeper, pid.to_bytes(4, "little"))
+
+
+def _be_grammar(tokenizer: Any, mask_bytes: int, commands: int, results: int) -> NoReturn:
+    """The whole life of a grammar's process."""
+    status = EXIT_DEFECT
+    try:
+        status = run_child(tokenizer, mask_bytes, commands, results)
+    except BrokenPipeError:
+        status = EXIT_DONE
+    finally:
+        os._exit(status)

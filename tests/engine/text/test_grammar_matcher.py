@@ -1,0 +1,160 @@
+"""What the compiler of grammars takes and refuses, as docs/structured-output.md says; whitespace, choices, ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.errors import RequestRejectedError
+from engine.text.grammar_matcher import CompiledGrammar
+from engine.text.grammar_words import build_tokenizer
+from isolation.ipc.grammar_messages import GrammarKind, MaskState
+from isolation.ipc.messages import FailureCode
+
+
+@pytest.fixture(scope="module")
+def words(mini):
+    """The embedded model's tokens."""
+    return mini.words()
+
+
+@pytest.fixture(scope="module")
+def compiled(words):
+    """Compiles over that model."""
+    tokenizer = build_tokenizer(words)
+
+    def compiled(kind: GrammarKind, source: object) -> CompiledGrammar:
+        data = source if isinstance(source, bytes) else json.dumps(source).encode()
+        return CompiledGrammar(tokenizer, kind, data, words.mask_bytes)
+
+    return compiled
+
+
+def follow(grammar: CompiledGrammar, words, text: str) -> MaskState | None:
+    """The state after this text, spelt a byte a token; None when the grammar forbids it. A mask may allow less: of text
+    that is forced, only the tokens that the tokenizer cuts it into."""
+    row = grammar.open(1)
+    for byte in text.encode():
+        row = grammar.advance(1, words.entries.index(bytes([byte])))
+        if row.state is MaskState.BROKEN:
+            return None
+    return row.state
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"type": "string"}},
+        {"type": "integer", "if": {"minimum": 3}, "then": {"maximum": 5}},
+        {"type": "array", "contains": {"type": "integer"}},
+        {"type": "array", "uniqueItems": True},
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"type": "string", "format": "nonsense"},
+    ],
+)
+def test_what_is_not_implemented_is_refused_or_passed_over(compiled, schema) -> None:
+    """Strict schemas get an error, lenient ones an answer that may break the keyword."""
+    with pytest.raises(RequestRejectedError) as raised:
+        compiled(GrammarKind.JSON_SCHEMA, schema)
+    assert raised.value.code is FailureCode.INVALID
+    assert compiled(GrammarKind.JSON_SCHEMA_LENIENT, schema).open(1).state is not MaskState.BROKEN
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.JSON_SCHEMA_LENIENT])
+def test_unknown_keywords_are_annotations(compiled, words, kind) -> None:
+    """What JSON Schema does not define has no effect in either way."""
+    grammar = compiled(kind, {"type": "boolean", "x-colour": "red", "foo": {"type": "wrong"}})
+    assert follow(grammar, words, "true") is MaskState.ACCEPTING
+    assert follow(grammar, words, "1") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (GrammarKind.JSON_SCHEMA, {"type": "wrong"}),
+        (GrammarKind.JSON_SCHEMA, {"$ref": "http://localhost/other.json"}),
+        (GrammarKind.JSON_SCHEMA, {"type": "array", "minItems": 5, "maxItems": 2}),
+        (GrammarKind.JSON_SCHEMA, {"$ref": "#"}),
+        (GrammarKind.JSON_SCHEMA, b"{"),
+        (GrammarKind.JSON_SCHEMA, b"\xff"),
+        (GrammarKind.JSON_SCHEMA, True),
+        (GrammarKind.REGEX, b"(?=a)b"),
+        (GrammarKind.REGEX, rb"(a)\1"),
+        (GrammarKind.REGEX, b"["),
+        (GrammarKind.LARK, b""),
+        (GrammarKind.LARK, b"start: a\na: a"),
+        (GrammarKind.LARK, b"start: <|im_start|>"),
+        (GrammarKind.CHOICE, b"{}"),
+        (GrammarKind.CHOICE, b'["a", 1]'),
+        (GrammarKind.CHOICE, b"[]"),
+        (GrammarKind.CHOICE, b"[" * 100_000),
+    ],
+)
+def test_what_cannot_be_used_is_refused(compiled, kind, source) -> None:
+    """Malformed, unsatisfiable, or asking for what there is not: an error with a reason, at once."""
+    with pytest.raises(RequestRejectedError) as raised:
+        compiled(kind, source)
+    assert raised.value.code is FailureCode.INVALID
+    assert raised.value.reason
+
+
+def test_whitespace_has_an_end(compiled, words) -> None:
+    """Compact, spaced and indented JSON pass; a run of spaces or of new lines does not, unless the schema asks."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    grammar = compiled(GrammarKind.JSON_SCHEMA, schema)
+    for text in ('{"a":1}', '{ "a": 1 }', '{\n  "a": 1\n}'):
+        assert follow(grammar, words, text) is MaskState.ACCEPTING
+    for text in ('{  "a":1}', '{\n\n"a":1}', ' {"a":1}'):
+        assert follow(grammar, words, text) is None
+    loose = {**schema, "x-guidance": {"whitespace_pattern": " *"}}
+    assert follow(compiled(GrammarKind.JSON_SCHEMA, loose), words, '{   "a":1}') is MaskState.ACCEPTING
+
+
+def test_choices_are_taken_letter_by_letter(compiled, words) -> None:
+    """Strings with quotes, backslashes, slashes and new lines are what they are."""
+    choices = ['say "hi"', "back\\slash", "a/b", "two\nlines", "caf\u00e9"]
+    grammar = compiled(GrammarKind.CHOICE, choices)
+    for choice in choices:
+        assert follow(grammar, words, choice) is MaskState.ACCEPTING
+    assert follow(grammar, words, "a/c") is None
+
+
+def test_an_output_may_end_only_where_it_is_whole(compiled, words) -> None:
+    """Open within, accepting at each possible end, and then nothing more is allowed but the end."""
+    grammar = compiled(GrammarKind.REGEX, b"ab(cd)?")
+    assert follow(grammar, words, "a") is MaskState.OPEN
+    assert follow(grammar, words, "ab") is MaskState.ACCEPTING
+    assert follow(grammar, words, "abc") is MaskState.OPEN
+    assert follow(grammar, words, "abcd") is MaskState.ACCEPTING
+    row = grammar.open(2)
+    for byte in b"abcd":
+        row = grammar.advance(2, words.entries.index(bytes([byte])))
+    assert not any(row.words)
+
+
+def test_requests_of_one_grammar_do_not_meet(compiled, words) -> None:
+    """Each has its own place in it; one that is closed or unknown has none."""
+    grammar = compiled(GrammarKind.REGEX, b"ab")
+    a, b = (words.entries.index(letter) for letter in (b"a", b"b"))
+    grammar.open(1)
+    first = grammar.open(2)
+    assert grammar.advance(1, a).position == 1
+    assert grammar.advance(1, b).state is MaskState.ACCEPTING
+    second = grammar.advance(2, a)
+    assert (first.position, second.position, second.state) == (0, 1, MaskState.OPEN)
+    grammar.close(1)
+    grammar.close(1)
+    assert grammar.advance(1, a) is None
+
+
+def test_a_token_that_was_forbidden_breaks_the_row(compiled, words) -> None:
+    """An engine that does not keep to the mask ends its own request."""
+    grammar = compiled(GrammarKind.REGEX, b"ab")
+    grammar.open(1)
+    assert grammar.advance(1, words.entries.index(b"z")).state is MaskState.BROKEN
