@@ -135,7 +135,7 @@ def _kernel_rooms(model: ModelConfig, limits: SchedulerLimits, form: Form) -> in
     row = 4 * (hidden + qkv + model.head_dim) + item * (hidden + heads + inner)
     if form.int8:
         row += 4 * (heads + inner)
-    scores = (SCORE_BYTES + 4) * limits.max_num_seqs * model.vocab_size
+    scores = (SCORE_BYTES * limits.max_num_seqs + 4 * limits.max_logit_lines) * model.vocab_size
     return limits.max_num_batched_tokens * row + scores
 
 

@@ -90,3 +90,10 @@ def test_every_registered_architecture_has_its_row() -> None:
     assert named | set(WITH_VISION) == set(REGISTERED)
     assert all(len(row.cases) >= 5 for row in FAMILIES.values())
     assert all(set(row.compiled) | set(row.ranks) <= set(row.cases) for row in FAMILIES.values())
+
+
+def test_the_page_of_models_names_every_architecture(root: Path) -> None:
+    """``docs/models.md`` has a row for each registered architecture, and no other."""
+    rows = [line.split("|")[1] for line in (root / "docs" / "models.md").read_text().splitlines() if line[:3] == "| `"]
+    named = {word for row in rows for word in row.split("`") if word.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))}
+    assert named == set(REGISTERED)

@@ -48,8 +48,8 @@ Logits = dict[str, Tensor]
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Path]:
     """A checkpoint for every case that some selected test runs."""
     made = {}
-    own = [item for item in request.session.items if item.path == request.path]
-    asked = {getattr(item, "callspec", None) and item.callspec.params.get("case") for item in own}
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = {item.callspec.params.get("case") for item in here}
     for family, case in [one for one in RANK_CASES if one in asked or one == RANK_CASES[0]]:
         made[family, case] = tmp_path_factory.mktemp("model")
         save_reference(made[family, case], family, **FAMILIES[family].cases[case])
