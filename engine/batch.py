@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.grouping import Grouping
 from engine.kv.block_table import BlockTables
+from engine.kv.layout import FULL
 from engine.kv.storage import KvStorage
 from engine.model.attention import AttentionBatch
 from engine.scheduler.limits import SchedulerLimits
@@ -34,11 +35,12 @@ class StepArrays:
 
     token_ids: Ints
     positions: Ints
-    slots: Ints
+    slots: tuple[Ints, ...]
+    """By each block table."""
     rows: Ints
     """For each token the row of ``tables`` that its sequence has."""
-    tables: Ints
-    """Block tables of all rows."""
+    tables: tuple[BlockTables, ...]
+    """Of all rows; of the layout's first table the first."""
     wanted: Ints
     """For each of the plan's ``logit_lines`` the index of its token in the step."""
     num_decode: int
@@ -68,7 +70,12 @@ class BatchBuilder:
 
     def __init__(self, limits: SchedulerLimits, storage: KvStorage) -> None:
         max_num_seqs, max_num_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-        self._tables = BlockTables(max_num_seqs, limits.max_context, limits.block_size)
+        layout = storage.layout
+        stride = layout.block_rows if len(layout.tables) > 1 else None
+        self._tables = tuple(
+            BlockTables(max_num_seqs, limits.max_context, group.block_size, stride) for group in layout.tables
+        )
+        self._keeps_all = layout.tables[0].reach == FULL
         self._grouping = Grouping(storage, self._tables)
         self._device = storage.device
         self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
@@ -82,7 +89,9 @@ class BatchBuilder:
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""
         row = admission.row
-        self._tables.assign(row, admission.blocks)
+        given = (admission.blocks, *admission.local) if self._keeps_all else admission.local
+        for tables, blocks in zip(self._tables, given, strict=False):
+            tables.assign(row, blocks)
         self._known[row] = np.array(admission.token_ids, dtype=np.int64)
 
     def arrays(self, plan: StepPlan, *, by_length: bool = False) -> StepArrays:
@@ -91,7 +100,7 @@ class BatchBuilder:
         Args:
             by_length: put decoding rows in the order of falling length instead of the plan's.
         """
-        self._tables.grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
+        self._grow(plan)
         rows = np.array(plan.decode_rows, dtype=np.int64)
         place = len(rows)
         wanted = np.arange(place)
@@ -102,26 +111,27 @@ class BatchBuilder:
         computed = self._computed[rows]
         self._token_ids[:place] = self._last[rows]
         self._positions[:place] = computed
-        self._slots[:place] = self._tables.slots(rows, computed)
+        self._slots[:place] = self._tables[0].slots(rows, computed)
         self._rows[:place] = rows
         ends: list[int] = []
         scored: list[int] = []
         for chunk in plan.prefills:
             self._put_chunk(chunk, place)
             if chunk.num_scored:
-                first = place + chunk.score_from - 1 - chunk.start
-                scored += range(first, first + chunk.num_scored)
+                begin = place + chunk.score_from - 1 - chunk.start
+                scored += range(begin, begin + chunk.num_scored)
             place += chunk.length
             if chunk.last:
                 ends.append(place - 1)
         if ends or scored:
             wanted = np.concatenate((wanted, np.array(ends + scored, dtype=np.int64)))
+        further = [tables.slots(self._rows[:place], self._positions[:place]) for tables in self._tables[1:]]
         return StepArrays(
             token_ids=self._token_ids[:place],
             positions=self._positions[:place],
-            slots=self._slots[:place],
+            slots=(self._slots[:place], *further),
             rows=self._rows[:place],
-            tables=self._tables.tables,
+            tables=self._tables,
             wanted=wanted,
             num_decode=len(rows),
         )
@@ -150,12 +160,22 @@ class BatchBuilder:
             self._computed[chunk.row] = chunk.start + chunk.length
         self._last[plan.sample_rows] = token_ids
 
+    def _grow(self, plan: StepPlan) -> None:
+        """Take up the blocks that rows got."""
+        if not plan.grown_tables:
+            self._tables[0].grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
+            return
+        grown = np.array((plan.grown_tables, plan.grown_rows, plan.grown_indices, plan.grown_blocks))
+        for place, tables in enumerate(self._tables):
+            _, rows, indices, blocks = grown[:, grown[0] == place].tolist()
+            tables.grow(rows, indices, blocks)
+
     def _put_chunk(self, chunk: Chunk, place: int) -> None:
         end = chunk.start + chunk.length
         part = slice(place, place + chunk.length)
         self._token_ids[part] = self._known[chunk.row][chunk.start : end]
         self._positions[part] = np.arange(chunk.start, end)
-        self._slots[part] = self._tables.chunk_slots(chunk.row, chunk.start, chunk.length)
+        self._slots[part] = self._tables[0].chunk_slots(chunk.row, chunk.start, chunk.length)
         self._rows[part] = chunk.row
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:

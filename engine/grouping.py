@@ -33,34 +33,35 @@ def first_seen(reach: Reach, positions: Ints) -> Ints:
 class Grouping:
     """Makes the attention metadata of a step from the rows' block tables."""
 
-    def __init__(self, storage: KvStorage, tables: BlockTables) -> None:
-        self._tables = tables
-        self._block_size = storage.layout.block_size
-        self._gather_blocks = storage.gather_blocks
-        self._reaches = storage.layout.reaches
+    def __init__(self, storage: KvStorage, tables: tuple[BlockTables, ...]) -> None:
+        layout = storage.layout
+        self._gather_tokens = storage.gather_blocks * layout.block_size
+        self._reaches = [(reach, layout.table_of(reach), tables[layout.table_of(reach)]) for reach in layout.reaches]
         self._dtype = storage.dtype
         self._device = storage.device
 
-    def batch(self, slots: Ints, rows: Ints, lengths: Ints, chunks: list[Chunk]) -> AttentionBatch:
+    def batch(self, slots: tuple[Ints, ...], rows: Ints, lengths: Ints, chunks: list[Chunk]) -> AttentionBatch:
         """Metadata of one step.
 
         Args:
-            slots: of all tokens.
+            slots: of all tokens, by each block table.
             rows: decoding rows by falling length.
             lengths: positions that each of them attends to at the most, its own included.
             chunks: prompt chunks; their tokens follow those of the decoding rows.
         """
         reaches = []
-        for reach in self._reaches:
+        places = [self._tensor(by_table) for by_table in slots]
+        for reach, number, tables in self._reaches:
             place = len(rows)
             contexts = []
             for chunk in chunks:
-                contexts.append(self._context(reach, chunk, place))
+                contexts.append(self._context(reach, tables, chunk, place))
                 place += chunk.length
-            reaches.append(ReachBatch(self._groups(reach, rows, lengths), tuple(contexts)))
-        return AttentionBatch(self._tensor(slots), tuple(reaches))
+            groups = self._groups(reach, tables, rows, lengths)
+            reaches.append(ReachBatch(places[number], groups, tuple(contexts)))
+        return AttentionBatch(tuple(reaches))
 
-    def _context(self, reach: Reach, chunk: Chunk, place: int) -> ChunkContext:
+    def _context(self, reach: Reach, tables: BlockTables, chunk: Chunk, place: int) -> ChunkContext:
         end = chunk.start + chunk.length
         queries = np.arange(chunk.start, end)
         first = first_seen(reach, queries)
@@ -68,43 +69,36 @@ class Grouping:
         if chunk.start == 0:
             mask = None if reach.covers(end) else self._mask(_hidden(queries, queries, first))
             return ChunkContext(place, stop, None, end, mask)
-        begin = int(first[0]) // self._block_size
-        blocks = self._tables.tables[chunk.row, begin : -(-end // self._block_size)]
-        seen = np.arange(begin * self._block_size, end)
+        size = tables.block_size
+        begin = int(first[0]) // size
+        blocks = tables.tables[chunk.row, begin : -(-end // size)]
+        seen = np.arange(begin * size, end)
         return ChunkContext(place, stop, self._tensor(blocks), len(seen), self._mask(_hidden(queries, seen, first)))
 
-    def _groups(self, reach: Reach, rows: Ints, lengths: Ints) -> tuple[DecodeGroup, ...]:
-        begins = first_seen(reach, lengths - 1) // self._block_size
-        widths = -(-lengths // self._block_size) - begins
+    def _groups(self, reach: Reach, tables: BlockTables, rows: Ints, lengths: Ints) -> tuple[DecodeGroup, ...]:
+        begins = first_seen(reach, lengths - 1) // tables.block_size
+        widths = -(-lengths // tables.block_size) - begins
         groups = []
         start = 0
         while start < len(rows):
-            part = slice(start, self._similar(widths[start:].tolist()) + start)
-            groups.append(self._group(reach, start, rows[part], lengths[part], begins[part], int(widths[part].max())))
+            most = self._gather_tokens // tables.block_size
+            part = slice(start, _similar(widths[start:].tolist(), most) + start)
+            blocks = tables.rectangle(rows[part], begins[part], int(widths[part].max()))
+            ends = lengths[part] - begins[part] * tables.block_size
+            groups.append(self._group(reach, start, blocks, lengths[part], ends))
             start = part.stop
         return tuple(groups)
 
-    def _similar(self, widths: list[int]) -> int:
-        """How many of the first rows make one rectangle, given the blocks that each reads."""
-        most = least = widths[0]
-        for count, width in enumerate(widths):
-            most, least = max(most, width), min(least, width)
-            wasteful = most > SMALL_WIDTH and 2 * least < most
-            if count and (wasteful or (count + 1) * most > self._gather_blocks):
-                return count
-        return len(widths)
-
-    def _group(self, reach: Reach, start: int, rows: Ints, lengths: Ints, begins: Ints, width: int) -> DecodeGroup:
-        blocks = self._tables.rectangle(rows, begins, width)
-        ends = lengths - begins * self._block_size
+    def _group(self, reach: Reach, start: int, blocks: Ints, lengths: Ints, ends: Ints) -> DecodeGroup:
+        """Rows from ``start`` on. ``ends``: their lengths, counted from the first token of their blocks."""
         length = int(ends.max())
         mask = None
         if reach.kind != "full" or int(ends.min()) < length:
             places = np.arange(length)
-            first = first_seen(reach, lengths - 1) - begins * self._block_size
+            first = first_seen(reach, lengths - 1) - (lengths - ends)
             hidden = (places >= ends[:, None]) | (places < first[:, None])
             mask = self._mask(hidden)[:, None, None, :] if hidden.any() else None
-        return DecodeGroup(start, start + len(rows), self._tensor(blocks), length, mask)
+        return DecodeGroup(start, start + len(lengths), self._tensor(blocks), length, mask)
 
     def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
@@ -112,6 +106,17 @@ class Grouping:
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _similar(widths: list[int], gather_blocks: int) -> int:
+    """How many of the first rows make one rectangle, given the blocks that each reads and that fit the buffers."""
+    most = least = widths[0]
+    for count, width in enumerate(widths):
+        most, least = max(most, width), min(least, width)
+        wasteful = most > SMALL_WIDTH and 2 * least < most
+        if count and (wasteful or (count + 1) * most > gather_blocks):
+            return count
+    return len(widths)
 
 
 def _hidden(queries: Ints, seen: Ints, first: Ints) -> NDArray[np.bool_]:

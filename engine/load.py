@@ -15,6 +15,7 @@ from engine.kernels.library import UnusableKernelsError, open_library
 from engine.kernels.plain_form import check_supported
 from engine.kernels.program import NativeModel
 from engine.kv.block_pool import BlockPool
+from engine.kv.groups import divide
 from engine.kv.layout import KvLayout, fit_layout
 from engine.kv.prefix_cache import PrefixCache
 from engine.kv.storage import KvStorage
@@ -76,7 +77,9 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
     root = layout.root(model.config.kv_origin(config.model_digest))
-    cache = PrefixCache(pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching)
+    cache = PrefixCache(
+        pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
+    )
     return Engine(Scheduler(limits, pool, cache), runner)
 
 
@@ -88,7 +91,9 @@ def build_embedding_engine(config: EngineConfig, model: Decoder) -> Engine:
     limits = replace(
         limits_for(config, model.config, layout),
         # A text is followed by one token of no meaning, which takes no KV.
-        max_context=min(config.max_context, model.config.max_positions, layout.capacity - 1) + 1,
+        max_context=min(
+            config.max_context, model.config.max_positions, layout.capacity(config.max_num_batched_tokens) - 1
+        ) + 1,
         eos_ids=frozenset(),
         prefix_caching=False,
     )
@@ -98,7 +103,9 @@ def build_embedding_engine(config: EngineConfig, model: Decoder) -> Engine:
     runner = EmbeddingRunner(model, storage, limits, pooling)
     pool = BlockPool(layout.num_blocks)
     root = layout.root(config.model_digest)
-    cache = PrefixCache(pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching)
+    cache = PrefixCache(
+        pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
+    )
     return Engine(Scheduler(limits, pool, cache), runner, vectors=runner)
 
 
@@ -109,6 +116,8 @@ def make_runner(config: EngineConfig, model: Decoder, storage: KvStorage, limits
     if config.kernels and model.device.type == "cpu":
         try:
             check_supported(model, limits.max_context)
+            if len(storage.layout.tables) > 1:
+                raise UnusableKernelsError("they read one block table; this model has one for each reach")
             library = open_library(config.kernels, config.threads)
         except UnusableKernelsError as error:
             reason = str(error)
@@ -136,8 +145,13 @@ def memory_need(config: EngineConfig, runner: Runner) -> MemoryNeed:
 
 def layout_for(config: EngineConfig, model: ModelConfig, dtype: str, parallel: Parallel = ALONE) -> KvLayout:
     """The KV layout of a model, or of this rank's part of it, under a configuration."""
-    layers = parallel.kv_layers(model.kv_layers)
-    return fit_layout(kv_bytes=config.kv_bytes, layers=layers, block_size=config.block_size, dtype=dtype)
+    return fit_layout(
+        kv_bytes=config.kv_bytes,
+        layers=parallel.kv_layers(model.kv_layers),
+        block_size=config.block_size,
+        dtype=dtype,
+        groups=divide(model.kv_layers, config.block_size, min(config.max_context, model.max_positions)),
+    )
 
 
 def limits_for(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> SchedulerLimits:
@@ -146,11 +160,12 @@ def limits_for(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> Sc
         max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=config.max_waiting,
-        max_context=min(config.max_context, model.max_positions, layout.capacity),
+        max_context=min(config.max_context, model.max_positions, layout.capacity(config.max_num_batched_tokens)),
         block_size=config.block_size,
         vocab_size=model.vocab_size,
         eos_ids=model.stop_ids,
         prefix_caching=config.prefix_caching,
+        groups=layout.groups,
     )
 
 

@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.kernels.abi import PANEL
 from engine.kernels.packing import padded_inputs
 from engine.kv.layout import KvLayout
-from engine.kv.storage import GATHER_STEP, GATHER_TOKENS
+from engine.kv.storage import gather_tokens
 from engine.model.checklist import Checklist
 from engine.model.config import ModelConfig
 from engine.model.layers import Linear, packed_bytes
@@ -83,10 +83,11 @@ def predict_memory(
     """
     checklist = build_model(model, form.dtype, torch.device("meta"), parallel)[1]
     item = form.dtype.itemsize
-    gathered = -(-max(limits.max_context, GATHER_TOKENS) // GATHER_STEP) * GATHER_STEP
+    gathered = gather_tokens(layout, limits.max_context)
     wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
     narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
-    tables = 8 * limits.max_num_seqs * -(-limits.max_context // layout.block_size)
+    width = sum(-(-limits.max_context // group.block_size) for group in layout.tables)
+    tables = 8 * limits.max_num_seqs * width
     buffers = gathered * (wide + narrow) * item + tables + layout.num_blocks * BLOCK_RECORD_BYTES
     moment = _kernel_rooms if form.kernels else _moments
     return MemoryNeed(

@@ -135,5 +135,6 @@ def build_null_engine(config: EngineConfig, limits: SchedulerLimits, layout: KvL
         root=layout.root(config.model_digest),
         block_size=layout.block_size,
         caching=limits.prefix_caching,
+        groups=layout.groups,
     )
     return Engine(Scheduler(limits, pool, cache), runner)

@@ -67,6 +67,7 @@ class Request:
         "forecast",
         "held",
         "limit",
+        "local",
         "mask",
         "namespace",
         "num_charged",
@@ -82,6 +83,7 @@ class Request:
         "preempted_at",
         "request_id",
         "retain",
+        "rights",
         "row",
         "started",
         "status",
@@ -121,6 +123,11 @@ class Request:
         self.num_charged = 0
         """Tokens of the prompt that were charged, or found in the cache: nobody pays twice after a preemption."""
         self.blocks: list[int] = []
+        """Table of the layers that keep everything; empty when the model has none."""
+        self.local: list[list[int]] = []
+        """Tables of the layers that keep a window or a chunk, one a reach; the null block where nothing is kept."""
+        self.rights = 0
+        """Blocks that ``local`` may hold: while it decodes, those that it does."""
         self.capacity = 0
         """Tokens that ``blocks`` hold."""
         self.block_ids: list[bytes] = []
@@ -152,6 +159,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known: prompt and output so far."""
         return len(self.token_ids)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that nobody else can have for it."""
+        return len(self.blocks) + self.rights
 
     @property
     def num_computed(self) -> int:

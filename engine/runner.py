@@ -148,7 +148,7 @@ class Runner:
         exact = self._exact
         if not exact:
             return plan, None
-        grown = (plan.grown_rows, plan.grown_indices, plan.grown_blocks)
+        grown = (plan.grown_rows, plan.grown_indices, plan.grown_blocks, plan.grown_tables)
         parts: list[StepPlan | None] = []
         for wanted in (True, False):
             rows = [row for row in plan.decode_rows if (row in exact) is wanted]
@@ -157,5 +157,5 @@ class Runner:
                 parts.append(None)
                 continue
             parts.append(StepPlan([], [], *grown, rows, chunks))
-            grown = [], [], []
+            grown = [], [], [], []
         return parts[1], parts[0]

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from engine.batch import Ints, StepArrays
 from engine.grouping import first_seen
-from engine.kv.layout import NULL_BLOCK, Reach
+from engine.kv.block_table import BlockTables
+from engine.kv.layout import NULL_BLOCK, KvGroup, Reach
 from engine.kv.storage import KvStorage
 from engine.model.decoder import Decoder
-from engine.model.deterministic import STRETCH, TILE, Tile, TileAttention
+from engine.model.deterministic import STRETCH, TILE, Tile, TileAttention, TileReach
 from engine.scheduler.plan import Chunk
 
 PROBE_PLACES = (0, 1, 6, 7, TILE - 1)
@@ -42,7 +43,8 @@ class Tiles:
         self._model = model
         self._storage = storage
         self._attention = TileAttention(storage)
-        self._block_size = storage.layout.block_size
+        layout = storage.layout
+        self._reaches = [(reach, layout.table_of(reach)) for reach in layout.reaches]
         self._dtype = storage.dtype
         self._device = storage.device
 
@@ -68,7 +70,7 @@ class Tiles:
         Only while no request is live: all rows attend to numbers put into the null block, which the caller has to zero
         afterwards.
         """
-        vocab = self._model.config.vocab_size
+        vocab, layout = self._model.config.vocab_size, self._storage.layout
         draw = np.random.default_rng(0)
         noise = torch.Generator(self._device).manual_seed(0)
         for tensor in self._storage.tensors:
@@ -77,7 +79,7 @@ class Tiles:
         for place in PROBE_PLACES:
             token_ids = draw.integers(0, vocab, TILE)
             token_ids[place] = vocab // 2
-            arrays = _probe(token_ids)
+            arrays = _probe(token_ids, layout.tables)
             logits = self._compute(arrays, _Part(0, TILE, prompt=False), np.arange(TILE))
             seen.add(logits[place].float().numpy().tobytes())
         return len(seen) == 1
@@ -94,14 +96,15 @@ class Tiles:
 
     def _tile(self, arrays: StepArrays, part: _Part, positions: Ints) -> Tile:
         length = -(-(int(positions.max()) + 1) // STRETCH) * STRETCH
-        width = -(-length // self._block_size)
-        known = min(width, arrays.tables.shape[1])
-        rows = arrays.rows[part.start : part.start + 1] if part.prompt else arrays.rows[part.start : part.stop]
-        blocks = np.full((1 if part.prompt else TILE, width), NULL_BLOCK)
-        blocks[: len(rows), :known] = arrays.tables[rows, :known]
-        masks = tuple(self._mask(reach, positions, length) for reach in self._storage.layout.reaches)
-        slots = self._tensor(arrays.slots[part.start : part.stop])
-        return Tile(len(slots), slots, self._tensor(blocks), length, masks)
+        reaches = tuple(
+            TileReach(
+                slots=self._tensor(arrays.slots[number][part.start : part.stop]),
+                blocks=self._tensor(_blocks(reach, arrays, number, part, length)),
+                mask=self._mask(reach, positions, length),
+            )
+            for reach, number in self._reaches
+        )
+        return Tile(len(reaches[0].slots), length, reaches)
 
     def _mask(self, reach: Reach, positions: Ints, length: int) -> Tensor:
         places = np.arange(length)
@@ -111,6 +114,21 @@ class Tiles:
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _blocks(reach: Reach, arrays: StepArrays, number: int, part: _Part, length: int) -> Ints:
+    """Blocks of one table up to ``length``, for each token of a tile or for all of a prompt's; the null block for those
+    that none of them sees, which may be somebody else's by now."""
+    table = arrays.tables[number]
+    width = -(-length // table.block_size)
+    known = min(width, table.tables.shape[1])
+    stop = part.start + 1 if part.prompt else part.stop
+    # A prompt's first token looks back furthest.
+    rows, positions = arrays.rows[part.start : stop], arrays.positions[part.start : stop]
+    blocks: Ints = np.full((1 if part.prompt else TILE, width), NULL_BLOCK, dtype=np.int64)
+    unseen = np.arange(known) < first_seen(reach, positions)[:, None] // table.block_size
+    blocks[: len(rows), :known] = np.where(unseen, NULL_BLOCK, table.tables[rows, :known])
+    return blocks
 
 
 def _parts(num_decode: int, chunks: list[Chunk]) -> Iterator[_Part]:
@@ -131,15 +149,15 @@ def _padded(values: Ints) -> Ints:
     return padded
 
 
-def _probe(token_ids: Ints) -> StepArrays:
+def _probe(token_ids: Ints, groups: tuple[KvGroup, ...]) -> StepArrays:
     """A tile of first tokens that are written nowhere and attend to the null block."""
     zeros = np.zeros(TILE, dtype=np.int64)
     return StepArrays(
         token_ids=token_ids,
         positions=zeros,
-        slots=zeros[:0],
+        slots=(zeros[:0],) * len(groups),
         rows=zeros,
-        tables=np.full((1, 1), NULL_BLOCK),
+        tables=tuple(BlockTables(1, 1, group.block_size) for group in groups),
         wanted=np.arange(TILE),
         num_decode=TILE,
     )

@@ -2,15 +2,14 @@
 
 The largest shapes are run twice: under gVisor a page costs a fault on its first and on its second touch. Smaller steps
 are run once, so that whatever a library does by the number of rows (choose a kernel, write one, start its threads) has
-been seen before lock-down. The fake requests use the null block; at the end all KV memory is written once more, which
-makes the null block zero again.
+been seen before lock-down. The fake requests have no blocks, so they use the null block; at the end all KV memory is
+written once more, which makes the null block zero again.
 """
 
 from __future__ import annotations
 
 from array import array
 
-from engine.kv.layout import NULL_BLOCK
 from engine.scheduler.plan import Admission, Chunk, RowMask, StepPlan
 from engine.step_runner import StepRunner
 from isolation.ipc.messages import Sampling
@@ -20,9 +19,6 @@ ROUNDS = 2
 
 SMALL = (1, 2, 4, 16)
 """Rows of the smaller steps: libraries multiply one row, a few and many in different ways."""
-
-SMALL_WIDTH = 1
-"""Blocks of a row in them: what matters is the number of rows."""
 
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
 """Sampling numbers that reach every branch of the sampler."""
@@ -36,41 +32,40 @@ def warm_up(runner: StepRunner) -> None:
     limits = runner.limits
     length = min(limits.max_num_batched_tokens, limits.max_context - 1)
     num_rows = limits.max_num_seqs
-    width = -(-limits.max_context // limits.block_size)
     for rows in (rows for rows in SMALL if rows < num_rows):
-        runner.execute(_admissions(rows, SMALL_WIDTH))
+        runner.execute(_admissions(rows))
         runner.execute(StepPlan(decode_rows=list(range(rows))))
     runner.prove()
     for _ in range(ROUNDS):
-        runner.execute(_prefill(length, width))
-        runner.execute(_admissions(num_rows, width))
+        runner.execute(_prefill(length))
+        runner.execute(_admissions(num_rows))
         runner.execute(StepPlan(decode_rows=list(range(num_rows))))
         runner.execute(StepPlan(decode_rows=list(range(num_rows)), masks=dict.fromkeys(range(num_rows), _ALL)))
         runner.touch()
 
 
-def _prefill(length: int, width: int) -> StepPlan:
+def _prefill(length: int) -> StepPlan:
     """One prompt in two chunks: the second attends to gathered blocks."""
     half = length // 2
     chunks = [Chunk(0, 0, length - half, half == 0)]
     if half:
         chunks.append(Chunk(0, length - half, half, True))
-    return StepPlan(admissions=[_admission(0, length, width)], prefills=chunks)
+    return StepPlan(admissions=[_admission(0, length)], prefills=chunks)
 
 
-def _admissions(num_rows: int, width: int) -> StepPlan:
+def _admissions(num_rows: int) -> StepPlan:
     rows = range(num_rows)
     return StepPlan(
-        admissions=[_admission(row, 1, width) for row in rows], prefills=[Chunk(row, 0, 1, True) for row in rows]
+        admissions=[_admission(row, 1) for row in rows], prefills=[Chunk(row, 0, 1, True) for row in rows]
     )
 
 
-def _admission(row: int, length: int, width: int) -> Admission:
+def _admission(row: int, length: int) -> Admission:
     return Admission(
         row=row,
         token_ids=array("I", [0] * length),
         num_prompt=length,
         sampling=SAMPLED,
         logprobs=1,
-        blocks=(NULL_BLOCK,) * width,
+        blocks=(),
     )

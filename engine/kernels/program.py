@@ -137,11 +137,12 @@ class NativeModel:
         step.tokens, step.wanted_count = len(arrays.token_ids), len(arrays.wanted)
         step.token_ids = arrays.token_ids.ctypes.data
         step.positions = arrays.positions.ctypes.data
-        step.slots = arrays.slots.ctypes.data
+        (slots,), (tables,) = arrays.slots, arrays.tables
+        step.slots = slots.ctypes.data
         step.rows = arrays.rows.ctypes.data
         step.wanted = arrays.wanted.ctypes.data
-        step.tables = arrays.tables.ctypes.data
-        step.table_width = arrays.tables.shape[1]
+        step.tables = tables.tables.ctypes.data
+        step.table_width = tables.tables.shape[1]
         self._library.run(self._program, step)
         return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 

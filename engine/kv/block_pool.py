@@ -15,6 +15,11 @@ the same prompt may still take it up). A taken block is put on the list of block
 whoever had it before: the holder then reads zeros in slots it has not written, also when the memory of a free block
 was tampered with. A freed ``TRANSIENT`` block is put on the list at once, so its content is gone one step after its
 request. The list is drained once a step into the plan, and the runner zeroes before it computes.
+
+Rights. A prompt is computed chunk by chunk, and in layers with a window it takes and gives back blocks on the way. Its
+request gets at once the *right* to as many as it will hold at the most, so that it can never be stuck half-way. Blocks
+that are rights of somebody and not held through one are free or cached, but not available to others. A block that
+several hold through rights counts for each of them.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ TRANSIENT = b"\x00"
 class BlockPool:
     """Reference counts, owners, content ids and eviction order of the usable blocks ``1..num_blocks``."""
 
-    __slots__ = ("_by_id", "_cached", "_dirty", "_free", "_ids", "_owners", "_refs", "num_blocks")
+    __slots__ = ("_by_id", "_cached", "_dirty", "_free", "_ids", "_owners", "_refs", "_reserved", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -42,11 +47,17 @@ class BlockPool:
         self._free = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._dirty: dict[int, None] = {}
+        self._reserved = 0
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken now, cached ones included."""
-        return len(self._free) + len(self._cached)
+        """Blocks that can be taken now without a right, cached ones included."""
+        return len(self._free) + len(self._cached) - self._reserved
+
+    @property
+    def num_reserved(self) -> int:
+        """Rights for which no block is held."""
+        return self._reserved
 
     @property
     def num_cached(self) -> int:
@@ -73,6 +84,35 @@ class BlockPool:
         self._owners[block] = owner
         self._refs[block] = 1
         return block
+
+    def grant(self, count: int) -> None:
+        """Give so many rights; the caller has checked ``num_available``. Below 0: rights that were given come back."""
+        self._reserved += count
+        assert 0 <= self._reserved <= len(self._free) + len(self._cached), "rights to more than there is"
+
+    def take_granted(self, owner: bytes) -> int:
+        """Give a block to a request that has a right to it."""
+        assert self._reserved > 0, "a block without a right"
+        self._reserved -= 1
+        return self.take_one(owner)
+
+    def hold_granted(self, block: int) -> None:
+        """Add a holder, who has a right, to a registered block."""
+        if not self._refs[block]:
+            self._reserved -= 1
+        self.hold(block)
+
+    def release_granted(self, blocks: list[int]) -> None:
+        """Drop one holder, who keeps the rights, of each of these blocks."""
+        refs = self._refs
+        self._reserved += sum(1 for block in blocks if refs[block] == 1)
+        self.release(blocks)
+
+    def discard_granted(self, blocks: list[int]) -> None:
+        """The same, and forget the content."""
+        refs = self._refs
+        self._reserved += sum(1 for block in blocks if refs[block] == 1)
+        self.discard(blocks)
 
     def num_idle(self, blocks: list[int]) -> int:
         """How many of these blocks nobody holds."""
@@ -123,15 +163,16 @@ class BlockPool:
             self._owners[block] = TRANSIENT
         self.release(blocks)
 
-    def drop(self, block_id: bytes) -> None:
-        """Free the block that is registered under this id, if there is one; nobody holds it."""
+    def forget(self, block_id: bytes) -> None:
+        """Make the content under this id, if there is any, unfindable; it is zeroed when nobody holds it any longer."""
         block = self._by_id.get(block_id)
         if block is None:
             return
-        assert not self._refs[block], "drop() of a block that somebody holds"
-        del self._cached[block]
         self._forget(block)
-        self._put_free(block)
+        self._owners[block] = TRANSIENT
+        if not self._refs[block]:
+            del self._cached[block]
+            self._put_free(block)
 
     def drain_dirty(self) -> list[int]:
         """Blocks to zero before the next computation; each is named once."""
@@ -148,6 +189,7 @@ class BlockPool:
         """Assert what this module promises; linear in the number of blocks."""
         held = sum(1 for refs in self._refs[1:] if refs > 0)
         assert len(self._free) + len(self._cached) + held == self.num_blocks, "blocks lost or doubled"
+        assert 0 <= self._reserved <= len(self._free) + len(self._cached), "rights to more than there is"
         assert self._refs[0] == 0, "the null block is held"
         assert len(set(self._free)) == len(self._free), "a block is free twice"
         for block in self._free:

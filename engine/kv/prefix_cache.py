@@ -5,6 +5,10 @@ up to and including the block, for one namespace. Two namespaces cannot meet, si
 ids: isolation is in the name, not in a check. BLAKE2b's keyed mode is a MAC (RFC 7693, section 2.9), so ids tell a
 reader of memory dumps nothing about the tokens either.
 
+In a model with several block tables the ids of one chain serve all of them: a block is named by the prefix up to its
+end and the number of its table. Layers with a window need of a prefix only the blocks that the next token sees, so a
+prefix is known when the blocks of whole contexts up to its end are, and of each other table those that are seen.
+
 Framing: the parent has a fixed width, and the number of tokens comes before the tokens, so no two different inputs
 give the same bytes. The ``person`` label separates this use of the key from any other.
 """
@@ -13,10 +17,12 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from engine.kv.block_pool import TRANSIENT, BlockPool
-from engine.kv.layout import BLOCK_ID_BYTES
+from engine.kv.groups import granule
+from engine.kv.layout import BLOCK_ID_BYTES, FULL, NULL_BLOCK, KvGroup
 from engine.request import Request
 
 PERSON = b"athanor-kv-block"
@@ -35,18 +41,44 @@ def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
     return blake2b(data, key=namespace, digest_size=BLOCK_ID_BYTES, person=PERSON).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A known prefix. Nothing is held for anybody yet."""
+
+    num_tokens: int
+    blocks: list[int]
+    """Of whole contexts, in order."""
+    local: tuple[list[int], ...] = ()
+    """Of each table with a bounded reach: the null block, then the blocks that the next token sees."""
+
+
+NO_HIT = Hit(0, [])
+"""Nothing is known; never changed."""
+
+
 class PrefixCache:
     """Finds and registers the full blocks of requests in a pool."""
 
-    __slots__ = ("_block_size", "_exact_root", "_pool", "_root", "caching")
+    __slots__ = (
+        "_block_size", "_exact_root", "_granule", "_keeps_all", "_local", "_pool", "_root", "_tables", "caching",
+    )  # fmt: skip
 
-    def __init__(self, pool: BlockPool, *, root: bytes, block_size: int, caching: bool = True) -> None:
-        """``caching``: whether blocks are found by anybody but the other outputs of the same prompt."""
+    def __init__(
+        self, pool: BlockPool, *, root: bytes, block_size: int, caching: bool = True, groups: tuple[KvGroup, ...] = ()
+    ) -> None:
+        """``caching``: whether blocks are found by anybody but the other outputs of the same prompt. ``groups``: the
+        block tables, as in ``KvLayout``."""
         self.caching = caching
         self._pool = pool
         self._root = root
         self._exact_root = blake2b(root, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
         self._block_size = block_size
+        self._granule = granule(groups) if groups else block_size
+        named = list(zip(groups, map(_table_name, range(len(groups))), strict=True))
+        self._tables = [(group.block_size // block_size, name) for group, name in named]
+        """Of each table how many ids of the chain its block spans, and its name; none for one of whole contexts."""
+        self._keeps_all = not groups or groups[0].reach == FULL
+        self._local = [(group, name) for group, name in named if group.reach != FULL]
 
     def shares(self, request: Request) -> bool:
         """Whether the request may find and leave blocks: for its namespace, or for its own family."""
@@ -54,15 +86,21 @@ class PrefixCache:
             return True
         return self.caching and request.retain
 
-    def match(self, request: Request) -> list[int]:
-        """Blocks that hold the longest known prefix of the request's tokens, none of them held for it yet.
+    def match(self, request: Request) -> Hit:
+        """The longest known prefix of the request's tokens.
 
         At least one token is left out, since its logits have to be computed; all are, when the log-probabilities of
-        the prompt are wanted. Hashing stops at the first unknown
-        block, so a miss costs one hash.
+        the prompt are wanted. Hashing stops at the first unknown block, so a miss costs one hash where some layers
+        keep everything.
         """
         if not self.shares(request) or request.num_scored < request.num_prompt:
-            return []
+            return NO_HIT
+        if self._local:
+            return self._match_tables(request)
+        found = self._match(request)
+        return Hit(len(found) * self._block_size, found) if found else NO_HIT
+
+    def _match(self, request: Request) -> list[int]:
         found: list[int] = []
         for index in range((len(request.token_ids) - 1) // self._block_size):
             block = self._pool.find(self._id(request, index))
@@ -75,6 +113,8 @@ class PrefixCache:
     def longest(self, requests: list[Request]) -> Request:
         """Of some requests of one namespace the one with the longest known prefix, the first of equals."""
         find, size = self._pool.find, self._block_size
+        if self._local:
+            return max(requests, key=lambda request: self.match(request).num_tokens)
         best, most = requests[0], 0
         for request in requests:
             ids = request.block_ids
@@ -96,22 +136,100 @@ class PrefixCache:
         family = request.family
         if family is not None and family.key is not None:
             full = min(full, request.num_prompt // self._block_size)
-        for index in range(request.num_registered, full):
-            self._pool.register(request.blocks[index], self._id(request, index))
+        if self._local:
+            self._register_tables(request, full)
+        else:
+            for index in range(request.num_registered, full):
+                self._pool.register(request.blocks[index], self._id(request, index))
         request.num_registered = max(request.num_registered, full)
         if family is not None and family.key is not None and full > len(family.prompt_ids):
             family.prompt_ids = request.block_ids[:full]
 
     def forget(self, block_ids: list[bytes]) -> None:
-        """Make these blocks, which nobody holds, unfindable: nobody is left who may find them."""
+        """Make the blocks of these ids of the chain, in all tables, unfindable; their content is zeroed when nobody
+        holds them any longer."""
+        names = [name for _, name in self._tables] if self._local else [b""]
         for block_id_ in block_ids:
-            self._pool.drop(block_id_)
+            for name in names:
+                self._pool.forget(block_id_ + name)
+
+    def disown(self, request: Request) -> None:
+        """Make all that the request registered unfindable, also what it holds no longer: it is wrong."""
+        self.forget(request.block_ids[: request.num_registered])
+
+    def _match_tables(self, request: Request) -> Hit:
+        """The same for several tables, or one with a bounded reach: first as far as whole contexts are known, then
+        back from there to the first place whose surroundings are."""
+        step = self._granule
+        length = (len(request.token_ids) - 1) // step * step
+        full: list[int] = []
+        if self._keeps_all:
+            span, name = self._tables[0]
+            size = span * self._block_size
+            while (len(full) + 1) * size <= length:
+                block = self._known(request, (len(full) + 1) * span - 1, name)
+                if block is None:
+                    break
+                full.append(block)
+            length = len(full) * size // step * step
+        while length:
+            local, missing = self._look_back(request, length)
+            if missing is None:
+                break
+            length = missing // step * step
+        if not length:
+            return NO_HIT
+        if full:
+            del full[length // (self._tables[0][0] * self._block_size) :]
+        return Hit(length, full, tuple(local))
+
+    def _look_back(self, request: Request, length: int) -> tuple[list[list[int]], int | None]:
+        """Of each table with a bounded reach the blocks that the token behind a prefix of this length sees; or where
+        the last unknown one begins: no longer prefix is known that ends behind that place."""
+        tables: list[list[int]] = []
+        for group, name in self._local:
+            span = group.block_size // self._block_size
+            stop, first = length // group.block_size, group.first_block(length)
+            table = [NULL_BLOCK] * stop
+            # Where no layer keeps everything, one block has to be known even at the start of a chunk: what nobody has
+            # computed is not cached.
+            last = first if self._keeps_all else min(first, stop - 1)
+            for index in range(stop - 1, last - 1, -1):
+                block = self._known(request, (index + 1) * span - 1, name)
+                if block is None:
+                    return [], index * group.block_size
+                if index >= first:
+                    table[index] = block
+            tables.append(table)
+        return tables, None
+
+    def _known(self, request: Request, index: int, name: bytes) -> int | None:
+        for place in range(len(request.block_ids), index + 1):
+            self._id(request, place)
+        block = self._pool.find(request.block_ids[index] + name)
+        owner = None if block is None else self._pool.owner(block)
+        assert owner in (None, request.namespace, TRANSIENT), "a block id met in two namespaces"
+        return block
+
+    def _register_tables(self, request: Request, full: int) -> None:
+        tables = [request.blocks, *request.local] if self._keeps_all else request.local
+        for index in range(request.num_registered, full):
+            chain_id = self._id(request, index)
+            for table, (span, name) in zip(tables, self._tables, strict=True):
+                if (index + 1) % span == 0 and table[index // span] != NULL_BLOCK:
+                    self._pool.register(table[index // span], chain_id + name)
 
     def _id(self, request: Request, index: int) -> bytes:
-        """Id of the request's block ``index``; ids before it are known already."""
+        """Id of the request's tokens up to the end of block ``index`` of the smallest size; ids before it are known
+        already."""
         ids = request.block_ids
         if index == len(ids):
             size = self._block_size
             parent = ids[-1] if ids else self._exact_root if request.deterministic else self._root
             ids.append(block_id(request.cache_key, parent, request.token_ids[index * size : index * size + size]))
         return ids[index]
+
+
+def _table_name(place: int) -> bytes:
+    """What comes behind an id of the chain in the ids of one table's blocks."""
+    return bytes([place])

@@ -55,18 +55,18 @@ class ChunkContext:
 
 @dataclass(frozen=True, slots=True)
 class ReachBatch:
-    """What the tokens of one step attend to in the layers of one reach."""
+    """Where the tokens of one step are written in the layers of one reach, and what they attend to."""
 
+    slots: Tensor
+    """int64 of shape ``(N,)``."""
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[ChunkContext, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where the tokens of one step are written and what they attend to."""
+    """What the layers have to know of a step's tokens."""
 
-    slots: Tensor
-    """int64 of shape ``(N,)``."""
     reaches: tuple[ReachBatch, ...]
     """One for each of the layout's ``reaches``."""
 
@@ -115,11 +115,11 @@ class PagedAttention:
             ``(N, H * V)``.
         """
         q_nhd, k_nkd, v_nkv = qkv
-        self._storage.write(place, batch.slots, k_nkd, v_nkv)
+        seen = batch.reaches[self._reach[place]]
+        self._storage.write(place, seen.slots, k_nkd, v_nkv)
         value_dim = self._storage.layout.layers[place].value_dim
         out_nhv = q_nhd.new_empty(q_nhd.shape[0], q_nhd.shape[1], value_dim)
         own = k_nkd, k_nkd[..., :value_dim] if v_nkv is None else v_nkv
-        seen = batch.reaches[self._reach[place]]
         for group in seen.groups:
             self._decode(place, q_nhd, group, rule, out_nhv)
         for chunk in seen.chunks:

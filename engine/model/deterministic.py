@@ -29,19 +29,27 @@ STRETCH = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Where the tokens of one tile are written and what they attend to. Places behind ``count`` are padding: token 0
-    at position 0, written nowhere."""
+class TileReach:
+    """Where the tokens of one tile are written and what they attend to, in layers of one reach."""
 
-    count: int
     slots: Tensor
     """int64 of shape ``(count,)``."""
     blocks: Tensor
-    """int64 of shape ``(R, W)``: a table for each token, or one for all of them; ``W`` blocks hold ``length``."""
+    """int64 of shape ``(R, W)``: a table for each token, or one for all of them; ``W`` blocks hold the tile's
+    ``length``. The null block where no token sees anything: what was there may be somebody else's by now."""
+    mask: Tensor
+    """0 or -inf of shape ``(N, 1, 1, length)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One tile's metadata. Places behind ``count`` are padding: token 0 at position 0, written nowhere."""
+
+    count: int
     length: int
     """Positions attended, padded to whole stretches."""
-    masks: tuple[Tensor, ...]
-    """For each of the layout's ``reaches`` 0 or -inf of shape ``(N, 1, 1, length)``."""
+    reaches: tuple[TileReach, ...]
+    """For each of the layout's ``reaches``."""
 
 
 class TileAttention:
@@ -57,19 +65,20 @@ class TileAttention:
     ) -> Tensor:
         """Attend in one layer; arguments and result as those of ``PagedAttention``."""
         q_nhd, k_nkd, v_nkv = qkv
-        storage, count = self._storage, batch.count
-        storage.write(place, batch.slots, k_nkd[:count], None if v_nkv is None else v_nkv[:count])
+        storage, count, reach = self._storage, batch.count, batch.reaches[self._reach[place]]
+        storage.write(place, reach.slots, k_nkd[:count], None if v_nkv is None else v_nkv[:count])
         q_nkgd = q_nhd.reshape(TILE, k_nkd.shape[1], -1, q_nhd.shape[2])
-        mask = batch.masks[self._reach[place]]
-        if len(batch.blocks) == 1:
-            keys, values = self._gather(place, batch.blocks, batch.length)
+        blocks, mask = reach.blocks, reach.mask
+        if len(blocks) == 1:
+            keys, values = self._gather(place, blocks, batch.length)
             return _attend(q_nkgd, keys.expand(TILE, -1, -1, -1), values.expand(TILE, -1, -1, -1), mask, rule)
         # As many tokens at a time as the gather buffers hold: each is computed by itself in any case.
-        step = max(1, storage.gather_blocks // batch.blocks.shape[1])
+        room = storage.gather_blocks * storage.layout.block_size
+        step = max(1, room // (blocks.shape[1] * storage.keys[place].shape[1]))
         parts = []
         for start in range(0, TILE, step):
             part = slice(start, min(start + step, TILE))
-            keys, values = self._gather(place, batch.blocks[part], batch.length)
+            keys, values = self._gather(place, blocks[part], batch.length)
             parts.append(_attend(q_nkgd[part], keys, values, mask[part], rule))
         return torch.cat(parts)
 

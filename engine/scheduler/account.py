@@ -57,7 +57,7 @@ class Account:
         """Requests waiting or running."""
         self.num_running = 0
         self.num_blocks = 0
-        """Blocks in the tables of its running requests."""
+        """Blocks in the tables of its running requests, and those that they have rights to."""
         self.num_decoding = 0
         self.num_decoding_blocks = 0
         self.step_charge = 0.0
@@ -95,32 +95,31 @@ class Account:
 
     def charge_first_token(self, request: Request) -> None:
         """Charge the token that the last part of a prompt gives; later ones are in ``step_charge``."""
-        self.service += (OUTPUT_COST + self.hold_price * len(request.blocks)) / self.weight
+        self.service += (OUTPUT_COST + self.hold_price * (len(request.blocks) + request.rights)) / self.weight
 
-    def pledge_of(self, request: Request, num_cached: int, block_size: int) -> float:
+    def pledge_of(self, request: Request, num_cached: int, blocks: float) -> float:
         """Most that a request can still be charged, weight not counted: the prompt behind its ``num_cached`` tokens,
-        and the output up to its limit, each token with the blocks of the mean length on the way there, rounded up."""
+        and the output up to its limit, each token with the ``blocks`` of the mean length on the way there."""
         prompt = max(0, request.num_prompt - max(num_cached, request.num_charged))
         tokens = request.limit - request.num_tokens
-        blocks = (request.num_tokens + request.limit) / (2 * block_size) + 1
         return prompt * INPUT_COST + tokens * (OUTPUT_COST + self.hold_price * blocks)
 
     def begin_decoding(self, request: Request) -> None:
         """The request's blocks and tokens are charged in every step from now on."""
         self.num_decoding += 1
-        self.num_decoding_blocks += len(request.blocks)
+        self.num_decoding_blocks += len(request.blocks) + request.rights
         self._reprice()
 
     def end_decoding(self, request: Request) -> None:
         """The request, which still has its blocks, decodes no longer."""
         self.num_decoding -= 1
-        self.num_decoding_blocks -= len(request.blocks)
+        self.num_decoding_blocks -= len(request.blocks) + request.rights
         self._reprice()
 
-    def add_decoding_block(self) -> None:
-        """A decoding request got one more block."""
-        self.num_blocks += 1
-        self.num_decoding_blocks += 1
+    def add_decoding_blocks(self, count: int) -> None:
+        """A decoding request got so many blocks; below 0: gave them back."""
+        self.num_blocks += count
+        self.num_decoding_blocks += count
         self._reprice()
 
     def learn(self, num_output: int) -> None:

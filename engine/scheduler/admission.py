@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import inf
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import PrefixCache
+from engine.kv.prefix_cache import Hit, PrefixCache
 from engine.request import Request
 from engine.scheduler.account import Account
 from engine.scheduler.budget import StepBudget
@@ -61,6 +61,8 @@ class Admissions:
         self._live = live
         self._running = live.running
         self._sharing = sharing
+        self._tables = live.running.tables
+        self._windowed = live.running.windowed
         self.pace = Pace()
         self._heaviest = 0
         """Most live requests of an account with running ones, in this step."""
@@ -148,6 +150,8 @@ class Admissions:
         request.num_scored += num_scored
         request.planned_at = self._running.decoding.step
         account.charge_chunk(request, start + length)
+        if self._windowed:
+            plan.grow(request.row, self._running.cover(request, start + length))
         score_from = score_from if num_scored else 0
         plan.prefills.append(Chunk(request.row, start, length, length == left, score_from, num_scored))
         if length == left:
@@ -175,37 +179,39 @@ class Admissions:
         if request.preempted_at == step:
             return False
         account = request.account
-        shared = self._cache.match(request)
-        num_new = -(-request.num_tokens // self._limits.block_size) - len(shared)
-        idle = self._pool.num_idle(shared)
-        wanted = num_new + idle
+        hit = self._cache.match(request)
+        tables = self._tables
+        num_new = tables.full_blocks(request.num_tokens) - len(hit.blocks)
+        rights = tables.rights(request, hit.num_tokens) if self._windowed else 0
+        idle = self._pool.num_idle(hit.blocks)
+        wanted = num_new + idle + rights
         if wanted > self._pool.num_available or not self._running.has_free_row:
             givers = self._sharing.givers(account, wanted)
             if givers is None:
                 return False
             for giver in givers:
                 self._live.preempt(giver)
-        elif (crowded or not self._fits(request, len(shared), idle)) and not self._sharing.can_claim(account, wanted):
+        elif (crowded or not self._fits(request, hit, idle, rights)) and not self._sharing.can_claim(account, wanted):
             return False
         if account.waiting[0] is not request:
             account.passed += 1
-        self._live.admit(request, shared, num_new)
+        self._live.admit(request, hit, num_new, rights)
         return True
 
-    def _fits(self, request: Request, num_shared: int, num_idle: int) -> bool:
+    def _fits(self, request: Request, hit: Hit, num_idle: int, rights: int) -> bool:
         """Whether all running requests and this one are expected to find memory to their ends.
 
-        ``num_idle`` of its ``num_shared`` cached blocks are held by nobody yet.
+        ``num_idle`` of its cached blocks of whole contexts are held by nobody yet; ``rights`` to blocks of windows.
         """
         running = self._running
         if not len(running):
             return True
-        size, step = self._limits.block_size, running.decoding.step
+        size, step = self._tables.unit, running.decoding.step
         num_blocks = self._pool.num_blocks
         held = num_blocks - self._pool.num_available
         common = max(0, held - running.forecast.private(step) // size)
         room = (num_blocks - num_blocks // SLACK - common - num_idle) * size
-        return running.forecast.fits(request, num_shared, step=step, room=room)
+        return running.forecast.fits(request, len(hit.blocks), rights, step=step, room=room)
 
     def _note(self, request: Request, plan: StepPlan, now_ns: int) -> None:
         """Tell runner and host of an admission."""

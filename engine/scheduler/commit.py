@@ -44,6 +44,8 @@ class Commits:
             if chunk.num_scored:
                 result.scored.append(request.request_id)
             if chunk.last:
+                if self._running.windowed:
+                    self._running.settle(request)
                 self._live.release_siblings(request)
                 self._take_first(request, token_ids[place], place, result)
                 place += 1
@@ -109,6 +111,8 @@ class Commits:
     def _fail(self, request: Request, place: int, result: StepResult) -> None:
         result.failures.append(RequestFailure(request.request_id, FailureCode.INTERNAL))
         result.broken.append(place)
+        if self._running.windowed:
+            self._cache.disown(request)
         self._live.end(request, poisoned=True)
 
     def _register(self, request: Request) -> None:

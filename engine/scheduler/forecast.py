@@ -8,6 +8,9 @@ there is still preemption.
 
 Everything is in tokens. A request counts its private tokens (blocks that it found in the cache are counted once, by
 the pool), without the newest, which is not computed yet, and half a block, since its last is half full on average.
+Where layers keep a window only, a request counts what its windows will hold at its end from the start, in tokens of
+the layers that keep everything. That is more than it holds, as is the growth where no layer keeps everything: what is
+forecast is meant to be enough.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from itertools import accumulate, count
 from operator import add, mul
 
 from engine.request import Request
+from engine.scheduler.tables import Tables
 
 UNKNOWN_OUTPUT = 256
 """Tokens expected of an output before its namespace has shown any."""
@@ -32,8 +36,10 @@ OVERDUE_PART = 2
 class Forecast:
     """The expected ends and footprints of the running requests."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._block_size = tables.unit
+        self._windowed = bool(tables.local)
         self._entries: list[tuple[int, int]] = []
         """By expected end: (step of the end, private tokens less the step at which they were counted)."""
         self._private = 0
@@ -65,10 +71,10 @@ class Forecast:
         self.remove(request)
         self.add(request, step)
 
-    def fits(self, request: Request, num_shared: int, *, step: int, room: int) -> bool:
+    def fits(self, request: Request, num_shared: int, rights: int, *, step: int, room: int) -> bool:
         """Whether ``room`` private tokens are expected to be enough at all times if this request is admitted with so
-        many shared blocks."""
-        new = self._expect(request, num_shared, step)
+        many shared blocks and rights to blocks of windows."""
+        new = self._expect(request, num_shared, rights, step)
         if self._final + new[0] + new[1] <= room:
             return True  # even if nobody gave anything back before all have ended
         return self._peak(new) <= room
@@ -89,11 +95,16 @@ class Forecast:
         return self._private + step * len(self._entries)
 
     def _entry(self, request: Request, step: int) -> tuple[int, int]:
-        return self._expect(request, request.num_shared, step)
+        return self._expect(request, request.num_shared, request.rights, step)
 
-    def _expect(self, request: Request, num_shared: int, step: int) -> tuple[int, int]:
-        private = request.num_tokens - 1 - num_shared * self._block_size + (self._block_size - 1) // 2
-        return step + remaining(request), private - step
+    def _expect(self, request: Request, num_shared: int, rights: int, step: int) -> tuple[int, int]:
+        left = remaining(request)
+        size = self._block_size
+        private = request.num_tokens - 1 - num_shared * size + (size - 1) // 2
+        if self._windowed:
+            blocks = max(rights, self._tables.local_blocks(request.num_tokens + left))
+            private = (private if self._tables.keeps_all else 0) + blocks * size
+        return step + left, private - step
 
 
 def remaining(request: Request) -> int:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import RequestRejectedError
+from engine.kv.layout import KvGroup
 from isolation.ipc.messages import MAX_CHOICES, NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
 
 NUM_PRIORITIES = len(Priority)
@@ -27,10 +28,13 @@ class SchedulerLimits:
     max_context: int
     """Tokens of prompt and output; no more than the pool holds."""
     block_size: int
+    """Tokens of the smallest block."""
     vocab_size: int
     eos_ids: frozenset[int] = frozenset()
     """Ids at which an output ends unless the request passes over them."""
     prefix_caching: bool = True
+    groups: tuple[KvGroup, ...] = ()
+    """The block tables of a request, as in ``KvLayout``; none: one, in which everything is kept."""
 
     @property
     def max_logit_lines(self) -> int:

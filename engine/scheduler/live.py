@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import PrefixCache
+from engine.kv.prefix_cache import Hit, PrefixCache
 from engine.request import Request, Status
 from engine.scheduler.account import OUTPUT_COST
 from engine.scheduler.deadlines import Deadlines
@@ -19,7 +19,6 @@ class LiveRequests:
     these."""
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache) -> None:
-        self._limits = limits
         self._pool = pool
         self._cache = cache
         self.by_id: dict[int, Request] = {}
@@ -58,16 +57,20 @@ class LiveRequests:
         request.status = Status.WAITING
         self.accounts.lines[request.submit.priority].enter(request, request.submit.weight)
 
-    def admit(self, request: Request, shared: list[int], num_new: int) -> None:
-        """Give a waiting request a row, the cached blocks of its prefix, and ``num_new`` more, all available."""
-        for block in shared:
+    def admit(self, request: Request, hit: Hit, num_new: int, rights: int) -> None:
+        """Give a waiting request a row, the cached blocks of its prefix, ``num_new`` more of whole contexts, and rights
+        to blocks of windows, all available."""
+        for block in hit.blocks:
             self._pool.hold(block)
+        if self.running.windowed:
+            # Also held before any block is taken, which may be a cached one.
+            self.running.tables.open(request, hit, rights)
         account = request.account
         account.line.unqueue(request)
         self.num_waiting -= 1
-        size = self._limits.block_size
-        request.pledge = account.pledge_of(request, len(shared) * size, size)
-        self.running.occupy(request, shared + self._pool.take(num_new, owner_of(request)), len(shared))
+        request.pledge = account.pledge_of(request, hit.num_tokens, self.running.tables.mean_blocks(request))
+        blocks = hit.blocks + self._pool.take(num_new, owner_of(request))
+        self.running.occupy(request, hit, blocks)
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to its queue; its tokens stay, its blocks are computed again later."""

@@ -7,6 +7,7 @@ places ``0..max_num_seqs - 1`` in the runner's own state, given at admission and
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from isolation.ipc.messages import RequestFailure, Sampling, Started
@@ -27,7 +28,9 @@ class Admission:
     logprobs: int
     """As in ``Submit``: -1 none, 0 the chosen token's, n with n alternatives."""
     blocks: tuple[int, ...]
-    """Block table, long enough for ``token_ids``."""
+    """Block table of whole contexts, long enough for ``token_ids``; empty when no layer keeps everything."""
+    local: tuple[tuple[int, ...], ...] = ()
+    """Tables of windows and chunks, as far as they are known; what the prompt needs comes with its chunks."""
     deterministic: bool = False
     """Whether its numbers must not depend on the batch."""
     prompt_logprobs: int = -1
@@ -67,14 +70,24 @@ class StepPlan:
     """Blocks whose bytes must be zero before anything is computed."""
     admissions: list[Admission] = field(default_factory=list)
     grown_rows: list[int] = field(default_factory=list)
-    """Rows whose block table gets one more block; parallel to the next two."""
+    """Rows of which a block table gets one more block; parallel to the next three."""
     grown_indices: list[int] = field(default_factory=list)
     grown_blocks: list[int] = field(default_factory=list)
+    grown_tables: list[int] = field(default_factory=list)
+    """Which of the row's tables; empty when there is only one, which keeps everything."""
     decode_rows: list[int] = field(default_factory=list)
     """Rows that compute their last token; each gives a sample. The scheduler keeps this list too: read only."""
     prefills: list[Chunk] = field(default_factory=list)
     masks: dict[int, RowMask] = field(default_factory=dict)
     """By row, for those that sample: which tokens may be chosen. Rows without one may choose any."""
+
+    def grow(self, row: int, blocks: Iterable[tuple[int, int, int]]) -> None:
+        """Add blocks to tables of a row: number of the table, place in it, block."""
+        for table, index, block in blocks:
+            self.grown_rows.append(row)
+            self.grown_tables.append(table)
+            self.grown_indices.append(index)
+            self.grown_blocks.append(block)
 
     @property
     def num_tokens(self) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from engine.kv.block_pool import TRANSIENT, BlockPool
+from engine.kv.prefix_cache import Hit
 from engine.request import NO_ROW, Request, Status
 from engine.scheduler.decoding import Decoding
 from engine.scheduler.forecast import Forecast
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.plan import Admission
+from engine.scheduler.tables import Growth, Tables
 
 
 class Running:
@@ -20,7 +22,10 @@ class Running:
         self.rows: list[Request | None] = [None] * limits.max_num_seqs
         """By row; None where it is free."""
         self.decoding = Decoding(limits.block_size)
-        self.forecast = Forecast(limits.block_size)
+        self.tables = Tables(limits, pool)
+        self.windowed = bool(self.tables.local)
+        """Whether some layers keep a window or a chunk only."""
+        self.forecast = Forecast(self.tables)
         self.num_prefilling = 0
         """Requests whose known tokens are not all planned yet."""
         self.num_paused = 0
@@ -45,20 +50,20 @@ class Running:
         assert request is not None, "a planned row is empty"
         return request
 
-    def occupy(self, request: Request, blocks: list[int], num_shared: int) -> None:
-        """Give a row, and a table whose first ``num_shared`` blocks are computed already."""
+    def occupy(self, request: Request, hit: Hit, blocks: list[int]) -> None:
+        """Give a row, and a table that begins with the blocks of the hit; tables of windows are open already."""
         size = self._limits.block_size
         request.blocks = blocks
-        request.capacity = len(blocks) * size
-        request.num_prefilled = num_shared * size
-        request.num_registered = num_shared
-        request.num_shared = num_shared
+        request.capacity = len(blocks) * self.tables.unit
+        request.num_prefilled = hit.num_tokens
+        request.num_registered = hit.num_tokens // size
+        request.num_shared = len(hit.blocks)
         request.row = self._free_rows.pop()
         request.status = Status.PREFILLING
         self.rows[request.row] = request
         account = request.account
         account.line.begin_running(account)
-        account.num_blocks += len(blocks)
+        account.num_blocks += len(blocks) + request.rights
         account.pledged += request.pledge
         account.prefilling = request
         self.num_prefilling += 1
@@ -95,10 +100,33 @@ class Running:
         block = self._pool.take_one(owner_of(request))
         request.blocks.append(block)
         request.capacity += self._limits.block_size
-        request.account.add_decoding_block()
+        request.account.add_decoding_blocks(1)
         if request.forecast[0] <= self.decoding.step:
             self.forecast.renew(request, self.decoding.step)
         return block
+
+    def cover(self, request: Request, end: int) -> list[Growth]:
+        """Make room in the windows for the request's prompt up to ``end``."""
+        return self.tables.cover(request, end)
+
+    def settle(self, request: Request) -> None:
+        """All known tokens of a request are computed: its windows shrink to what the next one sees."""
+        request.account.num_blocks -= self.tables.settle(request)
+
+    def trim(self, request: Request) -> None:
+        """Give back what the next token of a decoding request does not see."""
+        trimmed = self.tables.trim(request)
+        if trimmed:
+            request.account.add_decoding_blocks(-trimmed)
+
+    def extend(self, request: Request) -> list[Growth]:
+        """Give a decoding request in a model with windows the blocks that its next token needs; all are available."""
+        grown = self.tables.extend(request)
+        if grown:
+            request.account.add_decoding_blocks(len(grown))
+        if request.forecast[0] <= self.decoding.step:
+            self.forecast.renew(request, self.decoding.step)
+        return grown
 
     def vacate(self, request: Request, status: Status, *, poisoned: bool = False) -> None:
         """Take row and blocks away. Blocks of a poisoned request cannot be found again."""
@@ -111,13 +139,15 @@ class Running:
         elif request.status is Status.PAUSED:
             self.num_paused -= 1
         self.forecast.remove(request)
+        account.num_blocks -= len(request.blocks) + request.rights
         if poisoned:
             self._pool.discard(request.blocks)
         else:
             self._pool.release(request.blocks)
+        if self.windowed:
+            self.tables.close(request, poisoned=poisoned)
         if account.prefilling is request:
             self.end_prefill(request)
-        account.num_blocks -= len(request.blocks)
         account.pledged -= request.pledge
         account.line.end_running(account)
         request.blocks = []
@@ -135,27 +165,35 @@ class Running:
         self._pool.check_integrity()
         holders = [0] * (self._pool.num_blocks + 1)
         held = self.held
+        granted: set[int] = set()
         for request in held:
             running = (Status.PREFILLING, Status.DECODING, Status.PAUSED)
             assert request.status in running, "a row of a request that does not run"
             assert request.held == (request.status is Status.PAUSED), "a request that waits for a mask runs"
-            assert len(request.blocks) * self._limits.block_size == request.capacity
-            assert request.num_computed <= request.capacity, "tokens computed without a block"
-            for block in request.blocks:
+            assert len(request.blocks) * self.tables.unit == request.capacity
+            assert not request.blocks or request.num_computed <= request.capacity, "tokens computed without a block"
+            local = self.tables.held(request)
+            assert len(local) <= request.rights, "more blocks held than there are rights to"
+            settled = request.status is not Status.PREFILLING
+            assert not settled or len(local) == request.rights, "rights to more than is held"
+            granted.update(local)
+            for block in request.blocks + local:
                 holders[block] += 1
                 owner = self._pool.owner(block)
                 assert owner in (owner_of(request), TRANSIENT), "a block in another namespace's table"
         for block in range(1, self._pool.num_blocks + 1):
             assert self._pool.refs(block) == holders[block], "reference counts and tables disagree"
+        rights = sum(request.rights for request in held)
+        assert self._pool.num_reserved == rights - len(granted), "rights and tables disagree"
         assert len(held) == len(self) == len(self.forecast)
         assert len(held) == len(self.decoding) + self.num_prefilling + self.num_paused
         for account in {request.account for request in held}:
             own = [request for request in held if request.account is account]
             decoding = [request for request in own if request.status is Status.DECODING]
             assert account.num_running == len(own)
-            assert account.num_blocks == sum(len(request.blocks) for request in own)
+            assert account.num_blocks == sum(request.num_blocks for request in own)
             assert account.num_decoding == len(decoding)
-            assert account.num_decoding_blocks == sum(len(request.blocks) for request in decoding)
+            assert account.num_decoding_blocks == sum(request.num_blocks for request in decoding)
 
 
 def age(request: Request) -> int:
@@ -178,6 +216,7 @@ def admission_of(request: Request) -> Admission:
         sampling=submit.sampling,
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
+        local=tuple(map(tuple, request.local)) if request.local else (),
         deterministic=request.deterministic,
         prompt_logprobs=submit.prompt_logprobs,
     )

@@ -23,6 +23,7 @@ from functools import partial
 
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import BlockPool
+from engine.kv.layout import FULL, KvGroup, most_blocks
 from engine.kv.prefix_cache import PrefixCache
 from engine.request import Request, Status
 from engine.scheduler.admission import Admissions
@@ -52,7 +53,9 @@ class Scheduler:
         """``raise_defects``: raise ``FairnessBrokenError`` instead of counting in ``num_defects`` (for tests)."""
         assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
         assert limits.prefix_caching == cache.caching, "cache and limits disagree"
-        assert limits.max_context <= pool.num_blocks * limits.block_size, "a request must fit the pool"
+        tables = limits.groups or (KvGroup(FULL, limits.block_size),)
+        needed = most_blocks(tables, limits.max_context, limits.max_num_batched_tokens)
+        assert needed <= pool.num_blocks, "a request must fit the pool"
         self.limits = limits
         self.num_defects = 0
         """Times that the proved bound was found broken."""
@@ -147,11 +150,12 @@ class Scheduler:
         live, pace = self._live, self._admissions.pace
         pace.begin(now_ns)
         preempted = live.num_preempted
-        crowded = self._grow_decodes(plan)
+        crowded = self._grow_tables(plan) if self._running.windowed else self._grow_decodes(plan)
+        grown = len(plan.grown_rows)
         if live.num_waiting or self._running.num_prefilling:
             self._admissions.fill(plan, crowded=crowded, now_ns=now_ns)
         if live.num_preempted > preempted:
-            self._drop_lost_growth(plan)
+            self._drop_lost_growth(plan, grown)
         self._running.decoding.refresh()
         plan.decode_rows = self._running.decoding.rows
         self._put_masks(plan)
@@ -215,6 +219,20 @@ class Scheduler:
                 plan.grown_blocks.append(running.grow(request))
         return crowded
 
+    def _grow_tables(self, plan: StepPlan) -> bool:
+        """The same where layers keep windows: what lies behind them is given back first."""
+        running = self._running
+        needy = list(running.decoding.needing_blocks())
+        for request in needy:
+            running.trim(request)
+        crowded = sum(map(running.tables.missing, needy)) > self._pool.num_available
+        for request in sorted(needy, key=age) if crowded else needy:
+            while request.status is Status.DECODING and running.tables.missing(request) > self._pool.num_available:
+                self._live.preempt(self._sharing.for_memory())
+            if request.status is Status.DECODING:
+                plan.grow(request.row, running.extend(request))
+        return crowded
+
     def _put_masks(self, plan: StepPlan) -> None:
         """Put the masks of structured requests that sample into the plan."""
         for request in self._running.decoding.structured:
@@ -225,13 +243,15 @@ class Scheduler:
             if mask is not None:
                 plan.masks[chunk.row] = mask
 
-    def _drop_lost_growth(self, plan: StepPlan) -> None:
-        """Take out of the plan the new blocks of rows that were vacated after they had grown."""
+    def _drop_lost_growth(self, plan: StepPlan, count: int) -> None:
+        """Take the new blocks of rows that were vacated after they had grown out of the first ``count`` in the plan;
+        those behind are of prompts in this step, which nobody takes the rows of."""
         rows = self._running.rows
-        grown = zip(plan.grown_rows, plan.grown_indices, plan.grown_blocks, strict=True)
         kept = [
-            entry for entry in grown if (request := rows[entry[0]]) is not None and request.status is Status.DECODING
+            place
+            for place, row in enumerate(plan.grown_rows)
+            if place >= count or ((request := rows[row]) is not None and request.status is Status.DECODING)
         ]
-        plan.grown_rows = [row for row, _, _ in kept]
-        plan.grown_indices = [index for _, index, _ in kept]
-        plan.grown_blocks = [block for _, _, block in kept]
+        for grown in (plan.grown_rows, plan.grown_indices, plan.grown_blocks, plan.grown_tables):
+            if grown:
+                grown[:] = [grown[place] for place in kept]

@@ -70,9 +70,9 @@ class Sharing:
             rows, blocks = left.get(account, (account.num_running, account.num_blocks))
             if account.line is poor.line and not self._is_above(account, rows, blocks, need):
                 continue
-            left[account] = (rows - 1, blocks - len(request.blocks))
+            left[account] = (rows - 1, blocks - request.num_blocks)
             given.append(request)
-            short -= self._pool.num_private(request.blocks)
+            short -= self._pool.num_private(request.blocks) + request.rights
             if short <= 0:
                 return given
         return None

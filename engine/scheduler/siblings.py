@@ -6,8 +6,7 @@ leader before that, the next one leads. So nothing of the rest of the engine kno
 like any other, whose rows, blocks and preemptions are its own.
 
 Where blocks may not outlive their request, or prefixes are not cached at all, the family has a key of its own, under
-which only its members find the prompt's blocks; with the last of them those blocks are free, and zeroed where nothing
-may be kept.
+which only its members find the prompt's blocks; with the last of them those blocks are free, and zeroed.
 
 Output ``i`` draws with seed ``seed + i`` (modulo 2**64): it is what a request for a single output gives with that seed.
 """

@@ -1,17 +1,19 @@
 """A runner without tensors that remembers, for every slot of KV memory, what was computed into it.
 
-Each slot holds ``(namespace, tokens up to and including this one)``. Before a token is computed, every slot that its
-attention would read is compared with the request's own tokens. So a wrong block table, a block shared across
-namespaces, a stale prefix or a forgotten recomputation is seen at once.
+Each slot holds ``(table, namespace, tokens up to and including this one)``. Before a token is computed, every slot that
+its attention would read is compared with the request's own tokens. So a wrong block table, a block shared across
+namespaces, a stale prefix or a forgotten recomputation is seen at once. With several block tables each is read as far
+as its layers look back, and holds no more blocks than they need.
 """
 
 from __future__ import annotations
 
-from engine.request import Request
+from engine.kv.layout import FULL, NULL_BLOCK, KvGroup
+from engine.request import Request, Status
 from engine.scheduler.plan import FAILED, StepPlan
 from engine.scheduler.scheduler import Scheduler
 
-Slot = tuple[bytes, tuple[int, ...]]
+Slot = tuple[int, tuple[object, ...], tuple[int, ...]]
 
 
 class SimulatedRunner:
@@ -19,9 +21,9 @@ class SimulatedRunner:
 
     def __init__(self, scheduler: Scheduler, block_size: int) -> None:
         self.scheduler = scheduler
-        self.block_size = block_size
+        self.groups = scheduler.limits.groups or (KvGroup(FULL, block_size),)
         self.memory: dict[int, list[Slot | None]] = {}
-        self.tables: dict[int, list[int]] = {}
+        self.tables: dict[int, list[list[int]]] = {}
         self.known: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.requests: dict[int, Request] = {}
@@ -33,15 +35,20 @@ class SimulatedRunner:
         rows = plan.decode_rows + [chunk.row for chunk in plan.prefills]
         assert len(set(rows)) == len(rows) <= limits.max_num_seqs, "a row is planned twice"
         for block in plan.zero_blocks:
-            self.memory[block] = [None] * self.block_size
+            self.memory[block] = [None] * max(group.block_size for group in self.groups)
         for admission in plan.admissions:
-            self.tables[admission.row] = list(admission.blocks)
+            full = [admission.blocks] if self.groups[0].reach == FULL else []
+            self.tables[admission.row] = [list(table) for table in (*full, *admission.local)]
             self.known[admission.row] = list(admission.token_ids)
             self.computed[admission.row] = -1
             self.requests[admission.row] = self.scheduler._running.at(admission.row)
-        for row, index, block in zip(plan.grown_rows, plan.grown_indices, plan.grown_blocks, strict=True):
-            if index == len(self.tables[row]):
-                self.tables[row].append(block)
+        numbers = plan.grown_tables or [0] * len(plan.grown_rows)
+        for number, row, index, block in zip(
+            numbers, plan.grown_rows, plan.grown_indices, plan.grown_blocks, strict=True
+        ):
+            if index == len(self.tables[row][number]):
+                self.tables[row][number].append(block)
+        self.check_windows()
         for row in plan.decode_rows:
             assert len(self.known[row]) == self.computed[row] + 1, "a row decodes that has not been prefilled"
             self._compute(row, self.computed[row])
@@ -61,22 +68,34 @@ class SimulatedRunner:
             self.known[row].append(token_id)
         return token_id
 
+    def check_windows(self) -> None:
+        """No request holds more of a window than its next token sees, with the chunk that is being written and a block:
+        nothing behind it, and nothing ahead."""
+        chunk = self.scheduler.limits.max_num_batched_tokens
+        for request in self.scheduler._running.held:
+            local = [group for group in self.groups if group.reach != FULL]
+            for group, table in zip(local, request.local, strict=True):
+                held = sum(block != NULL_BLOCK for block in table)
+                written = chunk if request.status is Status.PREFILLING else 1
+                bound = -(-(group.reach.size - 1 + written) // group.block_size) + 1
+                assert held <= bound, "more is held than a window, what is written, and a block"
+
     def _compute(self, row: int, position: int) -> None:
-        """Read everything before the position, then write the position's own slot."""
+        """Read what the position sees in every table, then write the position's own slots."""
         request, tokens = self.requests[row], self.known[row]
         assert list(request.token_ids) == tokens
         # What may not be kept is nobody's but the request's, or its family's.
         own = request.request_id if request.family is None else id(request.family)
         key = (request.namespace,) if request.retain else (request.namespace, own)
-        for before in range(position):
-            slot = self._slot(row, before)
-            assert slot is not None, "a slot is read that was never written"
-            assert slot[0] == key, "a slot of another owner is read"
-            assert slot[1] == tuple(tokens[: before + 1]), "a slot with other tokens is read"
-        block = self.tables[row][position // self.block_size]
-        assert block != 0, "the null block is written"
-        self.memory[block][position % self.block_size] = (key, tuple(tokens[: position + 1]))
+        for number, group in enumerate(self.groups):
+            table, size = self.tables[row][number], group.block_size
+            for before in range(group.reach.first_seen(position), position):
+                slot = self.memory[table[before // size]][before % size]
+                assert slot is not None, "a slot is read that was never written"
+                assert slot[0] == number, "a slot of another table is read"
+                assert slot[1] == key, "a slot of another owner is read"
+                assert slot[2] == tuple(tokens[: before + 1]), "a slot with other tokens is read"
+            block = table[position // size]
+            assert block != NULL_BLOCK, "the null block is written"
+            self.memory[block][position % size] = (number, key, tuple(tokens[: position + 1]))
         self.computed[row] = position + 1
-
-    def _slot(self, row: int, position: int) -> Slot | None:
-        return self.memory[self.tables[row][position // self.block_size]][position % self.block_size]

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
+from engine.kv.layout import KvGroup
 from engine.kv.prefix_cache import PrefixCache
 from engine.load import build_engine
 from engine.loop import Engine
@@ -113,7 +114,12 @@ def make_engine(model: Decoder, *, num_blocks: int = 64, **fields: object) -> En
 
 
 def make_scheduler(
-    *, num_blocks: int = 32, block_size: int = 4, prefix_caching: bool = True, **fields: object
+    *,
+    num_blocks: int = 32,
+    block_size: int = 4,
+    prefix_caching: bool = True,
+    groups: tuple[KvGroup, ...] = (),
+    **fields: object,
 ) -> tuple[Scheduler, BlockPool]:
     """A scheduler and its pool, without a model."""
     values = {
@@ -125,6 +131,6 @@ def make_scheduler(
         **fields,
     }
     pool = BlockPool(num_blocks)
-    cache = PrefixCache(pool, root=bytes(16), block_size=block_size, caching=prefix_caching)
-    limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, **values)
+    cache = PrefixCache(pool, root=bytes(16), block_size=block_size, caching=prefix_caching, groups=groups)
+    limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, groups=groups, **values)
     return Scheduler(limits, pool, cache, raise_defects=True), pool

@@ -62,7 +62,7 @@ def test_groups_cover_every_row_once_and_read_its_own_blocks(lengths: list[int],
     assert batch.positions.tolist() == [lengths[row] for row in order]
     assert batch.token_ids.tolist() == [row % 50 for row in order]
     assert batch.next_positions.tolist() == [length + 1 for length in lengths]
-    assert batch.attention.slots.tolist() == [
+    assert batch.attention.reaches[0].slots.tolist() == [
         tables[row][lengths[row] // BLOCK] * BLOCK + lengths[row] % BLOCK for row in order
     ]
     covered = []
@@ -96,7 +96,8 @@ def test_chunks_see_everything_up_to_themselves(length: int, data: st.DataObject
         places = range(start, end)
         assert batch.token_ids.tolist() == [(3 + place) % 50 for place in places]
         assert batch.positions.tolist() == list(places)
-        assert batch.attention.slots.tolist() == [table[place // BLOCK] * BLOCK + place % BLOCK for place in places]
+        slots = batch.attention.reaches[0].slots.tolist()
+        assert slots == [table[place // BLOCK] * BLOCK + place % BLOCK for place in places]
         assert batch.wanted.tolist() == ([end - start - 1] if end == length else [])
         if start:
             assert chunk.blocks.tolist() == list(table[: -(-end // BLOCK)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kv.layout import FULL, Reach, uniform_layers
 from engine.loop import Engine
 from engine.model.decoder import Decoder
 from engine.offline import Answer, collect, generate
@@ -38,7 +39,7 @@ class Setting:
     quantization: str = "none"
     threads: int = 1
     """All compiled ones have the same: a process's kernels keep their threads."""
-    shape: tuple[tuple[str, int], ...] = ()
+    shape: tuple[tuple[str, object], ...] = ()
 
     def engine(self, kernel_dir: Callable[[str], Path], **fields: object) -> Engine:
         """A fresh engine, as after a restart: weights drawn again from the same seed."""
@@ -51,12 +52,18 @@ class Setting:
 
 
 ODD = (("num_heads", 3), ("num_kv_heads", 1), ("head_dim", 10), ("hidden_size", 37), ("intermediate_size", 45))
+REACHES = (FULL, *(Reach("window", 9),) * 3, Reach("chunk", 7))
+WINDOWS = (
+    ("num_layers", len(REACHES)),
+    ("layers", tuple(layer for reach in REACHES for layer in uniform_layers(1, 2, 8, reach))),
+)
 WIDE = (("num_heads", 8), ("num_kv_heads", 2), ("head_dim", 16), ("hidden_size", 128), ("intermediate_size", 288))
 SETTINGS = [
     Setting("plain"),
     Setting("plain odd two threads", threads=2, shape=ODD),
     Setting("plain bf16", dtype=torch.bfloat16, shape=WIDE),
     Setting("plain int8", quantization="int8"),
+    Setting("plain windows", shape=WINDOWS),
     Setting("kernels", compiled="native", threads=2),
     Setting("kernels bf16", dtype=torch.bfloat16, compiled="native", threads=2, shape=WIDE),
     Setting("kernels bf16 no tiles", dtype=torch.bfloat16, compiled="no tiles", threads=2, shape=WIDE),
@@ -177,7 +184,7 @@ def test_ordinary_rows_of_the_plain_path_do_differ(
     assert mismatches > 0
 
 
-@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[4]], ids=lambda one: one.name)
+@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[4], SETTINGS[5]], ids=lambda one: one.name)
 def test_long_contexts_are_the_same_in_any_chunks(setting: Setting, kernel_dir: Callable[[str], Path]) -> None:
     """Contexts that end just before, at and behind the stretches that attention takes at a time: alone in large chunks,
     together in small ones, after a cached prefix, and computed again."""

@@ -15,7 +15,7 @@ from engine.kv.storage import KvStorage
 from engine.load import load_engine
 from engine.loop import Engine
 from engine.model.attention import AttentionRule, weigh
-from engine.model.deterministic import STRETCH, TILE, Tile, TileAttention
+from engine.model.deterministic import STRETCH, TILE, Tile, TileAttention, TileReach
 from engine.offline import Answer, generate
 from tests.engine.families.table import EVERY_CASE, FAMILIES, VOCAB, save_reference
 from tests.engine.support import submit
@@ -109,7 +109,7 @@ def test_attention_of_a_tile(
                     mask = torch.zeros(TILE, length).masked_fill_(hidden, -torch.inf)[:, None, None, :]
                     rolled = tables.roll(place, 0)
                     blocks = (rolled[place : place + 1] if shared else rolled)[:, : length // 8].contiguous()
-                    tile = Tile(0, torch.zeros(0, dtype=torch.int64), blocks, length, (mask,))
+                    tile = Tile(0, length, (TileReach(torch.zeros(0, dtype=torch.int64), blocks, mask),))
                     moved = [None if part is None else part.roll(place, 0) for part in (q, k, v)]
                     seen.add(attend(0, tuple(moved), tile, rule)[place].numpy().tobytes())
         assert len(seen) == 1

@@ -34,7 +34,7 @@ def step() -> StepContext:
     layout = KvLayout(layers=uniform_layers(1, 1, 2), block_size=1, dtype="float32", num_blocks=1)
     storage = KvStorage(layout, max_context=1, dtype=torch.float32, device=MEMORY.device)
     nothing = torch.zeros(0, dtype=torch.int64)
-    return StepContext(nothing, (), PagedAttention(storage), AttentionBatch(nothing, ()))
+    return StepContext(nothing, (), PagedAttention(storage), AttentionBatch(()))
 
 
 def block(

@@ -19,7 +19,7 @@ def test_block_bytes_count_keys_and_values_of_all_layers() -> None:
     """A block is keys and values, of every layer, head and token in it."""
     assert LAYOUT.block_bytes == 2 * 3 * 2 * 8 * 4 * 4
     assert dataclasses.replace(LAYOUT, dtype="bfloat16").block_bytes == LAYOUT.block_bytes // 2
-    assert LAYOUT.capacity == 40
+    assert LAYOUT.capacity(8) == 40
 
 
 @pytest.mark.parametrize("extra", [0, 1, LAYOUT.block_bytes - 1])

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kv.layout import FULL, Reach, uniform_layers
 from engine.loop import Engine
 from engine.masks import MaskedLogits
 from engine.model.decoder import Decoder
+from engine.scheduler.forecast import Forecast
 from engine.scheduler.plan import FAILED, RowMask
 from engine.serve import serve
 from isolation.ipc.grammar_messages import Masks, MaskState
@@ -32,10 +34,10 @@ VOCAB = 97
 ALL = list(range(VOCAB))
 
 
-@pytest.fixture(scope="module")
-def model() -> Decoder:
-    """A tiny random Llama."""
-    return random_model(model_config())
+@pytest.fixture(scope="module", params=[FULL, Reach("window", 6)], ids=str)
+def model(request: pytest.FixtureRequest) -> Decoder:
+    """A tiny random Llama, with one block table and with one for windows too."""
+    return random_model(model_config(layers=uniform_layers(1, 2, 8) + uniform_layers(1, 2, 8, request.param)))
 
 
 def words(ids: list[int]) -> bytes:
@@ -104,15 +106,23 @@ def load(*, structured: bool, count: int = 6) -> list[Submit]:
     return items
 
 
-@pytest.mark.parametrize("num_blocks", [64, 14])
+@pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_masks_that_allow_all_change_nothing(model: Decoder, num_blocks: int, seed: int) -> None:
+def test_masks_that_allow_all_change_nothing(
+    model: Decoder, short: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With every token allowed, structured requests give the tokens of plain ones, in whatever rhythm the masks come,
     and with requests preempted where memory is short."""
-    plain = run(make_engine(model, num_blocks=num_blocks, max_context=64), load(structured=False), None, seed=seed)
-    engine = make_engine(model, num_blocks=num_blocks, max_context=64)
+    num_blocks = 64
+    if short:
+        monkeypatch.setattr(Forecast, "fits", lambda *_args, **_named: True)
+        # What holds the longest request and little more.
+        num_blocks = 14 if model.config.kv_layers[1].reach == FULL else 11
+    fields = {"num_blocks": num_blocks, "max_context": 64, "max_num_batched_tokens": 16}
+    plain = run(make_engine(model, **fields), load(structured=False), None, seed=seed)
+    engine = make_engine(model, **fields)
     assert run(engine, load(structured=True), lambda *_: ALL, seed=seed) == plain
-    assert (engine.scheduler.num_preempted > 0) == (num_blocks == 14)
+    assert (engine.scheduler.num_preempted > 0) == short
 
 
 def test_every_token_obeys_its_own_mask(model: Decoder) -> None:

@@ -62,12 +62,12 @@ def test_a_prefix_is_found_up_to_the_first_difference() -> None:
     pool = BlockPool(16)
     cache = PrefixCache(pool, root=ROOT, block_size=SIZE)
     blocks = store(cache, pool, list(range(10)))
-    assert cache.match(make_request([*range(10), 77])) == blocks[:2]
-    assert cache.match(make_request([*range(8)])) == blocks[:1]
-    assert cache.match(make_request([*range(9)])) == blocks[:2]
-    assert cache.match(make_request([*range(6), 99, 99, 99, 99])) == blocks[:1]
-    assert cache.match(make_request([99, *range(1, 10)])) == []
-    assert cache.match(make_request([0])) == []
+    assert cache.match(make_request([*range(10), 77])).blocks == blocks[:2]
+    assert cache.match(make_request([*range(8)])).blocks == blocks[:1]
+    assert cache.match(make_request([*range(9)])).blocks == blocks[:2]
+    assert cache.match(make_request([*range(6), 99, 99, 99, 99])).blocks == blocks[:1]
+    assert cache.match(make_request([99, *range(1, 10)])).blocks == []
+    assert cache.match(make_request([0])).blocks == []
 
 
 def test_nothing_is_found_from_another_namespace() -> None:
@@ -75,8 +75,8 @@ def test_nothing_is_found_from_another_namespace() -> None:
     pool = BlockPool(16)
     cache = PrefixCache(pool, root=ROOT, block_size=SIZE)
     store(cache, pool, list(range(12)), tenant=1)
-    assert cache.match(make_request(list(range(12)), tenant=2)) == []
-    assert len(cache.match(make_request(list(range(12)), tenant=1))) == 2
+    assert cache.match(make_request(list(range(12)), tenant=2)).blocks == []
+    assert len(cache.match(make_request(list(range(12)), tenant=1)).blocks) == 2
 
 
 def test_only_computed_full_blocks_are_registered() -> None:
@@ -89,7 +89,7 @@ def test_only_computed_full_blocks_are_registered() -> None:
         request.num_prefilled = computed
         cache.register(request)
         assert request.num_registered == registered
-        assert len(cache.match(make_request([*range(12), 1]))) == registered
+        assert len(cache.match(make_request([*range(12), 1])).blocks) == registered
 
 
 def test_a_middle_block_that_was_evicted_ends_the_match() -> None:
@@ -100,4 +100,4 @@ def test_a_middle_block_that_was_evicted_ends_the_match() -> None:
     pool.hold(blocks[0])
     pool.hold(blocks[2])
     pool.take(1, namespace(2))
-    assert cache.match(make_request([*range(12), 1])) == blocks[:1]
+    assert cache.match(make_request([*range(12), 1])).blocks == blocks[:1]

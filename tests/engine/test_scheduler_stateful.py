@@ -1,37 +1,75 @@
-"""Any sequence of submissions, aborts and steps keeps every promise of scheduler, pool and prefix cache."""
+"""Any sequence of submissions, aborts and steps keeps every promise of scheduler, pool and prefix cache.
+
+Once for models in which every layer keeps everything, and once for those with windows and chunks.
+"""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import TRANSIENT
+from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
 from engine.request import Request
 from engine.scheduler.limits import SCORED_ROWS
-from engine.scheduler.plan import FAILED, StepResult
+from engine.scheduler.plan import FAILED, RowMask, StepResult
 from isolation.ipc.messages import FailureCode
 from tests.engine.simulation import SimulatedRunner
 from tests.engine.support import make_scheduler, submit
 
 EOS = 7
 BLOCK = 4
+ANY = RowMask(b"\xff" * 128, accepting=True)
 MAX_STEPS_EACH = 400
 """Steps within which a whole backlog of this size must have ended, each request counted."""
 
 
+TABLES = (
+    (KvGroup(FULL, BLOCK), KvGroup(Reach("window", 6), BLOCK)),
+    (KvGroup(FULL, 2 * BLOCK), KvGroup(Reach("window", 9), BLOCK)),
+    (KvGroup(FULL, 3 * BLOCK), KvGroup(Reach("chunk", 8), BLOCK)),
+    (KvGroup(FULL, BLOCK), KvGroup(Reach("chunk", 7), 2 * BLOCK)),
+    (KvGroup(Reach("window", 5), BLOCK),),
+    (KvGroup(Reach("chunk", 10), BLOCK),),
+    (KvGroup(FULL, BLOCK), KvGroup(Reach("window", 1), BLOCK), KvGroup(Reach("chunk", 12), 2 * BLOCK)),
+    (KvGroup(Reach("window", 11), 2 * BLOCK), KvGroup(Reach("window", 3), BLOCK)),
+)
+"""Block tables of models with windows and chunks."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Drives a scheduler as host and runner would, in any order."""
+
+    tables: tuple[tuple[KvGroup, ...], ...] = ((),)
 
     @initialize(
         num_blocks=st.integers(6, 24),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 20),
         caching=st.booleans(),
+        data=st.data(),
     )
-    def start(self, num_blocks: int, max_num_seqs: int, budget: int, caching: bool) -> None:
+    def start(self, num_blocks: int, max_num_seqs: int, budget: int, caching: bool, data: st.DataObject) -> None:
+        groups = data.draw(st.sampled_from(self.tables))
+        if groups:
+            # Room for a prompt and for what windows take while a chunk is written.
+            num_blocks += most_blocks(groups, 2 * BLOCK, budget)
+            room = [length for length in range(100) if most_blocks(groups, length, budget) <= num_blocks]
+            self.max_context = room[-1]
+        else:
+            self.max_context = num_blocks * BLOCK
         self.scheduler, self.pool = make_scheduler(
+            groups=groups,
+            max_context=self.max_context,
             num_blocks=num_blocks,
             block_size=BLOCK,
             max_num_seqs=max_num_seqs,
@@ -60,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline_us=st.sampled_from([0, 0, 30]),
         choices=st.sampled_from([1, 1, 1, 2, 5]),
         prompt_logprobs=st.sampled_from([-1, -1, 0]),
+        structured=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -73,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline_us: int,
         choices: int,
         prompt_logprobs: int,
+        structured: bool,
     ) -> None:
         """A request whose prompt shares its beginning with others, or is refused with a reason."""
         first = self.next_id + 1
@@ -93,6 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     ignore_eos=False,
                     choices=choices,
                     prompt_logprobs=prompt_logprobs,
+                    structured=structured,
                 ),
                 now_ns=self.now_ns,
             )
@@ -125,9 +166,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id in self.scheduler.expire(now_ns=self.now_ns):
             del self.grants[request_id]
         oldest = self.oldest_running()
+        self.give_masks()
         plan = self.scheduler.schedule(now_ns=self.now_ns)
         if plan is None:
-            assert not self.grants
+            assert all(request.held for request in self.scheduler._live.by_id.values())
             return
         if oldest is not None:
             assert oldest.row >= 0, "the oldest running request was preempted"
@@ -142,6 +184,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.unscored[request_id] = (place + chunk.num_scored, length)
         self.scheduler.check_fairness()
         self.check(result)
+
+    def give_masks(self) -> None:
+        """Masks for two of three structured requests that wait for one."""
+        for request_id, request in list(self.scheduler._live.by_id.items()):
+            if request.held and (request_id + self.now_ns // 1_000) % 3:
+                self.scheduler.set_mask(request_id, request.num_output, ANY)
 
     def oldest_running(self) -> Request | None:
         """The running request that arrived first."""
@@ -190,5 +238,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.pool.owner(block) != TRANSIENT for block in range(1, self.pool.num_blocks + 1))
 
 
+class WindowMachine(SchedulerMachine):
+    """The same for models with windows and chunks."""
+
+    tables = TABLES
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+TestWindows = WindowMachine.TestCase
+TestWindows.settings = settings(max_examples=80, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@pytest.mark.full
+def test_windows_at_length() -> None:
+    """The same over many more sequences."""
+    chosen = settings(max_examples=2_000, stateful_step_count=50, deadline=None, derandomize=True)
+    run_state_machine_as_test(WindowMachine, settings=chosen)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.kv.layout import FULL, Reach, uniform_layers
 from engine.loop import Engine
 from engine.model.decoder import Decoder
 from engine.offline import Answer, collect, generate
@@ -17,10 +18,15 @@ from tests.engine.support import make_engine, model_config, random_model, submit
 HOT = Sampling(temperature=2.0, seed=(1 << 64) - 2)
 
 
-@pytest.fixture(scope="module")
-def model() -> Decoder:
-    """A random model."""
-    return random_model(model_config())
+WINDOWS = (FULL, Reach("window", 6))
+CHUNKS = (Reach("chunk", 12), Reach("window", 9))
+
+
+@pytest.fixture(scope="module", params=[(FULL, FULL), WINDOWS, CHUNKS], ids=str)
+def model(request: pytest.FixtureRequest) -> Decoder:
+    """A random model with one block table, with one for windows too, and with none for whole contexts."""
+    layers = tuple(layer for reach in request.param for layer in uniform_layers(1, 2, 8, reach))
+    return random_model(model_config(layers=layers))
 
 
 def run(engine: Engine, submits: list[Submit]) -> dict[int, Answer]:
@@ -116,7 +122,7 @@ def test_when_the_first_is_aborted_the_next_leads(model: Decoder) -> None:
     assert [answers[number].failure for number in (1, 3)] == [FailureCode.ABORTED] * 2
     assert [len(answers[number].token_ids) for number in (2, 4)] == [8, 8]
     assert (answers[2].cached_tokens, answers[4].cached_tokens) == (16, 56)
-    assert engine.scheduler.num_available_blocks == 64
+    assert engine.scheduler.num_available_blocks == engine.runner.storage.layout.num_blocks
     engine.add(submit(10, range(60), 8, choices=4))
     for number in range(10, 14):
         engine.abort(number)
@@ -170,7 +176,7 @@ def test_families_under_load_give_what_single_requests_give(
         collect(engine, answers)
         engine.scheduler.check_integrity()
     assert engine.scheduler.num_preempted
-    assert engine.scheduler.num_available_blocks == 40
+    assert engine.scheduler.num_available_blocks == engine.runner.storage.layout.num_blocks
     assert engine.scheduler.num_defects == 0
     alone = make_engine(model, num_blocks=200)
     for number, (one, index) in left.items():

@@ -122,6 +122,7 @@ static int sound(const athanor_program *program, const athanor_step *step) {
 /* Run a step. Gives 0, or 1 when the step names something that does not exist; nothing is computed then. */
 int athanor_run(const athanor_program *program, const athanor_step *step) {
     if (!sound(program, step)) return 1;
+    if (!program->count) return 0; /* no barrier would keep the caller until all have read its program */
     for (int64_t i = 0; i < program->count; i++)
         atomic_store_explicit((atomic_long *)((char *)program->counters + i * 64), 0, memory_order_relaxed);
     if (shared.threads == 1 || step->tokens <= program->solo_tokens) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -77,7 +78,8 @@ def load_runner(
     model = load_model(
         str(folder), description, dtype=dtype, device=torch.device("cpu"), packed=False, parallel=parallel
     )
-    layout = layout_for(config, description, str(model.dtype).removeprefix("torch."), parallel)
+    # These schedules name the blocks themselves, in one table.
+    layout = replace(layout_for(config, description, str(model.dtype).removeprefix("torch."), parallel), groups=())
     limits = limits_for(config, description, layout)
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = make_runner(config, model, storage, limits)

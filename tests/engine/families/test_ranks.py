@@ -130,7 +130,7 @@ class Chain:
         x = self.stages[0][0].embed(token_ids)
         for model, attend, reaches in self.stages:
             chosen = tuple(batch.reaches[self.reaches.index(reach)] for reach in reaches)
-            x = model.advance(x, positions, attend, AttentionBatch(batch.slots, chosen))
+            x = model.advance(x, positions, attend, AttentionBatch(chosen))
         return self.stages[-1][0].logits(x, wanted)
 
 
