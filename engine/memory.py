@@ -1,8 +1,8 @@
 """How much memory an engine will hold, told from the description alone, before any is taken.
 
 Three parts: weights in the form in which they are multiplied, the KV cache, and buffers. What a step needs for a moment
-is counted among the buffers, since an engine keeps what it once took: the moments of MLP, attention and sampler, which
-a heap seldom puts into one another's place. Not counted is what the process holds without a model: the interpreter and
+is counted among the buffers, since an engine keeps what it once took: the larger of what layers and sampler take for a
+moment. Not counted is what the process holds without a model: the interpreter and
 its libraries, with the code that oneDNN writes for 16-bit products on the plain path (some 10 MiB).
 
 Memory of loading is given back (``engine.heap``): packing a matrix takes its copy before the old form is let
@@ -31,8 +31,9 @@ from engine.scheduler.limits import SchedulerLimits
 BLOCK_RECORD_BYTES = 96
 """Bytes of a block in the pool's lists, its number as an object included."""
 
-SCORE_BYTES = 28
-"""Bytes a vocabulary entry of a sampled row at the sampler's largest moment: five float32 copies and one of float64."""
+SCORE_BYTES = 96
+"""Bytes a score that the sampler looks at, as measured after a warm-up: 28 are its copies at its largest moment, 64 are
+held where a masked copy stands beside them; steps of several shapes leave holes that the next cannot use."""
 
 COMPRESSED = 3 / 4
 """Share of a bfloat16 matrix's bytes that kernels keep where they compress it."""
@@ -148,7 +149,8 @@ def _moments(model: ModelConfig, limits: SchedulerLimits, form: Form) -> int:
     scores = (tokens // 2) * min(limits.max_context, tokens) * item
     attention = scores * (1 if model.num_heads == model.num_kv_heads else 1 + 3 * model.num_heads)
     logits = limits.max_num_seqs * model.vocab_size * item
-    return mlp + attention + logits + _sampled(model, limits)
+    # What the layers left is the sampler's to use.
+    return max(mlp + attention, _sampled(model, limits)) + logits
 
 
 def _sampled(model: ModelConfig, limits: SchedulerLimits) -> int:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 
+from engine.chooser import Chooser
 from engine.config import EngineConfig
 from engine.kv.storage import KvStorage
 from engine.load import layout_for, limits_for, make_runner
+from engine.masks import MaskedLogits
 from engine.model.parallel import ALONE, Parallel
 from engine.model.registry import load_model_config
 from engine.model.weights import load_model
@@ -84,8 +86,10 @@ def load_runner(
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     runner = make_runner(config, model, storage, limits)
     assert (runner.program is not None) == bool(kernels)
-    runner._sampler = Recorder(tokens)
-    return runner, runner._sampler
+    recorder = Recorder(tokens)
+    runner._sampler = recorder
+    runner._chooser = Chooser(recorder, MaskedLogits(frozenset()), runner.limits.vocab_size)
+    return runner, recorder
 
 
 def admission(row: int, tokens: list[int], num_prompt: int, length: int = 0) -> Admission:
