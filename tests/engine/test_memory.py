@@ -63,8 +63,8 @@ def test_what_is_predicted_is_held(
     backend: str, percent: int, kernel_dir: Callable[[str], Path], root: Path, tmp_path: Path
 ) -> None:
     """An engine with 95 MiB of weights and 32 MiB of KV holds what was predicted, within one in a hundred (two in the
-    small counts, for the holes of another C library's heap), beside what a tiny one holds (libraries, threads); control:
-    four MiB less of KV predicted would not be within it."""
+    small counts, for the holes of another C library's heap), beside what a tiny one holds (libraries, threads);
+    control: four MiB less of KV predicted would not be within it."""
     kernels = str(kernel_dir("native")) if backend == "compiled" else ""
     results = []
     for name, fields, kv_bytes in (("tiny", {}, MIB), ("large", LARGE, 32 * MIB)):
