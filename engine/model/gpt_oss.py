@@ -18,7 +18,7 @@ from engine.model.decoder import Decoder, Family
 from engine.model.experts import MixtureOfExperts, make_router, stacked_experts
 from engine.model.fields import Fields
 from engine.model.rotary import Rotary
-from engine.model.routing import SoftmaxOfTop, read_experts
+from engine.model.routing import SoftmaxOfTop, read_experts, sigmoid
 
 DEFAULT_WINDOW = 128
 DEFAULT_THETA = 150_000.0
@@ -39,7 +39,8 @@ class ClampedSwiGlu:
         """Rows of neighbouring pairs ``(N, 2 I)`` to ``(N, I)``."""
         gate = gate_up[:, 0::2].clamp(max=self.limit)
         up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
-        return (up + 1) * gate * (gate * self.alpha).sigmoid()
+        # An odd width lets rows begin anywhere in a vector: see ``routing.sigmoid``.
+        return (up + 1) * gate * sigmoid(gate * self.alpha).to(gate.dtype)
 
 
 @dataclass(frozen=True, slots=True)
