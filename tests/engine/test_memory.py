@@ -51,20 +51,12 @@ def run(root: Path, folder: Path, kernels: str, kv_bytes: int) -> dict[str, int]
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("backend", "percent"),
-    [
-        ("compiled", 2),
-        pytest.param("compiled", 1, marks=pytest.mark.full),
-        pytest.param("plain", 1, marks=pytest.mark.full),
-    ],
-)
-def test_what_is_predicted_is_held(
-    backend: str, percent: int, kernel_dir: Callable[[str], Path], root: Path, tmp_path: Path
-) -> None:
-    """An engine with 95 MiB of weights and 32 MiB of KV holds what was predicted, within one in a hundred (two in the
-    small counts, for the holes of another C library's heap), beside what a tiny one holds (libraries, threads);
-    control: four MiB less of KV predicted would not be within it."""
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["compiled", "plain"])
+def test_what_is_predicted_is_held(backend: str, kernel_dir: Callable[[str], Path], root: Path, tmp_path: Path) -> None:
+    """An engine with 95 MiB of weights and 32 MiB of KV holds what was predicted, within one in a hundred, beside what
+    a tiny one holds (libraries, threads); control: four MiB less of KV predicted would not be within it. Of the full
+    counts: what else runs on the machine can move a heap's holes by two in a hundred."""
     kernels = str(kernel_dir("native")) if backend == "compiled" else ""
     results = []
     for name, fields, kv_bytes in (("tiny", {}, MIB), ("large", LARGE, 32 * MIB)):
@@ -75,5 +67,5 @@ def test_what_is_predicted_is_held(
     tiny, large = results
     grown, predicted = large["held"] - tiny["held"], large["need"] - tiny["need"]
     assert 31 * MIB < large["kv"] <= 32 * MIB
-    assert abs(predicted - grown) < grown * percent / 100, results
-    assert abs(predicted - 4 * MIB - grown) > grown * percent / 100
+    assert abs(predicted - grown) < grown / 100, results
+    assert abs(predicted - 4 * MIB - grown) > grown / 100
