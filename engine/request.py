@@ -47,7 +47,7 @@ class Status(IntEnum):
     FINISHED = 3
     PAUSED = 4
     """Between two tokens of a structured request."""
-    HELD = 5
+    FOLLOWING = 5
     """Waits for the prompt of a sibling, in no queue yet."""
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -165,6 +165,19 @@ class GrpcFrontEnd:
         tenant = call.principal.tenant if call.principal is not None else None
         return self._service.record_refusal(call.facts, error, tenant)
 
+    @contextmanager
+    def _counted(self) -> Iterator[Cut]:
+        """One request that a drain waits for, and may cut."""
+        cut = Cut()
+        self._live.add(cut)
+        self._idle.clear()
+        try:
+            yield cut
+        finally:
+            self._live.discard(cut)
+            if not self._live:
+                self._idle.set()
+
     async def _generate(self, requests: Requests, call: _Call) -> None:
         if self._draining:
             raise _shutting_down()
@@ -172,10 +185,7 @@ class GrpcFrontEnd:
         left = call.context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
         asked = grpc_messages.to_request(message, Stamp(new_request_id(), deadline))
-        cut = Cut()
-        self._live.add(cut)
-        self._idle.clear()
-        try:
+        with self._counted() as cut:
             call.request_id = asked.request_id
             await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
             events = self._service.generate(_principal(call), asked, call.facts)
@@ -183,10 +193,6 @@ class GrpcFrontEnd:
             del message
             asked = replace(asked, prompt=TokenPrompt(array("I")))
             await cut.run(self._stream(call, events, asked))
-        finally:
-            self._live.discard(cut)
-            if not self._live:
-                self._idle.set()
 
     async def _stream(self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest) -> None:
         async with aclosing(events):
@@ -208,18 +214,11 @@ class GrpcFrontEnd:
         deadline = None if left is None else time.monotonic() + left
         asked = grpc_messages.to_embed_request(message, Stamp(new_request_id(), deadline))
         del message
-        cut = Cut()
-        self._live.add(cut)
-        self._idle.clear()
-        try:
+        with self._counted() as cut:
             call.request_id = asked.request_id
             await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
             embeddings = await cut.run(self._service.embed(_principal(call), asked, call.facts))
             return grpc_messages.to_embed_response(embeddings, asked.request_id, asked.model)
-        finally:
-            self._live.discard(cut)
-            if not self._live:
-                self._idle.set()
 
     async def _list_models(self, requests: Requests, call: _Call) -> Message:
         await self._only(pb.ListModelsRequest, requests, call)

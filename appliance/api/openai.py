@@ -81,11 +81,11 @@ class Parsed:
     """Names of fields that had a value and no effect."""
 
 
-def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
-    """The request in the body of ``/v1/chat/completions`` or ``/v1/completions``.
+def document_of(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body.
 
     Raises:
-        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+        InvalidRequestError: it is none, or not acceptable JSON.
     """
     try:
         document = parse_json(body)
@@ -93,6 +93,16 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         raise InvalidRequestError(f"the body is not acceptable JSON: {error}") from None
     if not isinstance(document, dict):
         raise InvalidRequestError("the body must be a JSON object")
+    return document
+
+
+def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
+    """The request in the body of ``/v1/chat/completions`` or ``/v1/completions``.
+
+    Raises:
+        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+    """
+    document = document_of(body)
     _refuse(document)
     ignored: dict[str, None] = {}
     draft = Draft(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from appliance.api import limits
 from appliance.api.limits import Stamp
-from appliance.api.strict_json import JsonError, parse_json
+from appliance.api.openai import document_of
 from appliance.errors import InvalidRequestError
 from appliance.request import Embeddings, EmbedRequest, TextPrompt, TokenPrompt
 
@@ -40,12 +40,7 @@ def parse(body: bytes, stamp: Stamp) -> ParsedEmbed:
     Raises:
         InvalidRequestError: anything is wrong with it; ``param`` names the field.
     """
-    try:
-        document = parse_json(body)
-    except JsonError as error:
-        raise InvalidRequestError(f"the body is not acceptable JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise InvalidRequestError("the body must be a JSON object")
+    document = document_of(body)
     for name in _REFUSED:
         if document.get(name) not in (None, False, ""):
             raise InvalidRequestError(f"{name} is not supported; leave it out", param=name)

@@ -25,7 +25,7 @@ from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError
 from appliance.gateway.ledger import Reservation
 from appliance.gateway.losses import EngineGoneError, raise_if_lost
-from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit
+from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit
 from appliance.gateway.session import MAX_ATTEMPTS, NO_DEADLINE_S, PRIORITIES, REPLAY_S, Tools
 from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, fingerprint
@@ -66,7 +66,7 @@ class EmbeddingSession:
         if self._request.dimensions is not None and not self._tools.rooms.truncates:
             raise InvalidRequestError("this model's vectors have one length; leave dimensions out", param="dimensions")
         texts = await self._encode()
-        self._admit(texts, await self._limits())
+        self._admit(texts, await self._tools.rooms.limits_by(self._until))
         try:
             async with asyncio.timeout(self._until - time.monotonic()):
                 await self._through_engines(texts)
@@ -99,15 +99,6 @@ class EmbeddingSession:
         self._request = replace(request, inputs=())
         trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
         return texts
-
-    async def _limits(self) -> EngineReady:
-        """What the engine can do; waits for the first boot."""
-        rooms = self._tools.rooms
-        if rooms.capacity is None:
-            await rooms.wait_ready(min(self._until, time.monotonic() + BOOT_WAIT_S))
-        if rooms.capacity is None:
-            raise UnavailableError("the model is starting", retry_after_s=RETRY_AFTER_S)
-        return rooms.capacity
 
     def _admit(self, texts: list[array[int]], ready: EngineReady) -> None:
         """Second decision, with exact counts; reserves tokens."""

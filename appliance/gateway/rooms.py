@@ -124,6 +124,18 @@ class ModelRooms:
         """
         await self._wait(lambda: self.ready, until)
 
+    async def limits_by(self, until: float) -> EngineReady:
+        """What the engine can do; waits for the first boot, up to ``until`` and ``BOOT_WAIT_S``.
+
+        Raises:
+            UnavailableError: it has not been there yet.
+        """
+        if self.capacity is None:
+            await self.wait_ready(min(until, time.monotonic() + BOOT_WAIT_S))
+        if self.capacity is None:
+            raise UnavailableError("the model is starting", retry_after_s=RETRY_AFTER_S)
+        return self.capacity
+
     async def wait_settled(self, until: float) -> None:
         """Until both are there, or one has failed to come.
 

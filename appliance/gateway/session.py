@@ -31,7 +31,7 @@ from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.losses import EngineGoneError
 from appliance.gateway.output import LocalText, RemoteText
 from appliance.gateway.prompt_report import MAX_NUMBERS, PromptReport
-from appliance.gateway.rooms import BOOT_WAIT_S, RETRY_AFTER_S, EngineVisit, ModelRooms
+from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit, ModelRooms
 from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, Suspects, fingerprint
 from appliance.request import Event, GenerateRequest, Principal, Sink, TokenPrompt
@@ -91,7 +91,7 @@ class Session:
             ApplianceError: typed, at any point.
         """
         token_ids = await self._encode()
-        ready = await self._limits()
+        ready = await self._tools.rooms.limits_by(self._until)
         decision = self._admit(token_ids, ready)
         submit = self._submit(token_ids, decision)
         mark = fingerprint(self._principal.tenant, self._request.model, submit)
@@ -152,15 +152,6 @@ class Session:
         self.outcome.input_tokens = len(token_ids)
         trace.end(Phase.TEXT, input_tokens=len(token_ids))
         return token_ids
-
-    async def _limits(self) -> EngineReady:
-        """What the engine can do; waits for the first boot."""
-        rooms = self._tools.rooms
-        if rooms.capacity is None:
-            await rooms.wait_ready(min(self._until, time.monotonic() + BOOT_WAIT_S))
-        if rooms.capacity is None:
-            raise UnavailableError("the model is starting", retry_after_s=RETRY_AFTER_S)
-        return rooms.capacity
 
     def _admit(self, token_ids: array[int], ready: EngineReady) -> Decision:
         """Second decision, with exact counts; reserves tokens."""

@@ -37,7 +37,7 @@ class LiveRequests:
         self._queue(request)
         if request.family is not None:
             for sibling in request.family.held:
-                sibling.status = Status.HELD
+                sibling.status = Status.FOLLOWING
                 self._know(sibling)
 
     def release_siblings(self, request: Request) -> None:
@@ -97,7 +97,7 @@ class LiveRequests:
 
     def end(self, request: Request, *, poisoned: bool = False) -> None:
         """End a request wherever it is. Blocks of a poisoned one cannot be found again."""
-        held = request.status is Status.HELD
+        held = request.status is Status.FOLLOWING
         if held:
             self.num_waiting -= 1
             request.status = Status.FINISHED
@@ -125,7 +125,7 @@ class LiveRequests:
         """Assert that queues, rows, tables and pool agree, between two steps; linear in the pool."""
         self.running.check_integrity()
         waiting = [request for account in self.accounts for request in account.waiting]
-        num_siblings = sum(request.status is Status.HELD for request in self.by_id.values())
+        num_siblings = sum(request.status is Status.FOLLOWING for request in self.by_id.values())
         assert len(waiting) + num_siblings == self.num_waiting
         assert self.num_waiting + len(self.running) == len(self.by_id), "a live request is nowhere"
         assert sum(request.held for request in self.by_id.values()) == self.num_held

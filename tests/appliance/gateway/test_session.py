@@ -19,6 +19,7 @@ from appliance.errors import (
     QuarantinedError,
     UnavailableError,
 )
+from appliance.gateway import rooms as rooms_module
 from appliance.gateway import session as session_module
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.engine_link import EngineLink
@@ -170,7 +171,7 @@ async def test_a_request_before_the_first_boot_does_not_wait_for_ever(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an engine since the start, and without a deadline of its own, it is refused after the boot's time."""
-    monkeypatch.setattr(session_module, "BOOT_WAIT_S", 0.05)
+    monkeypatch.setattr(rooms_module, "BOOT_WAIT_S", 0.05)
     async with asyncio.timeout(2):
         with pytest.raises(UnavailableError):
             await collect(stage.session())
