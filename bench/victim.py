@@ -1,7 +1,8 @@
 """A light tenant beside a flood: time to first token and gaps between tokens, beside and alone, over real sockets.
 
 Starts `athanor demo`. Tenant beta sends four short requests a second; tenant alpha keeps 48 going from a process of
-its own, in three shapes (short, long prompts, long outputs). Rounds alternate between alone and beside, so that a busy
+its own, in three shapes (short, long prompts, long outputs), or sends grammars that no compiler gets through
+("bombs", four at a time: each is refused). Rounds alternate between alone and beside, so that a busy
 machine moves both; what counts is the ratio. The floods' clients share the machine's cores with the appliance.
 Run: ``python bench/victim.py [--rounds 3] [--seconds 15] [--model DIR] [--json]``.
 """
@@ -34,8 +35,11 @@ RATE = 4.0
 """The victim's requests a second."""
 VICTIM_TOKENS = 32
 STREAMS = 48
-ATTACKS = {"flood": (16, 64), "long prompts": (1_500, 8), "long outputs": (16, 1_500)}
+SHAPES = {"flood": (16, 64), "long prompts": (1_500, 8), "long outputs": (16, 1_500)}
 """Prompt and output tokens of the flood's requests."""
+BOMBS = 4
+"""Grammars sent at a time."""
+ATTACKS = (*SHAPES, "bombs")
 END = b"0\r\n\r\n"
 """Last chunk of an answer (RFC 9112, section 7.1)."""
 PROMPT_IDS = 400
@@ -117,7 +121,7 @@ def victim(appliance: Appliance, model: str, seconds: float, rng: random.Random)
 
 async def flood(url: str, key: str, model: str, attack: str) -> None:
     """Keep ``STREAMS`` requests going for ever; says a line when a second's worth of them has begun."""
-    prompt, output = ATTACKS[attack]
+    prompt, output = SHAPES[attack]
     place = urlsplit(url)
     rng = random.Random(7)
     ended = itertools.count(1)
@@ -135,6 +139,30 @@ async def flood(url: str, key: str, model: str, attack: str) -> None:
     await asyncio.gather(*(one() for _ in range(STREAMS)))
 
 
+async def bombs(url: str, key: str, model: str) -> None:
+    """Keep ``BOMBS`` hopeless grammars going for ever, each another one; says a line for each that was refused, with
+    the seconds that took."""
+    place = urlsplit(url)
+    numbers = itertools.count(1)
+    ended = itertools.count(1)
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        while True:
+            expression = "a?" * 20_000 + "a" * 20_000 + str(next(numbers))
+            fields = {"model": model, "prompt": [9], "max_tokens": 4, "structured_outputs": {"regex": expression}}
+            began = time.monotonic()
+            writer.write(request_bytes(url, key, json.dumps(fields).encode()))
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r")[0]))
+            if b" 400 " not in head.split(b"\r\n")[0]:
+                raise SystemExit(f"a bomb was answered: {head!r}")
+            sys.stdout.write(f"{next(ended)} {time.monotonic() - began:.3f}\n")
+            sys.stdout.flush()
+
+    await asyncio.gather(*(one() for _ in range(BOMBS)))
+
+
 @contextlib.contextmanager
 def flooding(appliance: Appliance, model: str, attack: str) -> Iterator[list[int]]:
     """A flood in its own process for the time of a block; gives how many of its requests have ended."""
@@ -145,7 +173,7 @@ def flooding(appliance: Appliance, model: str, attack: str) -> Iterator[list[int
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            ended[0] = int(line)
+            ended[0] = int(line.split()[0])
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -204,7 +232,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.flood:
         attack, url, key, model = options.flood
-        asyncio.run(flood(url, key, model, attack))
+        asyncio.run(bombs(url, key, model) if attack == "bombs" else flood(url, key, model, attack))
         return
     arguments = ["--model", str(options.model)] if options.model else []
     model = options.model.name if options.model else "athanor-mini"

@@ -73,6 +73,10 @@ class Keeper:
         """Whether the clock is to be looked at."""
         return any(process.asked or not process.compiled for process in self.processes.values())
 
+    def prepare(self) -> None:
+        """Have a process made for the first grammar before it comes."""
+        self._spare = self._ask()
+
     def forked(self, pid: int) -> None:
         """The process that was asked for first is there."""
         process = self._unborn.popleft()

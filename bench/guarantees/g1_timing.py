@@ -1,0 +1,203 @@
+"""G1 by the clock: does a prompt that another tenant has just sent come back sooner than one that nobody has?
+
+One appliance, two tenants, prompts of random ids that are used once. In each round alpha sends a fresh prompt, and
+then, in an order drawn anew, beta guesses that very prompt, beta sends a fresh one, and alpha repeats its own. The
+time to the first token of beta's guesses against beta's fresh ones should tell nothing; alpha's repetitions against
+alpha's fresh ones, the control, should tell everything. What tells is the area under the ROC curve (AUC): the chance
+that a fresh prompt takes longer than a known one. Its standard error is DeLong's (Biometrics 44, 1988); drifts of a
+busy machine move both arms alike, since they are interleaved.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from appliance.cli.bench_target import Target, own_appliance
+from bench.guarantees.result import Result, judged
+
+ROUNDS = {True: {64: 1_600, 256: 1_600}, False: {256: 150}}
+"""Samples of an arm by prompt length, in the full and in the short form."""
+
+MOST_AUC = {True: 0.53, False: 0.62}
+"""Largest upper bound (95 %, one-sided) for guesses; the short form has an error of 0.03 by itself."""
+
+LEAST_CONTROL = 0.95
+"""Of the control, from so many tokens on:"""
+CONTROL_FROM = 256
+
+WARM_ROUNDS = 10
+KV_BYTES = 256 << 20
+IDS = range(8, 2_000)
+"""Token ids that the embedded model has."""
+ONE_SIDED_95 = 1.645
+COMMAND = "python bench/guarantees/g1_timing.py"
+
+
+class Arms(NamedTuple):
+    """Seconds to the first token."""
+
+    guessed: list[float]
+    fresh: list[float]
+    repeated: list[float]
+    own_fresh: list[float]
+    attached: list[int]
+    """Prompt tokens that beta was told to have been cached."""
+    reused: list[int]
+    """The same of alpha's repetitions."""
+
+
+class Auc(NamedTuple):
+    """Area under the curve, and its standard error."""
+
+    area: float
+    error: float
+
+    @property
+    def upper(self) -> float:
+        """Upper bound of how far from a coin's it may be, whichever arm is the faster."""
+        return 0.5 + abs(self.area - 0.5) + ONE_SIDED_95 * self.error
+
+
+def auc(known: Sequence[float], fresh: Sequence[float]) -> Auc:
+    """The chance that ``fresh`` takes longer than ``known``; a tie counts a half. Each needs two samples at least."""
+    one, other = np.asarray(known), np.asarray(fresh)
+    of_known = _placements(one, other)
+    of_fresh = 1 - _placements(other, one)
+    variance = of_known.var(ddof=1) / len(one) + of_fresh.var(ddof=1) / len(other)
+    return Auc(float(of_known.mean()), float(np.sqrt(variance)))
+
+
+def _placements(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of each value, the share of the others above it."""
+    ordered = np.sort(others)
+    below_or_equal = np.searchsorted(ordered, values, side="right")
+    below = np.searchsorted(ordered, values, side="left")
+    above: np.ndarray = 1 - (below + below_or_equal) / 2 / len(others)
+    return above
+
+
+class Caller:
+    """A tenant's connection, kept open."""
+
+    def __init__(self, target: Target, key: str) -> None:
+        place = urlsplit(target.url if "//" in target.url else f"http://{target.url}")
+        self._model = target.model
+        self._socket = socket.create_connection((place.hostname, place.port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {place.netloc}\r\nauthorization: Bearer {key}\r\n"
+            "content-type: application/json\r\ncontent-length: "
+        )
+
+    def ask(self, prompt: list[int]) -> tuple[float, int]:
+        """Seconds until the answer of one token is there, and the cached prompt tokens that it names.
+
+        Raises:
+            RuntimeError: the answer is an error; the rest of the figures would mean nothing.
+        """
+        body = json.dumps({"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
+        data = f"{self._head}{len(body)}\r\n\r\n".encode() + body
+        began = time.perf_counter()
+        self._socket.sendall(data)
+        head, rest = self._until(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r")[0])
+        while len(rest) < length:
+            rest += self._more()
+        took = time.perf_counter() - began
+        answer = json.loads(rest)
+        if "usage" not in answer:
+            raise RuntimeError(f"no answer but {answer}")
+        return took, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _until(self, mark: bytes) -> tuple[bytes, bytes]:
+        text = b""
+        while mark not in text:
+            text += self._more()
+        head, _, rest = text.partition(mark)
+        return head, rest
+
+    def _more(self) -> bytes:
+        piece = self._socket.recv(1 << 16)
+        if not piece:
+            raise RuntimeError("the server closed the connection")
+        return piece
+
+
+def collect(target: Target, length: int, rounds: int, seed: int) -> Arms:
+    """Samples of all arms; the first rounds warm up and are not kept."""
+    draw = random.Random(seed)
+    alpha, beta = (Caller(target, key) for key in target.api_keys[:2])
+    arms = Arms([], [], [], [], [], [])
+    for number in range(-WARM_ROUNDS, rounds):
+        prompt, other = (draw.choices(IDS, k=length) for _ in range(2))
+        own_fresh, _ = alpha.ask(prompt)
+        took: dict[str, tuple[float, int]] = {}
+        for arm in draw.sample(("guessed", "fresh", "repeated"), 3):
+            caller = alpha if arm == "repeated" else beta
+            took[arm] = caller.ask(other if arm == "fresh" else prompt)
+        if number >= 0:
+            arms.own_fresh.append(own_fresh)
+            for arm, (seconds, _) in took.items():
+                getattr(arms, arm).append(seconds)
+            arms.attached.extend((took["guessed"][1], took["fresh"][1]))
+            arms.reused.append(took["repeated"][1])
+    alpha.close()
+    beta.close()
+    return arms
+
+
+def rows(length: int, arms: Arms, *, full: bool) -> list[Result]:
+    """The guarantee's rows and the control's for one prompt length."""
+    command = COMMAND + (" --full" if full else "")
+    found, control = auc(arms.guessed, arms.fresh), auc(arms.repeated, arms.own_fresh)
+    samples = len(arms.guessed)
+    least = LEAST_CONTROL if length >= CONTROL_FROM else 0.5
+    return [
+        judged(
+            f"G1.timing.{length}", found.upper <= MOST_AUC[full],
+            bar=f"upper 95 % <= {MOST_AUC[full]}", command=command,
+            figure=f"AUC {found.area:.3f}, upper {found.upper:.3f}, {samples} samples an arm",
+        ),
+        judged(
+            f"G1.timing.{length}.control", control.area >= least, bar=f"AUC >= {least}", command=command,
+            figure=f"AUC {control.area:.3f} for one's own prompts",
+        ),
+        judged(
+            f"G1.cached-tokens.{length}", not any(arms.attached), bar="0 for another tenant's prompt", command=command,
+            figure=f"{sum(map(bool, arms.attached))} of {len(arms.attached)} answers named cached tokens",
+        ),
+        judged(
+            f"G1.cached-tokens.{length}.control", all(arms.reused), bar="all of one's own", command=command,
+            figure=f"{sum(map(bool, arms.reused))} of {samples} repetitions",
+        ),
+    ]  # fmt: skip
+
+
+def run(full: bool) -> list[Result]:
+    """Start an appliance with the embedded model and take all figures."""
+    found: list[Result] = []
+    with own_appliance(None, KV_BYTES, "auto") as target:
+        for length, rounds in ROUNDS[full].items():
+            found += rows(length, collect(target, length, rounds, seed=length), full=full)
+    return found
+
+
+if __name__ == "__main__":
+    for result in run("--full" in sys.argv[1:]):
+        print(f"{result.id:28} {result.verdict:5} {result.figure} ({result.bar})", flush=True)
