@@ -3,7 +3,7 @@
 Three parts: weights in the form in which they are multiplied, the KV cache, and buffers. What a step needs for a moment
 is counted among the buffers, since an engine keeps what it once took: the larger of what layers and sampler take for a
 moment. Not counted is what the process holds without a model: the interpreter and
-its libraries, with the code that oneDNN writes for 16-bit products on the plain path (some 10 MiB).
+its libraries, with what oneDNN sets up for 16-bit products on the plain path (some 15 MiB).
 
 Memory of loading is given back (``engine.heap``): packing a matrix takes its copy before the old form is let
 go, and what a heap keeps of that would be up to the largest matrices of a model.
@@ -23,6 +23,7 @@ from engine.kv.layout import KvLayout
 from engine.kv.storage import gather_tokens
 from engine.model.checklist import Checklist
 from engine.model.config import ModelConfig
+from engine.model.deterministic import TILE
 from engine.model.layers import Linear, packed_bytes
 from engine.model.parallel import ALONE, Parallel
 from engine.model.registry import build_model
@@ -31,9 +32,12 @@ from engine.scheduler.limits import SchedulerLimits
 BLOCK_RECORD_BYTES = 96
 """Bytes of a block in the pool's lists, its number as an object included."""
 
-SCORE_BYTES = 96
+SCORE_BYTES = 92
 """Bytes a score that the sampler looks at, as measured after a warm-up: 28 are its copies at its largest moment, 64 are
-held where a masked copy stands beside them; steps of several shapes leave holes that the next cannot use."""
+held where a masked copy stands beside them."""
+
+FRESH_SCORE_BYTES = 108
+"""The same where kernels compute: no layer has left the heap anything to use again."""
 
 COMPRESSED = 3 / 4
 """Share of a bfloat16 matrix's bytes that kernels keep where they compress it."""
@@ -137,7 +141,7 @@ def _kernel_rooms(model: ModelConfig, limits: SchedulerLimits, form: Form) -> in
     row = 4 * (hidden + qkv + model.head_dim) + item * (hidden + heads + inner)
     if form.int8:
         row += 4 * (heads + inner)
-    scores = _sampled(model, limits) + 4 * limits.max_logit_lines * model.vocab_size
+    scores = _sampled(model, limits, FRESH_SCORE_BYTES) + 4 * limits.max_logit_lines * model.vocab_size
     return limits.max_num_batched_tokens * row + scores
 
 
@@ -145,14 +149,26 @@ def _moments(model: ModelConfig, limits: SchedulerLimits, form: Form) -> int:
     """What plain tensor operations hold for a moment: inside an MLP, inside an attention, in the sampler."""
     tokens, item = limits.max_num_batched_tokens, form.dtype.itemsize
     mlp = tokens * (2 * model.hidden_size + 3 * model.intermediate_size) * item
+    if form.int8:
+        # The wider of its products, and its rows as they are rounded: in float32 and in 8 bits.
+        mlp += tokens * model.intermediate_size * (2 * _between(form) + 5)
     # The second half of a prompt against the whole: a mask, and where heads share keys three times their scores.
     scores = (tokens // 2) * min(limits.max_context, tokens) * item
     attention = scores * (1 if model.num_heads == model.num_kv_heads else 1 + 3 * model.num_heads)
     logits = limits.max_num_seqs * model.vocab_size * item
-    # What the layers left is the sampler's to use.
-    return max(mlp + attention, _sampled(model, limits)) + logits
+    # What one left is another's to use. Trying the deterministic class computes the head for a whole tile.
+    head = TILE * model.vocab_size * (item + _between(form))
+    return max(mlp + attention + logits, _sampled(model, limits, SCORE_BYTES) + logits, head)
 
 
-def _sampled(model: ModelConfig, limits: SchedulerLimits) -> int:
+def _between(form: Form) -> int:
+    """Bytes a number that a product holds beside its result: sums in float32 of 16-bit types; of int8 the whole sums
+    and, scaled, the same in float32."""
+    if form.int8:
+        return 8
+    return 4 if form.dtype.itemsize == 2 else 0
+
+
+def _sampled(model: ModelConfig, limits: SchedulerLimits, score_bytes: int) -> int:
     """The sampler's moment."""
-    return min(limits.max_num_seqs, lines_at_once(model.vocab_size)) * model.vocab_size * SCORE_BYTES
+    return min(limits.max_num_seqs, lines_at_once(model.vocab_size)) * model.vocab_size * score_bytes
