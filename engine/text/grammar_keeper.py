@@ -8,7 +8,8 @@ this grammar alone. The keeper itself parses nothing.
 Bounds. A tenant has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting to be compiled; all together
 have ``MAX_GRAMMARS``. A process that nobody needs goes when its place is needed: the tenant's own that was not used
 for longest, where the tenant has as many as it may; else anybody's. ``MAX_COMPILING`` compile at a time, one of a
-tenant, tenants in turn.
+tenant, tenants in turn. Compilations that take long have turns, too, and one turn is nobody's: together they take less
+than a core, however many are hopeless, and what serves has the rest.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ TENANT_QUEUE = 16
 COMPILE_WALL_S = 0.8
 """Seconds after which a compilation is ended, however little processor time it got."""
 
+HEAVY_AFTER_S = 0.1
+"""Seconds of compiling after which a grammar is a heavy one; the largest published schemas take about as long."""
+
+TURN_S = 0.02
+"""How long a heavy compilation runs, and then stands still so that whatever serves has the processor."""
+
 MASK_WALL_S = 2.0
 """Seconds after which a process that owes a mask is ended; llguidance's own limits end a mask after some 0.2 s."""
 
@@ -66,6 +73,8 @@ class Keeper:
         self._by_request: dict[int, GrammarProcess] = {}
         self._rows: list[tuple[int, int, int, bytes]] = []
         self._unborn: deque[GrammarProcess] = deque()
+        self._turns = 0
+        self._turned = 0.0
         self._spare: GrammarProcess | None = None
 
     @property
@@ -116,6 +125,7 @@ class Keeper:
             owing_since = next(iter(process.asked.values()), now)
             if now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S:
                 self._end(process)
+        self._take_turns(now)
         self._start()
 
     def drain(self) -> list[Message]:
@@ -127,6 +137,16 @@ class Keeper:
             requests, positions, states, words = zip(*rows[start : start + most], strict=True)
             answers.append(Masks(array("Q", requests), array("I", positions), bytes(states), b"".join(words)))
         return answers
+
+    def _take_turns(self, now: float) -> None:
+        """Let one of the heavy compilations run, or none."""
+        if now - self._turned < TURN_S:
+            return
+        heavy = [process for process in self.processes.values() if now - _began(process, now) > HEAVY_AFTER_S]
+        self._turned = now
+        self._turns += 1
+        for place, process in enumerate(heavy):
+            process.halt(self._turns % (len(heavy) + 1) != place)
 
     def _open(self, job: OpenGrammar) -> None:
         if job.request in self._by_request:
@@ -219,6 +239,7 @@ class Keeper:
     def _result(self, process: GrammarProcess, result: Result) -> None:
         if result.tag == COMPILED:
             process.compiled = True
+            process.halt(False)
             process.used = now = self._clock()
             for request in process.opening:
                 if request in process.requests:

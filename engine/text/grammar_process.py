@@ -28,7 +28,7 @@ from isolation.ipc.errors import RemoteProtocolError
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.messages import MAX_FRAME_BYTES, Message
 
-TICK_MS = 50
+TICK_MS = 20
 """Milliseconds between looks at the clock while something is under way."""
 
 IDLE_MS = 10_000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -41,6 +43,8 @@ class GrammarProcess:
     ended: bool = False
     """Whether the keeper has ended it; when its pid is not known yet, it is killed as soon as that is."""
     compiled: bool = False
+    halted: bool = False
+    """Whether it stands still, while it is the turn of others."""
     began: float | None = None
     """When it began to compile, in seconds of the keeper's clock."""
     opening: deque[int] = field(default_factory=deque)
@@ -68,6 +72,13 @@ class GrammarProcess:
     def wants_write(self) -> bool:
         """Whether commands wait for room in the pipe."""
         return bool(self._outbound)
+
+    def halt(self, halted: bool) -> None:
+        """Make a process whose pid is known stand still, or go on."""
+        if halted is not self.halted:
+            self.halted = halted
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGSTOP if halted else signal.SIGCONT)
 
     def give(self, frame: bytes) -> None:
         """Send its grammar, before any command."""

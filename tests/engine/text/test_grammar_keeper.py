@@ -1,0 +1,89 @@
+"""The keeper of grammars by itself: a clock of the test's, and processes that do nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine.text.grammar_child import COMPILED, RESULT
+from engine.text.grammar_keeper import HEAVY_AFTER_S, TURN_S, Keeper
+from isolation.ipc.grammar_messages import GrammarKind, OpenGrammar
+
+
+class Sleepers:
+    """Forks that are sleeping programs; the test holds the other ends of their pipes."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.ends: list[tuple[int, int]] = []
+
+    def fork(self) -> tuple[int, int]:
+        """One more."""
+        commands_in, commands_out = os.pipe()
+        results_in, results_out = os.pipe()
+        self.ends.append((commands_in, results_out))
+        self.processes.append(subprocess.Popen(["sleep", "600"]))
+        return commands_out, results_in
+
+    def halted(self, keeper: Keeper) -> tuple[bool, ...]:
+        """Which of the grammars' processes stand still, once the system has done what the keeper asked it."""
+        grammars = list(keeper.processes.values())
+        until = time.monotonic() + 5
+        while True:
+            states = tuple(stands_still(grammar.pid) for grammar in grammars)
+            if states == tuple(grammar.halted for grammar in grammars):
+                return states
+            assert time.monotonic() < until, "the system never did what the keeper says it did"
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process is stopped (proc(5), the state in ``stat``)."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.fixture
+def sleepers() -> Iterator[Sleepers]:
+    """Ended at last."""
+    made = Sleepers()
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+    for end in (fd for pair in made.ends for fd in pair):
+        os.close(end)
+
+
+def test_heavy_compilations_have_turns(sleepers: Sleepers) -> None:
+    """Two grammars that compile for long never run together, each runs a third of the time, and for a third nobody
+    does; before, both run. One that has compiled goes on for good."""
+    now = [0.0]
+    keeper = Keeper(sleepers.fork, 4, clock=lambda: now[0])
+    for number in range(2):
+        keeper.take(OpenGrammar(number + 1, bytes([number]) * 16, GrammarKind.REGEX, b"a"))
+    for process in sleepers.processes:
+        keeper.forked(process.pid)
+    keeper.tick()
+    assert sleepers.halted(keeper) == (False, False)
+    now[0] = HEAVY_AFTER_S + 0.01
+    seen = []
+    for _ in range(9):
+        now[0] += TURN_S
+        keeper.tick()
+        seen.append(sleepers.halted(keeper))
+    assert sorted(set(seen)) == [(False, True), (True, False), (True, True)]
+    assert [seen.count(one) for one in set(seen)] == [3, 3, 3]
+    while not sleepers.halted(keeper)[0]:
+        now[0] += TURN_S
+        keeper.tick()
+    first = next(process for process in keeper.processes.values() if process.pid == sleepers.processes[0].pid)
+    os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0))
+    keeper.read(first)
+    for _ in range(4):
+        assert not sleepers.halted(keeper)[0]
+        now[0] += TURN_S
+        keeper.tick()
