@@ -24,7 +24,7 @@ from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, OpenGrammar
-from isolation.ipc.memory import LOOK_AGAIN_S
+from isolation.ipc.memory import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
 from isolation.ipc.messages import (
     Decode,
     Drain,
@@ -117,13 +117,15 @@ def _relay(channel: Channel, grammars: GrammarLine | None) -> None:
 
 
 def _wait_both(channel: Channel, grammars: GrammarLine) -> None:
-    """Sleep until the host or the keeper of grammars has something, looking again now and then as ``Channel.wait``."""
+    """Sleep until the host or the keeper of grammars has something, looking again as ``Channel.wait`` does."""
     if channel.arm():
         return
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     poll.register(grammars.fileno(), select.POLLIN)
-    poll.poll(LOOK_AGAIN_S * 1_000)
+    look = LOOK_AGAIN_S
+    while not poll.poll(look * 1_000) and not channel.arm():
+        look = min(2 * look, LOOK_AGAIN_AT_MOST_S)
     channel.disarm()
 
 

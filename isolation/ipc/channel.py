@@ -34,7 +34,7 @@ from typing import Self
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.doorbell import BellReader, BellWriter, adopt
 from isolation.ipc.errors import PeerGoneError, RemoteProtocolError, RingFull
-from isolation.ipc.memory import LOOK_AGAIN_S, fence
+from isolation.ipc.memory import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence
 from isolation.ipc.messages import Message, Role
 from isolation.ipc.ring import RingReader, RingWriter
 from isolation.ipc.segment import GUEST_TO_HOST, HOST_TO_GUEST, Layout, Segment, map_segment
@@ -156,13 +156,15 @@ class Channel:
         if self._reader.pending():
             return True
         deadline = time.monotonic() + timeout_s
+        look = LOOK_AGAIN_S
         try:
             if self.arm():
                 return True
             while (left := deadline - time.monotonic()) > 0:
-                if self._bell_in.wait(min(left, LOOK_AGAIN_S)):
+                if self._bell_in.wait(min(left, look)):
                     self._hear()
                     return True
+                look = min(2 * look, LOOK_AGAIN_AT_MOST_S)
                 if self._reader.pending():
                     self.missed_bells += 1
                     return True

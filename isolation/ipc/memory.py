@@ -20,7 +20,8 @@ module refuses any other machine, because a weaker memory order would break it s
 
 That a lock fences is a property of CPython on this processor and no promise of the language. So
 a sleeper does not stake its life on it: it sleeps at most ``LOOK_AGAIN_S`` and then looks again.
-A lost wake-up would cost that time once, never a hang. That suffices because a store leaves the
+A lost wake-up would cost that time once, never a hang. It can only be lost while the sleeper lies
+down, so who has looked again in vain may look less and less often. That suffices because a store leaves the
 store buffer within nanoseconds by itself: at the next look the other side's cursor is there.
 """
 
@@ -34,6 +35,10 @@ from isolation.ipc.errors import UnsupportedMachineError
 
 LOOK_AGAIN_S = 0.1
 """Seconds that anyone trusts the doorbell before looking at the ring itself."""
+
+LOOK_AGAIN_AT_MOST_S = 1.6
+"""Seconds between later looks; each is twice as long as the one before. Ten looks a second cost an idle sandbox some
+0.2 % of a core."""
 
 _lock = allocate_lock()
 _acquire = _lock.acquire
