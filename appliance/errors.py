@@ -167,3 +167,9 @@ class InternalError(ApplianceError):
     """A defect of the appliance; the request id finds it in the logs."""
 
     wire = Wire("INTERNAL", 500, "server_error", "internal_error", "INTERNAL")
+
+
+class IntegrityError(InternalError):
+    """Memory of the engine that is not the request's own was found in its tables; nothing of it was read."""
+
+    wire = Wire("INTERNAL", 500, "server_error", "integrity_failure", "INTEGRITY_FAILURE")
