@@ -42,6 +42,8 @@ class ApplianceError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.rule = ""
+        """Path in the policy of what denied, if anything did; for the operator, never for the caller."""
         self.retry_after_s = retry_after_s
         self.param = param
         self.details = details or {}
