@@ -117,6 +117,16 @@ class SandboxConfig(_Section):
         return self
 
 
+class AuditConfig(_Section):
+    """The audit log: ``directory`` belongs to the supervisor alone. ``key`` is the file of the signing key, under
+    systemd a credential; without it one is made in the directory. ``on_failure`` says what happens to requests while
+    the disk does not take entries: ``continue`` serves them, ``refuse`` does not."""
+
+    directory: Path = Field(strict=False)
+    key: Path | None = Field(default=None, strict=False)
+    on_failure: Literal["continue", "refuse"] = "continue"
+
+
 class ApplianceConfig(_Section):
     """Everything ``athanor serve`` needs."""
 
@@ -127,6 +137,7 @@ class ApplianceConfig(_Section):
     pepper: Path = Field(strict=False)
     run_dir: Path = Field(strict=False)
     sandbox: SandboxConfig = SandboxConfig()
+    audit: AuditConfig | None = None
 
     @field_validator("models")
     @classmethod
@@ -204,5 +215,9 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
         sandbox = sandbox.model_copy(update={"image": folder / sandbox.image})
     if sandbox.kernels is not None:
         sandbox = sandbox.model_copy(update={"kernels": folder / sandbox.kernels})
+    audit = config.audit
+    if audit is not None:
+        key = None if audit.key is None else folder / audit.key
+        audit = audit.model_copy(update={"directory": folder / audit.directory, "key": key})
     paths = {name: folder / getattr(config, name) for name in ("policy", "credentials", "pepper", "run_dir")}
-    return config.model_copy(update={"models": models, "listen": listen, "sandbox": sandbox, **paths})
+    return config.model_copy(update={"models": models, "listen": listen, "sandbox": sandbox, "audit": audit, **paths})

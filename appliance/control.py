@@ -2,8 +2,9 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly two
-things: namespace keys, and the end of a sandbox that misbehaved. There is no message that starts a program, names a
-file or reads a key of another kind, so a taken-over gateway gains nothing here.
+things: namespace keys, and the end of a sandbox that misbehaved. Besides, it reports what belongs into the audit log.
+There is no message that starts a program, names a file or reads a key of another kind, so a taken-over gateway gains
+nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 
 from appliance.errors import StartError
 
-CONTROL_VERSION = 1
+CONTROL_VERSION = 3
 """Raised whenever a message changes its meaning; gateway and supervisor of different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -99,11 +100,28 @@ class SandboxDown:
     retry_in_s: float
 
 
-Control = Attach | Welcome | NamespaceQuery | Namespaces | Fault | SandboxUp | SandboxDown
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """Gateway: entries for the audit log (``appliance.audit.entry.to_wire``), and how many were lost before them."""
+
+    entries: list[str]
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditState:
+    """Supervisor: why the audit log is not written now; empty when it is. ``refuses``: 1 where no request may then be
+    taken."""
+
+    problem: str
+    refuses: int
+
+
+Control = Attach | Welcome | NamespaceQuery | Namespaces | Fault | SandboxUp | SandboxDown | Audited | AuditState
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Attach, Welcome, NamespaceQuery, Namespaces, Fault, SandboxUp, SandboxDown)
+    for kind in (Attach, Welcome, NamespaceQuery, Namespaces, Fault, SandboxUp, SandboxDown, Audited, AuditState)
 }
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),

@@ -240,6 +240,7 @@ def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> 
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
+        "audit": {"directory": "audit"},
         "sandbox": {
             "unsafe_no_sandbox": options.unsafe_no_sandbox,
             "kernels": None if compiled is None else str(compiled),

@@ -42,6 +42,8 @@ class ApplianceError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.rule = ""
+        """Path in the policy of what denied, if anything did; for the operator, never for the caller."""
         self.retry_after_s = retry_after_s
         self.param = param
         self.details = details or {}
@@ -167,3 +169,9 @@ class InternalError(ApplianceError):
     """A defect of the appliance; the request id finds it in the logs."""
 
     wire = Wire("INTERNAL", 500, "server_error", "internal_error", "INTERNAL")
+
+
+class IntegrityError(InternalError):
+    """Memory of the engine that is not the request's own was found in its tables; nothing of it was read."""
+
+    wire = Wire("INTERNAL", 500, "server_error", "integrity_failure", "INTEGRITY_FAILURE")

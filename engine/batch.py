@@ -3,7 +3,8 @@
 ``arrays`` is what every backend needs; ``build`` adds the rectangles that the plain attention gathers.
 
 Rows live here between steps: block table, known tokens, number of computed tokens. A plan brings only what changed,
-so a decode step costs a handful of array operations however long the sequences are.
+so a decode step costs a handful of array operations however long the sequences are. The stamps of all blocks
+(``engine.kv.tags``) live here too, and are compared with what the rows expect (``foreign``).
 
 Order of a step's tokens: decoding rows by falling length, so that rows of similar length are neighbours and can be
 attended in one rectangle; then the prompt chunks as planned.
@@ -18,13 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.grouping import Grouping
+from engine.grouping import Grouping, first_seen
 from engine.kv.block_table import BlockTables
 from engine.kv.layout import FULL
 from engine.kv.storage import KvStorage
+from engine.kv.tags import NO_STAMP, NOWHERE
 from engine.model.attention import AttentionBatch
 from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.plan import Admission, Chunk, StepPlan
+from engine.scheduler.plan import NO_ROWS, Admission, Chunk, StepPlan
 
 Ints = NDArray[np.int64]
 
@@ -41,6 +43,8 @@ class StepArrays:
     """For each token the row of ``tables`` that its sequence has."""
     tables: tuple[BlockTables, ...]
     """Of all rows; of the layout's first table the first."""
+    stamps: Ints
+    """Of all blocks, and ``NOWHERE`` behind the last."""
     wanted: Ints
     """For each of the plan's ``logit_lines`` the index of its token in the step."""
     num_decode: int
@@ -75,7 +79,10 @@ class BatchBuilder:
         self._tables = tuple(
             BlockTables(max_num_seqs, limits.max_context, group.block_size, stride) for group in layout.tables
         )
+        self._reaches = [group.reach for group in layout.tables]
         self._keeps_all = layout.tables[0].reach == FULL
+        self.stamps: Ints = np.full(layout.num_blocks + 2, NO_STAMP, dtype=np.int64)
+        self.stamps[-1] = NOWHERE
         self._grouping = Grouping(storage, self._tables)
         self._device = storage.device
         self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
@@ -89,18 +96,53 @@ class BatchBuilder:
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""
         row = admission.row
-        given = (admission.blocks, *admission.local) if self._keeps_all else admission.local
-        for tables, blocks in zip(self._tables, given, strict=False):
-            tables.assign(row, blocks)
+        given, expected = admission.local, admission.local_stamps
+        if self._keeps_all:
+            given, expected = (admission.blocks, *given), (admission.stamps, *expected)
+        none: tuple[tuple[int, ...], ...] = ((),) * len(self._tables)
+        for tables, blocks, stamps in zip(self._tables, (*given, *none), (*expected, *none), strict=False):
+            tables.assign(row, blocks, stamps)
         self._known[row] = np.array(admission.token_ids, dtype=np.int64)
 
+    def grow(self, plan: StepPlan) -> None:
+        """Take up the blocks that rows got."""
+        expected = plan.grown_stamps or [NO_STAMP] * len(plan.grown_rows)
+        if not plan.grown_tables:
+            self._tables[0].grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks, expected)
+            return
+        grown = np.array((plan.grown_tables, plan.grown_rows, plan.grown_indices, plan.grown_blocks, expected))
+        for place, tables in enumerate(self._tables):
+            _, rows, indices, blocks, stamps = grown[:, grown[0] == place].tolist()
+            tables.grow(rows, indices, blocks, stamps)
+
+    def stamp(self, blocks: list[int], stamps: list[int]) -> None:
+        """The blocks are zero and their next holders'."""
+        if stamps:
+            self.stamps[blocks] = stamps
+
+    def foreign(self, plan: StepPlan) -> frozenset[int]:
+        """The rows whose tables name, where this step reads or writes, a block that does not exist or is not theirs."""
+        chunks = plan.prefills
+        rows = np.array(plan.decode_rows + [chunk.row for chunk in chunks], dtype=np.int64)
+        firsts = self._computed[rows]
+        lasts = firsts
+        if chunks:
+            place = len(plan.decode_rows)
+            firsts[place:] = [chunk.start for chunk in chunks]
+            lasts = firsts.copy()
+            lasts[place:] += [chunk.length - 1 for chunk in chunks]
+        wrong = np.zeros(len(rows), dtype=np.bool_)
+        for reach, tables in zip(self._reaches, self._tables, strict=True):
+            size = tables.block_size
+            wrong |= tables.mismatched(self.stamps, rows, first_seen(reach, firsts) // size, lasts // size + 1)
+        return frozenset(rows[wrong].tolist()) if wrong.any() else NO_ROWS
+
     def arrays(self, plan: StepPlan, *, by_length: bool = False) -> StepArrays:
-        """The tokens of a plan that computes at least one; its admissions were taken already.
+        """The tokens of a plan that computes at least one; its admissions and what grew were taken already.
 
         Args:
             by_length: put decoding rows in the order of falling length instead of the plan's.
         """
-        self._grow(plan)
         rows = np.array(plan.decode_rows, dtype=np.int64)
         place = len(rows)
         wanted = np.arange(place)
@@ -132,6 +174,7 @@ class BatchBuilder:
             slots=(self._slots[:place], *further),
             rows=self._rows[:place],
             tables=self._tables,
+            stamps=self.stamps,
             wanted=wanted,
             num_decode=len(rows),
         )
@@ -159,16 +202,6 @@ class BatchBuilder:
         for chunk in plan.prefills:
             self._computed[chunk.row] = chunk.start + chunk.length
         self._last[plan.sample_rows] = token_ids
-
-    def _grow(self, plan: StepPlan) -> None:
-        """Take up the blocks that rows got."""
-        if not plan.grown_tables:
-            self._tables[0].grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks)
-            return
-        grown = np.array((plan.grown_tables, plan.grown_rows, plan.grown_indices, plan.grown_blocks))
-        for place, tables in enumerate(self._tables):
-            _, rows, indices, blocks = grown[:, grown[0] == place].tolist()
-            tables.grow(rows, indices, blocks)
 
     def _put_chunk(self, chunk: Chunk, place: int) -> None:
         end = chunk.start + chunk.length

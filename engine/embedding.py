@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import BatchBuilder
+from engine.foreign import run_without
 from engine.kv.storage import KvStorage
 from engine.model.attention import PagedAttention
 from engine.model.decoder import Decoder
@@ -86,12 +87,18 @@ class EmbeddingRunner:
         """Run one step; a row whose text ends leaves its vector, and gets a token of no meaning."""
         if plan.zero_blocks:
             self.storage.zero(plan.zero_blocks)
+            self._batches.stamp(plan.zero_blocks, plan.zero_stamps)
         for admission in plan.admissions:
             self._batches.admit(admission)
             self._kept[admission.row] = 0
+        self._batches.grow(plan)
         self._vectors = []
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
+        foreign = self._batches.foreign(plan)
+        return run_without(plan, foreign, self._run) if foreign else self._run(plan)
+
+    def _run(self, plan: StepPlan) -> Samples:
         batch = self._batches.build(plan)
         x = self.model.advance(self.model.embed(batch.token_ids), batch.positions, self._attention, batch.attention)
         # Rows that decode are those of warm-up: a request has ended when its vector is there.

@@ -5,6 +5,7 @@
   * ``ModelLoadError``: the model's files cannot be used; the process ends.
   * ``LockdownError``: the process cannot be locked down; it ends before it serves anybody.
   * ``RequestRejectedError``: one request cannot be served; it fails, all others go on.
+  * ``ForeignBlockError``: a step names a KV block that is not its row's; the runner runs it without that row.
 
 Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
 """
@@ -28,6 +29,10 @@ class ModelLoadError(EngineError):
 
 class LockdownError(EngineError):
     """The kernel does not take the list of allowed system calls."""
+
+
+class ForeignBlockError(EngineError):
+    """A block table of a step names a block that is not its row's. Nothing was read or written."""
 
 
 class RequestRejectedError(EngineError):

@@ -126,7 +126,7 @@ class Engine:
         if plan is None:
             return self._output(StepResult(), ()) if self._failures else None
         samples = self.runner.execute(plan)
-        result = self.scheduler.commit(plan, samples.token_ids)
+        result = self.scheduler.commit(plan, samples.token_ids, samples.foreign)
         if self._vectors is not None:
             self._embeddings += pair_vectors(result, self._vectors.take_vectors())
         if not plan.num_tokens and not self._failures:

@@ -29,8 +29,8 @@ from engine.model.parallel import ALONE, Parallel
 from engine.model.registry import build_model
 from engine.scheduler.limits import SchedulerLimits
 
-BLOCK_RECORD_BYTES = 96
-"""Bytes of a block in the pool's lists, its number as an object included."""
+BLOCK_RECORD_BYTES = 144
+"""Bytes of a block in the pool's lists, its number and generation as objects included, and of its stamp."""
 
 SCORE_BYTES = 92
 """Bytes a score that the sampler looks at, as measured after a warm-up: 28 are its copies at its largest moment, 64 are
@@ -92,7 +92,7 @@ def predict_memory(
     wide = max((layer.heads * layer.key_dim for layer in layout.layers), default=0)
     narrow = max((layer.heads * layer.value_dim for layer in layout.layers if not layer.latent), default=0)
     width = sum(-(-limits.max_context // group.block_size) for group in layout.tables)
-    tables = 8 * limits.max_num_seqs * width
+    tables = 16 * limits.max_num_seqs * width
     buffers = gathered * (wide + narrow) * item + tables + layout.num_blocks * BLOCK_RECORD_BYTES
     moment = _kernel_rooms if form.kernels else _moments
     return MemoryNeed(

@@ -1,5 +1,7 @@
 """Executes step plans: zero, admit, build inputs, forward, sample. Everything with tensors is behind this class.
 
+Nothing is computed of a row whose block table names a block that is not its own (``engine.kv.tags``).
+
 The forward pass is the model's own, of plain tensor operations, or a ``Program``: the same model compiled.
 """
 
@@ -13,13 +15,15 @@ from torch import Tensor
 
 from engine.batch import BatchBuilder, Ints, StepArrays
 from engine.chooser import Chooser
+from engine.errors import ForeignBlockError
+from engine.foreign import run_without
 from engine.kv.storage import KvStorage
 from engine.masks import MaskedLogits
 from engine.model.attention import PagedAttention
 from engine.model.decoder import Decoder
 from engine.sampler import Sampler, Samples
 from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.plan import StepPlan
+from engine.scheduler.plan import NO_ROWS, StepPlan
 from engine.tiles import Tiles
 
 
@@ -28,7 +32,11 @@ class Program(Protocol):
 
     def forward(self, arrays: StepArrays) -> tuple[Tensor, Tensor]:
         """Logits of the wanted tokens, shape ``(M, vocab_size)``, and the place of each row's maximum (negative where
-        it is not finite); valid until the next call."""
+        it is not finite); valid until the next call.
+
+        Raises:
+            ForeignBlockError: a table names a block that is not its row's; nothing was read or written.
+        """
 
     def touch(self) -> None:
         """Write every page of its buffers once more."""
@@ -80,6 +88,7 @@ class Runner:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
         if plan.zero_blocks:
             self.storage.zero(plan.zero_blocks)
+            self._batches.stamp(plan.zero_blocks, plan.zero_stamps)
         for admission in plan.admissions:
             self._batches.admit(admission)
             self._sampler.admit(admission)
@@ -87,8 +96,21 @@ class Runner:
                 self._exact.add(admission.row)
             else:
                 self._exact.discard(admission.row)
+        self._batches.grow(plan)
         if not plan.decode_rows and not plan.prefills:
             return Samples([])
+        # A program compares stamps in its own pass over the tables, before it computes anything.
+        foreign = self._batches.foreign(plan) if self.program is None else NO_ROWS
+        if not foreign:
+            try:
+                return self._run(plan)
+            except ForeignBlockError:
+                foreign = self._batches.foreign(plan)
+                assert foreign, "kernels and tables disagree about whose a block is"
+        return run_without(plan, foreign, self._run)
+
+    def _run(self, plan: StepPlan) -> Samples:
+        """Compute and sample."""
         logits, best, next_positions = self._forward(plan)
         rows = plan.sample_rows
         count = len(rows)
@@ -144,18 +166,13 @@ class Runner:
         return logits, None, batch.next_positions
 
     def _split(self, plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
-        """The plan's ordinary and its deterministic rows, None where there are none; what grew is in one."""
+        """The plan's ordinary and its deterministic rows, None where there are none."""
         exact = self._exact
         if not exact:
             return plan, None
-        grown = (plan.grown_rows, plan.grown_indices, plan.grown_blocks, plan.grown_tables)
         parts: list[StepPlan | None] = []
-        for wanted in (True, False):
+        for wanted in (False, True):
             rows = [row for row in plan.decode_rows if (row in exact) is wanted]
             chunks = [chunk for chunk in plan.prefills if (chunk.row in exact) is wanted]
-            if not rows and not chunks:
-                parts.append(None)
-                continue
-            parts.append(StepPlan([], [], *grown, rows, chunks))
-            grown = [], [], [], []
-        return parts[1], parts[0]
+            parts.append(StepPlan(decode_rows=rows, prefills=chunks) if rows or chunks else None)
+        return parts[0], parts[1]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engine.penalties import Penalties
 from engine.rng import uniforms
-from engine.scheduler.plan import FAILED, Admission
+from engine.scheduler.plan import FAILED, NO_ROWS, Admission
 from isolation.ipc.messages import MAX_TOP_LOGPROBS, PromptLogprobs, TokenLogprobs
 
 WIDEST = 1e30
@@ -56,6 +56,9 @@ class Samples:
     """For rows that asked; ``index`` is the row's place in ``token_ids``."""
     prompts: list[PromptLogprobs] = field(default_factory=list)
     """For the plan's chunks that score their prompts, in order; the request's id is left open."""
+    foreign: frozenset[int] = NO_ROWS
+    """Rows of which nothing was computed, because a block in their tables is not theirs; their tokens are ``FAILED``,
+    and their chunks have no place in ``prompts``."""
 
 
 class Sampler:

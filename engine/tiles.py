@@ -158,6 +158,7 @@ def _probe(token_ids: Ints, groups: tuple[KvGroup, ...]) -> StepArrays:
         slots=(zeros[:0],) * len(groups),
         rows=zeros,
         tables=tuple(BlockTables(1, 1, group.block_size) for group in groups),
+        stamps=zeros[:0],
         wanted=np.arange(TILE),
         num_decode=TILE,
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli import bench, demo, image, kernels, key, model, policy, reload, serve, status, traces, version
+from appliance.cli import audit, bench, demo, image, kernels, key, model, policy, reload, serve, status, traces, version
 from appliance.cli.help import HelpCommand, HelpGroup
 
 RUN = "Run"
@@ -67,6 +67,9 @@ _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
 _key = _group("key", "Create API keys.", GOVERN)
 _add("Commands", "create", key.create, key.EXAMPLES, _key)
+_audit = _group("audit", "Verify and read the audit log.", GOVERN)
+_add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
+_add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
 _image = _group("image", "Build and verify the sandbox image.", MORE)
 _add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
 _add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)

@@ -29,6 +29,7 @@ from isolation.ipc.messages import (
     Embed,
     Embedding,
     EngineReady,
+    FailureCode,
     Finish,
     Message,
     PromptLogprobs,
@@ -74,6 +75,9 @@ class EngineLink:
         self.ready = ready
         self.generation = generation
         self.stats = EngineStats(free_blocks=ready.num_blocks)
+        self.integrity_failures = 0
+        """Requests that the engine ended because a KV block in their tables was not theirs; ``GatewayService`` takes
+        them away."""
         self._on_end = on_end
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
@@ -213,6 +217,7 @@ class EngineLink:
         if not self._take_tokens(message):
             return
         for failure in message.failures:
+            self.integrity_failures += failure.code is FailureCode.INTEGRITY
             self._leaving.pop(failure.request, None)
             stream = self._live.pop(failure.request, None)
             if stream is not None:

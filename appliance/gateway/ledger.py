@@ -233,7 +233,13 @@ class Reservation:
 
 
 def denial(decision: Decision) -> ApplianceError:
-    """A denial as the error that the caller sees."""
+    """A denial as the error that the caller sees; its rule is for the audit log."""
+    error = _denial(decision)
+    error.rule = decision.rule
+    return error
+
+
+def _denial(decision: Decision) -> ApplianceError:
     details = {}
     if decision.limit is not None:
         details["limit"] = str(decision.limit)

@@ -8,6 +8,7 @@ from appliance.errors import (
     ApplianceError,
     ContextLengthError,
     DeadlineExceededError,
+    IntegrityError,
     InternalError,
     InvalidRequestError,
     UnavailableError,
@@ -50,5 +51,10 @@ _FAILURES: dict[FailureCode, Callable[[], ApplianceError]] = {
     FailureCode.TOO_LONG: lambda: ContextLengthError("prompt and output do not fit the engine's KV cache"),
     FailureCode.OVERLOADED: lambda: UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S),
     FailureCode.DEADLINE: _late,
+    FailureCode.INTEGRITY: lambda: IntegrityError(
+        "the engine found memory in this request's tables that is not the request's own, and ended it unread; the same "
+        "request may be sent again",
+        retry_after_s=RETRY_AFTER_S,
+    ),
     FailureCode.INTERNAL: lambda: InternalError("the engine met a defect while serving this request"),
 }

@@ -70,10 +70,12 @@ class Gateway:
         self._rooms = {model.name: ModelRooms(model.name, model.runner, truncates=model.truncates)
             for model in config.models}
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
-        self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry)
         self._sandboxes = Sandboxes(
-            config.run_dir / CONTROL_SOCKET, self._rooms, self._service.next_id, self._service.engine_ended
-        )
+            config.run_dir / CONTROL_SOCKET, self._rooms, lambda: self._service.next_id(),
+            lambda rooms, link: self._service.engine_ended(rooms, link),
+        )  # fmt: skip
+        self._audit = self._sandboxes.audit if config.audit is not None else None
+        self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit)
         self._report = Report(self._service, self._sandboxes, self._file)
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -97,8 +99,13 @@ class Gateway:
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
             background.append(asyncio.create_task(self._refresh_gauges()))
+            if self._audit is not None:
+                self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
+                background.append(asyncio.create_task(self._audit.run(), name="audit feed"))
             await self._serve(background)
         finally:
+            if self._audit is not None:
+                self._audit.flush()
             for task in (attach, *background):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -145,7 +152,11 @@ class Gateway:
         if self._announced:
             notify.reloading()
         outcome = await self._file.reload(self._service.ledger, self._sandboxes.namespaces, self._use_keys)
-        self._telemetry.count(names.POLICY_RELOADS, outcome="ok" if outcome.ok else "failed")
+        verdict = "ok" if outcome.ok else "failed"
+        self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
+        if self._audit is not None:
+            tenants = len(self._service.ledger.policy.tenants)
+            self._audit.add("policy", outcome=verdict, policy=outcome.digest, tenants=tenants)
         self._telemetry.metrics.know(tenants=self._service.ledger.policy.tenants)
         if self._announced:
             notify.ready(outcome.message)
@@ -197,6 +208,7 @@ class Gateway:
             for name, rooms in self._rooms.items():
                 engine = rooms.engine
                 if engine is not None:
+                    self._service.take_integrity(rooms, engine)
                     self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
                     self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
                     self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
@@ -204,6 +216,8 @@ class Gateway:
                     self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
                 for role, link in (("engine", engine), ("text", rooms.text)):
                     self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)
+            if self._audit is not None:
+                self._telemetry.gauge(names.AUDIT_FAILING, int(bool(self._audit.problem)))
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 

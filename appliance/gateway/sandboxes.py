@@ -20,6 +20,8 @@ import structlog
 from appliance.control import (
     CONTROL_VERSION,
     Attach,
+    Audited,
+    AuditState,
     Control,
     ControlError,
     Fault,
@@ -31,6 +33,7 @@ from appliance.control import (
     receive,
     send,
 )
+from appliance.gateway.audit import AuditFeed
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.records import Attachment, SandboxRecord
 from appliance.gateway.rooms import ModelRooms
@@ -78,6 +81,7 @@ class Sandboxes:
         self._namespaces: dict[str, bytes] = {}
         self._named = asyncio.Event()
         self.attachment = Attachment()
+        self.audit = AuditFeed(self.report)
         self.records = {
             (name, role): SandboxRecord() for name in rooms for role in ("engine", "text")
         }
@@ -113,6 +117,18 @@ class Sandboxes:
                     raise ControlError("the supervisor did not give namespace keys in time") from None
         self._namespaces = {tenant: self._namespaces[tenant] for tenant in tenants}
         return dict(self._namespaces)
+
+    def report(self, message: Audited) -> bool:
+        """Hand entries for the audit log to the supervisor; False when it is not there, or does not take them now."""
+        if self._sock is None:
+            return False
+        try:
+            send(self._sock, message)
+        except ControlError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                self._detach(error.message)
+            return False
+        return True
 
     def _tell(self, message: Control) -> None:
         """Say it to the supervisor, if there is one; a supervisor that does not listen is lost."""
@@ -192,6 +208,8 @@ class Sandboxes:
             self._named.set()
         elif isinstance(message, SandboxDown):
             self._down(message)
+        elif isinstance(message, AuditState):
+            self.audit.problem, self.audit.refuses = message.problem, bool(message.refuses)
         else:
             self._detach(f"it sent {type(message).__name__}")
 

@@ -16,6 +16,8 @@ from appliance.errors import (
     ModelNotFoundError,
     UnavailableError,
 )
+from appliance.gateway.account import Account, Call
+from appliance.gateway.audit import AuditFeed
 from appliance.gateway.embedding import EmbeddingSession
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.ledger import Ledger
@@ -35,6 +37,7 @@ from appliance.request import (
     RateState,
     Sink,
 )
+from appliance.telemetry import names
 from appliance.telemetry.api import Phase, RequestTrace, Telemetry
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
@@ -46,8 +49,12 @@ FIRST_WIRE_ID_BITS = 32
 class GatewayService:
     """What the front ends call. One a gateway process."""
 
-    def __init__(self, rooms: dict[str, ModelRooms], ledger: Ledger, telemetry: Telemetry) -> None:
+    def __init__(
+        self, rooms: dict[str, ModelRooms], ledger: Ledger, telemetry: Telemetry, audit: AuditFeed | None = None
+    ) -> None:
+        """``audit``: where entries for the audit log go; None: nowhere."""
         self.rooms = rooms
+        self._account = Account(audit, rooms)
         self.ledger = ledger
         self.sandbox = "unknown"
         """What holds the sandboxes, as the supervisor said; a span attribute."""
@@ -69,6 +76,7 @@ class GatewayService:
         self._telemetry.describe(trace, request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
         session: Session | None = None
+        call = Call(request.request_id, request.model, request.operation.value)
         error: ApplianceError | None = CancelledError("the client left before the answer was complete")
         try:
             session = Session(self._tools(request.model, embeds=False), principal, request, trace)
@@ -87,7 +95,7 @@ class GatewayService:
             error = InternalError("a defect of the appliance")
             raise
         finally:
-            self._end(principal, session, trace, error)
+            self._end(principal, call, session, trace, error)
 
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
         """Make a vector of each text; see ``appliance.request.Service``."""
@@ -95,6 +103,7 @@ class GatewayService:
         self._telemetry.describe(trace, request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
         session: EmbeddingSession | None = None
+        call = Call(request.request_id, request.model, request.operation.value)
         error: ApplianceError | None = CancelledError("the client left before the answer was complete")
         try:
             session = EmbeddingSession(self._tools(request.model, embeds=True), principal, request, trace)
@@ -109,7 +118,7 @@ class GatewayService:
             error = InternalError("a defect of the appliance")
             raise
         finally:
-            self._end(principal, session, trace, error)
+            self._end(principal, call, session, trace, error)
         return answer
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
@@ -135,13 +144,22 @@ class GatewayService:
         known = error if isinstance(error, ApplianceError) else InternalError("a defect of the appliance")
         if tenant is not None:
             self.tally.add(tenant, error=known)
+        self._account.refused(tenant, known)
         trace.finish(error=known)
         return request_id
 
     def engine_ended(self, rooms: ModelRooms, link: EngineLink) -> None:
         """Note who was in an engine that died."""
+        self.take_integrity(rooms, link)
         inside = (stream.fingerprint for stream in link.inside)
         self._suspects[rooms.name].engine_died(inside, time.monotonic())
+
+    def take_integrity(self, rooms: ModelRooms, link: EngineLink) -> None:
+        """Account for the integrity failures that a link has counted since the last time."""
+        count, link.integrity_failures = link.integrity_failures, 0
+        if count:
+            self._account.integrity(rooms.name, link.generation, count)
+            self._telemetry.count(names.INTEGRITY_FAILURES, count, model=rooms.name)
 
     def begin_drain(self) -> None:
         """Take nothing more; what runs goes on."""
@@ -154,6 +172,8 @@ class GatewayService:
             raise ModelNotFoundError(f"the model {model[:128]!r} does not exist here", param="model")
         if rooms.draining:
             raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
+        if self._account.refuses:
+            raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
         if embeds != (rooms.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {model} {what}", param="model")
@@ -162,17 +182,23 @@ class GatewayService:
     def _end(
         self,
         principal: Principal,
+        call: Call,
         session: Session | EmbeddingSession | None,
         trace: RequestTrace,
         error: ApplianceError | None,
     ) -> None:
         if session is None:
+            self._account.denied(principal, call, None, error)
             self.tally.add(principal.tenant, error=error)
             trace.finish(error=error)
             return
         outcome = session.outcome
         charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
         self.tally.add(principal.tenant, error=error, tokens=charged + outcome.output_tokens)
+        if session.reservation is None or not session.reservation.decision.allowed:
+            self._account.denied(principal, call, self.ledger.policy.digest, error)
+        else:
+            self._account.served(principal, call, session.reservation.decision, outcome, error)
         if session.reservation is not None:
             session.reservation.settle(charged, outcome.output_tokens)
         trace.finish(

@@ -1,4 +1,4 @@
-"""The supervisor's end of the control socket: one gateway at a time, typed messages, no more than two kinds of wish."""
+"""The supervisor's end of the control socket: one gateway at a time, typed messages, two kinds of wish, and reports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import structlog
 from appliance.control import (
     CONTROL_VERSION,
     Attach,
+    Audited,
     Control,
     ControlError,
     Fault,
@@ -75,10 +76,15 @@ class ControlServer:
         on_attach: Callable[[], None],
         on_leave: Callable[[], None],
         on_fault: Callable[[Fault], None],
+        *,
+        on_audited: Callable[[Audited], None] = lambda _: None,
+        on_keys: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """``on_audited`` takes entries for the audit log, ``on_keys`` the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_fault = on_attach, on_leave, on_fault
+        self._on_audited, self._on_keys = on_audited, on_keys
         self._namespace = Namespace()
         self._peer: socket.socket | None = None
         self._attached = False
@@ -163,6 +169,9 @@ class ControlServer:
             raise ControlError(f"the gateway's first word is {type(message).__name__}")
         elif isinstance(message, NamespaceQuery):
             self.publish(Namespaces(self._namespace.keys(message.tenants)), ())
+            self._on_keys(len(message.tenants))
+        elif isinstance(message, Audited):
+            self._on_audited(message)
         elif isinstance(message, Fault):
             self._on_fault(message)
         else:

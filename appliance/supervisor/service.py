@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 
 import structlog
 
 from appliance import notify
+from appliance.audit.entry import entry
+from appliance.audit.log import open_log
 from appliance.catalog import read_model
 from appliance.config import ApplianceConfig
-from appliance.control import CONTROL_VERSION, Fault, Welcome
+from appliance.control import CONTROL_VERSION, AuditState, Fault, Welcome
 from appliance.errors import StartError
+from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.keeper import Keeper
@@ -31,16 +35,21 @@ async def supervise(config: ApplianceConfig) -> None:
     models = [read_model(model.name, model.path) for model in config.models]
     config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     keepers: list[Keeper] = []
+    recorder = await _open_recorder(config, lambda state: server.publish(state, ()))
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), [model.name for model in config.models]),
-        on_attach=lambda: _offer(keepers),
+        on_attach=lambda: _attached(keepers, recorder),
         on_leave=lambda: _gateway_left(keepers),
         on_fault=lambda fault: _fault(keepers, fault),
+        on_audited=recorder.take,
+        on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
+    digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
+    publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
         for plan in plan_boots(config, model, files, runtime):
-            keepers.append(Keeper(plan, runtime, server.publish))
+            keepers.append(Keeper(plan, runtime, publish))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,23 +58,38 @@ async def supervise(config: ApplianceConfig) -> None:
         server.open()
     except OSError as error:
         raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
+    writing = asyncio.create_task(recorder.run(), name="audit log")
     tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
-    for task in tasks:
+    for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
     try:
         await _first_boots(keepers, stop)
         notify.ready(f"{len(keepers)} sandboxes, {runtime.label}")
-        await _serve(stop, tasks)
+        await _serve(stop, [*tasks, writing])
     finally:
         notify.stopping()
         for keeper in keepers:
             keeper.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await recorder.close()
         await asyncio.to_thread(runtime.close)
 
 
-def _offer(keepers: list[Keeper]) -> None:
+async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], object]) -> Recorder:
+    """The audit log's recorder, or one that keeps nothing where the configuration names no log."""
+    if config.audit is None:
+        log.warning("no audit log is kept; name a folder for it in the configuration: audit.directory")
+        return Recorder(None, tell)
+    audit = await asyncio.to_thread(open_log, config.audit.directory, config.audit.key)
+    log.info("audit log", folder=str(config.audit.directory), key=audit.verifier.line(), entries=audit.size)
+    return Recorder(audit, tell, refuses=config.audit.on_failure == "refuse")
+
+
+def _attached(keepers: list[Keeper], recorder: Recorder) -> None:
+    recorder.greet()
     for keeper in keepers:
         keeper.offer()
 
@@ -115,5 +139,5 @@ async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
             notify.watchdog()
     for task in tasks:
         if task.done() and (error := task.exception()) is not None:
-            raise StartError(f"a keeper of sandboxes failed: {error!r}") from error
+            raise StartError(f"a keeper of sandboxes, or of the audit log, failed: {error!r}") from error
 

@@ -95,6 +95,8 @@ RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
 KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
 ENGINE_DEFECTS = "athanor.engine.defects"
+INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
+AUDIT_FAILING = "athanor.audit.failing"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 SANDBOX_READY = "athanor.sandbox.ready"
 
@@ -170,6 +172,11 @@ COUNTERS = {
         frozenset({"model", "role", "reason"}),
     ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
+    INTEGRITY_FAILURES: Instrument(
+        "{request}",
+        "Requests that an engine ended because a KV block in their tables was not theirs.",
+        frozenset({"model"}),
+    ),
     DROPPED_SPANS: Instrument(
         "{span}",
         "Spans that did not reach the collector: queue_full, export_failed, shutdown.",
@@ -185,5 +192,6 @@ GAUGES = {
     ),
     KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
+    AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 
-ABI = 3
+ABI = 4
 PANEL = 32
 """Outputs that lie side by side in a packed weight."""
 
@@ -51,6 +51,14 @@ class Mode(IntEnum):
     SWIGLU = 2
 
 
+class Verdict(IntEnum):
+    """What ``athanor_run`` answers."""
+
+    RUN = 0
+    BROKEN = 1
+    FOREIGN = 2
+
+
 class Op(ctypes.Structure):
     """``athanor_op``."""
 
@@ -70,6 +78,7 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("tokens", _INT), ("wanted_count", _INT), ("token_ids", _POINTER), ("positions", _POINTER),
         ("slots", _POINTER), ("rows", _POINTER), ("wanted", _POINTER), ("tables", _POINTER), ("table_width", _INT),
+        ("expected", _POINTER), ("stamps", _POINTER),
     )  # fmt: skip
 
 

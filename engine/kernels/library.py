@@ -15,7 +15,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.kernels.abi import Program, Step, layout
+from engine.errors import ForeignBlockError
+from engine.kernels.abi import Program, Step, Verdict, layout
 from engine.kernels.manifest import LIBRARY, MANIFEST, processor_features, source_digest
 
 MAX_MANIFEST_BYTES = 16 << 10
@@ -49,9 +50,15 @@ class Library:
         return f"compiled kernels with {best}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def run(self, program: Program, step: Step) -> None:
-        """Run one step; the interpreter lock is free meanwhile."""
-        broken = self.handle.athanor_run(ctypes.byref(program), ctypes.byref(step))
-        assert not broken, "a step names a token, row, slot or block that does not exist"
+        """Run one step; the interpreter lock is free meanwhile.
+
+        Raises:
+            ForeignBlockError: a row would use a block that is not its own; nothing was read or written.
+        """
+        verdict = self.handle.athanor_run(ctypes.byref(program), ctypes.byref(step))
+        if verdict == Verdict.FOREIGN:
+            raise ForeignBlockError
+        assert verdict == Verdict.RUN, "a step names a token, row or slot that does not exist"
 
     def compress(self, weights: int, chunks: int, parts: list[int], most: int) -> int:
         """Compress packed bfloat16 weights; addresses of palette, numbers, starts and patches say where to. Gives the

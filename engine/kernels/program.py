@@ -22,6 +22,7 @@ from engine.kernels.compression import compress
 from engine.kernels.library import Library
 from engine.kernels.packing import TYPES, Packed, interleave, pack, padded_inputs
 from engine.kernels.plain_form import PlainLayer, check_supported
+from engine.kv.block_table import BlockTables
 from engine.kv.storage import KvStorage
 from engine.model.decoder import Decoder
 from engine.model.layers import Linear
@@ -108,6 +109,8 @@ class NativeModel:
         self._best = torch.zeros(limits.max_logit_lines, dtype=torch.int64)
         self._products = self._stored_bytes = self._held_bytes = 0
         self._storage = storage
+        self._tables: BlockTables | None = None
+        """Those whose addresses the step has."""
         self._build(model, layers)
         ops = self._builder.ops
         self._ops = (Op * len(ops))(*ops)
@@ -131,6 +134,9 @@ class NativeModel:
         Returns:
             Float32 logits of shape ``(len(arrays.wanted), vocab_size)`` and the place of each row's maximum (-1 where
             it is not finite); valid until the next call.
+
+        Raises:
+            ForeignBlockError: a table names a block that is not its row's; nothing was read or written.
         """
         step = self._step
         assert len(arrays.wanted) <= len(self._best), "more lines of logits than there is room for"
@@ -141,8 +147,11 @@ class NativeModel:
         step.slots = slots.ctypes.data
         step.rows = arrays.rows.ctypes.data
         step.wanted = arrays.wanted.ctypes.data
-        step.tables = tables.tables.ctypes.data
-        step.table_width = tables.tables.shape[1]
+        if tables is not self._tables:
+            self._tables = tables
+            step.tables, step.expected = tables.tables.ctypes.data, tables.expected.ctypes.data
+            step.table_width = tables.tables.shape[1]
+            step.stamps = arrays.stamps.ctypes.data
         self._library.run(self._program, step)
         return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 

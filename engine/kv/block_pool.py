@@ -20,11 +20,17 @@ Rights. A prompt is computed chunk by chunk, and in layers with a window it take
 request gets at once the *right* to as many as it will hold at the most, so that it can never be stuck half-way. Blocks
 that are rights of somebody and not held through one are free or cached, but not available to others. A block that
 several hold through rights counts for each of them.
+
+Stamps (``engine.kv.tags``). A block gets the pool's next generation whenever it is taken, and when it is cleaned
+without having been taken: whatever named it before names it no longer.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+
+from engine.kv.tags import NO_STAMP, tag_of
 
 CLEAN = b""
 """Owner of a block that is all zero."""
@@ -36,7 +42,19 @@ TRANSIENT = b"\x00"
 class BlockPool:
     """Reference counts, owners, content ids and eviction order of the usable blocks ``1..num_blocks``."""
 
-    __slots__ = ("_by_id", "_cached", "_dirty", "_free", "_ids", "_owners", "_refs", "_reserved", "num_blocks")
+    __slots__ = (
+        "_by_id",
+        "_cached",
+        "_dirty",
+        "_free",
+        "_generation",
+        "_generations",
+        "_ids",
+        "_owners",
+        "_refs",
+        "_reserved",
+        "num_blocks",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -48,6 +66,8 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._dirty: dict[int, None] = {}
         self._reserved = 0
+        self._generation = 0
+        self._generations = [0] * (num_blocks + 1)
 
     @property
     def num_available(self) -> int:
@@ -72,6 +92,12 @@ class BlockPool:
         """Whose bytes the block holds: a namespace key, ``CLEAN`` or ``TRANSIENT``."""
         return self._owners[block]
 
+    def stamps(self, blocks: Iterable[int], owner: bytes) -> tuple[int, ...]:
+        """What somebody who has taken these blocks for ``owner``, or found them as its, expects of them; the null block
+        has no stamp."""
+        tag, generations = tag_of(owner), self._generations
+        return tuple([tag + generations[block] if block else NO_STAMP for block in blocks])
+
     def take(self, count: int, owner: bytes) -> list[int]:
         """Give ``count`` blocks to a request of ``owner``; the caller has checked ``num_available``."""
         assert count <= len(self._free) + len(self._cached), "take() beyond what is available"
@@ -83,6 +109,8 @@ class BlockPool:
         self._dirty[block] = None
         self._owners[block] = owner
         self._refs[block] = 1
+        self._generation += 1
+        self._generations[block] = self._generation
         return block
 
     def grant(self, count: int) -> None:
@@ -180,6 +208,11 @@ class BlockPool:
         self._dirty.clear()
         return dirty
 
+    def new_stamps(self, blocks: list[int]) -> list[int]:
+        """The stamps that blocks just drained have once they are zero."""
+        owners, generations = self._owners, self._generations
+        return [tag_of(owners[block]) + generations[block] for block in blocks]
+
     @property
     def has_dirty(self) -> bool:
         """Whether some block waits to be zeroed."""
@@ -208,6 +241,8 @@ class BlockPool:
         if self._owners[block] == TRANSIENT:
             self._owners[block] = CLEAN
             self._dirty[block] = None
+            self._generation += 1
+            self._generations[block] = self._generation
         self._free.append(block)
 
     def _evict(self) -> int:

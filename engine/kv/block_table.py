@@ -4,6 +4,8 @@
 place of one token in the cache: ``block * stride + position % block_size``, where ``stride`` is the block size unless
 a block holds rows of several layers. Entries past a row's blocks are the null block, so a table can be read too far
 without harm. Blocks behind a window may be somebody else's by now: ``engine.grouping`` reads none of them.
+
+Beside every entry lies the stamp that its row expects of the block (``engine.kv.tags``).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.kv.layout import NULL_BLOCK
+from engine.kv.tags import NO_STAMP
 
 Ints = NDArray[np.int64]
 
@@ -24,16 +27,42 @@ class BlockTables:
         self._stride = block_size if stride is None else stride
         width = -(-max_context // block_size)
         self.tables: Ints = np.full((max_num_seqs, width), NULL_BLOCK, dtype=np.int64)
+        self.expected: Ints = np.full((max_num_seqs, width), NO_STAMP, dtype=np.int64)
+        """Stamp that the row expects of the block at the same place of ``tables``."""
 
-    def assign(self, row: int, blocks: tuple[int, ...]) -> None:
-        """Replace a row's table."""
+    def assign(self, row: int, blocks: tuple[int, ...], stamps: tuple[int, ...] = ()) -> None:
+        """Replace a row's table. ``stamps``: one a block, or none at all where no block was given a stamp."""
         self.tables[row] = NULL_BLOCK
         self.tables[row, : len(blocks)] = blocks
+        self.expected[row] = NO_STAMP
+        self.expected[row, : len(stamps)] = stamps
 
-    def grow(self, rows: list[int], indices: list[int], blocks: list[int]) -> None:
-        """Set ``tables[rows[i], indices[i]] = blocks[i]``."""
+    def grow(self, rows: list[int], indices: list[int], blocks: list[int], stamps: list[int]) -> None:
+        """Set ``tables[rows[i], indices[i]] = blocks[i]``, of which the row expects ``stamps[i]``."""
         if rows:
             self.tables[rows, indices] = blocks
+            self.expected[rows, indices] = stamps
+
+    def mismatched(self, stamps: Ints, rows: Ints, begins: Ints, ends: Ints) -> NDArray[np.bool_]:
+        """Which rows name a block that does not exist, or whose stamp is not the one they expect.
+
+        Args:
+            stamps: of all blocks, and ``NOWHERE`` behind the last.
+            rows: to be compared.
+            begins: of each the first place that is looked at; what lies behind a window is not.
+            ends: of each the end of those places.
+        """
+        if begins.any():
+            width = int((ends - begins).max())
+            blocks = _rectangle(self.tables, rows, begins, width, NULL_BLOCK)
+            expected = _rectangle(self.expected, rows, begins, width, NO_STAMP)
+        else:
+            width = int(ends.max())
+            blocks, expected = self.tables[:, :width][rows], self.expected[:, :width][rows]
+        # Numbers behind the last block find NOWHERE; those below the first would find the null block's.
+        wrong = (stamps.take(blocks, mode="clip") != expected) | (blocks < NULL_BLOCK)
+        found: NDArray[np.bool_] = wrong.any(axis=1)
+        return found
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:
         """Slots of one token a row."""
@@ -50,7 +79,12 @@ class BlockTables:
 
     def rectangle(self, rows: Ints, begins: Ints, num_blocks: int) -> Ints:
         """``num_blocks`` blocks of each row from its place ``begins`` on, flat, row after row."""
-        places = begins[:, None] + np.arange(num_blocks)
-        inside = places < self.tables.shape[1]
-        blocks = self.tables[rows[:, None], np.where(inside, places, 0)]
-        return np.where(inside, blocks, NULL_BLOCK).reshape(-1)
+        return _rectangle(self.tables, rows, begins, num_blocks, NULL_BLOCK).reshape(-1)
+
+
+def _rectangle(source: Ints, rows: Ints, begins: Ints, width: int, behind: int) -> Ints:
+    """``width`` entries of each row from its place ``begins`` on; ``behind`` past the end of the rows."""
+    places = begins[:, None] + np.arange(width)
+    inside = places < source.shape[1]
+    entries = source[rows[:, None], np.where(inside, places, 0)]
+    return np.where(inside, entries, behind)

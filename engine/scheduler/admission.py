@@ -215,7 +215,7 @@ class Admissions:
 
     def _note(self, request: Request, plan: StepPlan, now_ns: int) -> None:
         """Tell runner and host of an admission."""
-        plan.admissions.append(admission_of(request))
+        plan.admissions.append(admission_of(request, self._pool))
         request.account.line.widen(request.account)
         if not request.started:
             request.started = True

@@ -8,7 +8,7 @@ from engine.kv.prefix_cache import PrefixCache
 from engine.request import Request
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.live import LiveRequests
-from engine.scheduler.plan import FAILED, StepPlan, StepResult
+from engine.scheduler.plan import FAILED, NO_ROWS, StepPlan, StepResult
 from isolation.ipc.messages import FailureCode, Finish, RequestFailure
 
 
@@ -25,9 +25,15 @@ class Commits:
         self._live = live
         self._running = live.running
         self._decoding = live.running.decoding
+        self._foreign = NO_ROWS
+        """Rows of the step that is being taken whose tables named blocks of others."""
 
-    def take(self, plan: StepPlan, token_ids: list[int], result: StepResult) -> None:
-        """Take one id for each of the plan's ``sample_rows``, ``FAILED`` for a broken row."""
+    def take(
+        self, plan: StepPlan, token_ids: list[int], result: StepResult, foreign: frozenset[int] = NO_ROWS
+    ) -> None:
+        """Take one id for each of the plan's ``sample_rows``, ``FAILED`` for a broken row; of rows that are ``foreign``
+        nothing was computed."""
+        self._foreign = foreign
         num_decodes = len(plan.decode_rows)
         if num_decodes:
             self._live.accounts.charge_step()
@@ -39,6 +45,10 @@ class Commits:
         place = num_decodes
         for chunk in plan.prefills:
             request = self._running.at(chunk.row)
+            if chunk.row in foreign:
+                self._fail(request, place if chunk.last else None, result)
+                place += chunk.last
+                continue
             request.num_prefilled += chunk.length
             self._register(request)
             if chunk.num_scored:
@@ -108,9 +118,12 @@ class Commits:
         request.account.learn(request.num_output)
         self._live.end(request)
 
-    def _fail(self, request: Request, place: int, result: StepResult) -> None:
-        result.failures.append(RequestFailure(request.request_id, FailureCode.INTERNAL))
-        result.broken.append(place)
+    def _fail(self, request: Request, place: int | None, result: StepResult) -> None:
+        """End a request that got no token; ``place``: in the plan's ``sample_rows``, if it has one."""
+        code = FailureCode.INTEGRITY if request.row in self._foreign else FailureCode.INTERNAL
+        result.failures.append(RequestFailure(request.request_id, code))
+        if place is not None:
+            result.broken.append(place)
         if self._running.windowed:
             self._cache.disown(request)
         self._live.end(request, poisoned=True)

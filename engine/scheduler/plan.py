@@ -7,10 +7,12 @@ places ``0..max_num_seqs - 1`` in the runner's own state, given at admission and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from isolation.ipc.messages import RequestFailure, Sampling, Started
+
+NO_ROWS: frozenset[int] = frozenset()
 
 FAILED = -1
 """In place of a sampled id: the row's logits were not finite."""
@@ -31,6 +33,10 @@ class Admission:
     """Block table of whole contexts, long enough for ``token_ids``; empty when no layer keeps everything."""
     local: tuple[tuple[int, ...], ...] = ()
     """Tables of windows and chunks, as far as they are known; what the prompt needs comes with its chunks."""
+    stamps: tuple[int, ...] = ()
+    """Stamps (``engine.kv.tags``) that the request expects of ``blocks``, in parallel; empty: none was given any."""
+    local_stamps: tuple[tuple[int, ...], ...] = ()
+    """The same of ``local``."""
     deterministic: bool = False
     """Whether its numbers must not depend on the batch."""
     prompt_logprobs: int = -1
@@ -68,11 +74,15 @@ class StepPlan:
 
     zero_blocks: list[int] = field(default_factory=list)
     """Blocks whose bytes must be zero before anything is computed."""
+    zero_stamps: list[int] = field(default_factory=list)
+    """The stamp that each of them has from then on."""
     admissions: list[Admission] = field(default_factory=list)
     grown_rows: list[int] = field(default_factory=list)
-    """Rows of which a block table gets one more block; parallel to the next three."""
+    """Rows of which a block table gets one more block; parallel to the next four."""
     grown_indices: list[int] = field(default_factory=list)
     grown_blocks: list[int] = field(default_factory=list)
+    grown_stamps: list[int] = field(default_factory=list)
+    """What the row expects of the block."""
     grown_tables: list[int] = field(default_factory=list)
     """Which of the row's tables; empty when there is only one, which keeps everything."""
     decode_rows: list[int] = field(default_factory=list)
@@ -88,6 +98,14 @@ class StepPlan:
             self.grown_tables.append(table)
             self.grown_indices.append(index)
             self.grown_blocks.append(block)
+
+    def computing(self, rows: Container[int]) -> StepPlan:
+        """What this plan computes of these rows, and nothing else of it."""
+        return StepPlan(
+            decode_rows=[row for row in self.decode_rows if row in rows],
+            prefills=[chunk for chunk in self.prefills if chunk.row in rows],
+            masks={row: mask for row, mask in self.masks.items() if row in rows},
+        )
 
     @property
     def num_tokens(self) -> int:

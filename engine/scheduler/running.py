@@ -128,6 +128,11 @@ class Running:
             self.forecast.renew(request, self.decoding.step)
         return grown
 
+    def stamps_of(self, rows: list[int], blocks: list[int]) -> list[int]:
+        """What these rows' requests expect of the blocks that they got, one each."""
+        pool = self._pool
+        return [pool.stamps((block,), owner_of(self.at(row)))[0] for row, block in zip(rows, blocks, strict=True)]
+
     def vacate(self, request: Request, status: Status, *, poisoned: bool = False) -> None:
         """Take row and blocks away. Blocks of a poisoned request cannot be found again."""
         account = request.account
@@ -206,9 +211,9 @@ def owner_of(request: Request) -> bytes:
     return request.namespace if request.retain else TRANSIENT
 
 
-def admission_of(request: Request) -> Admission:
+def admission_of(request: Request, pool: BlockPool) -> Admission:
     """What the runner has to know of a request that has just got its row."""
-    submit = request.submit
+    submit, owner = request.submit, owner_of(request)
     return Admission(
         row=request.row,
         token_ids=request.token_ids[:],
@@ -217,6 +222,8 @@ def admission_of(request: Request) -> Admission:
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
         local=tuple(map(tuple, request.local)) if request.local else (),
+        stamps=pool.stamps(request.blocks, owner),
+        local_stamps=tuple([pool.stamps(table, owner) for table in request.local]),
         deterministic=request.deterministic,
         prompt_logprobs=submit.prompt_logprobs,
     )

@@ -30,7 +30,7 @@ from engine.scheduler.admission import Admissions
 from engine.scheduler.commit import Commits
 from engine.scheduler.limits import SchedulerLimits, check_submit
 from engine.scheduler.live import LiveRequests
-from engine.scheduler.plan import RowMask, StepPlan, StepResult
+from engine.scheduler.plan import NO_ROWS, RowMask, StepPlan, StepResult
 from engine.scheduler.running import age
 from engine.scheduler.sharing import Sharing
 from engine.scheduler.siblings import found_family
@@ -159,15 +159,19 @@ class Scheduler:
         self._running.decoding.refresh()
         plan.decode_rows = self._running.decoding.rows
         self._put_masks(plan)
+        if plan.grown_rows:
+            plan.grown_stamps = self._running.stamps_of(plan.grown_rows, plan.grown_blocks)
         if self._pool.has_dirty:
             plan.zero_blocks = self._pool.drain_dirty()
+            plan.zero_stamps = self._pool.new_stamps(plan.zero_blocks)
         pace.planned(plan.num_tokens)
         return plan
 
-    def commit(self, plan: StepPlan, token_ids: list[int]) -> StepResult:
-        """Take the sampled ids of a plan back: one for each of its ``sample_rows``, ``FAILED`` for a broken row."""
+    def commit(self, plan: StepPlan, token_ids: list[int], foreign: frozenset[int] = NO_ROWS) -> StepResult:
+        """Take the sampled ids of a plan back: one for each of its ``sample_rows``, ``FAILED`` for a broken row.
+        ``foreign``: rows of which nothing was computed, because a block in their tables is not theirs."""
         result = StepResult(starts=self._admissions.take_starts())
-        self._commits.take(plan, token_ids, result)
+        self._commits.take(plan, token_ids, result, foreign)
         if self._running.decoding.step % CHECK_EVERY == 0:
             self.check_fairness()
         if not self._has_free_requests:

@@ -87,6 +87,9 @@ class FailureCode(IntEnum):
     """A defect met while serving this request; other requests go on."""
     DEADLINE = 6
     """Its deadline passed, while it waited or while it ran."""
+    INTEGRITY = 7
+    """A KV block in its table was not its own: a defect of the engine. Nothing of the block was read; other requests
+    go on, and the same one may be sent again."""
 
 
 class Priority(IntEnum):

@@ -113,7 +113,7 @@ def test_a_row_inherits_no_block_of_its_last_request() -> None:
     """A table is replaced as a whole: behind the new blocks there is the null block, nobody's old one."""
     tables = BlockTables(2, 40, BLOCK)
     tables.assign(0, (5, 6, 7, 8))
-    tables.grow([0], [4], [9])
+    tables.grow([0], [4], [9], [0])
     assert tables.tables[0].tolist() == [5, 6, 7, 8, 9, 0, 0, 0, 0, 0]
     tables.assign(0, (3,))
     assert tables.rectangle(np.array([0]), np.array([0]), 10).tolist() == [3, 0, 0, 0, 0, 0, 0, 0, 0, 0]

@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ATHANOR_ABI 3
+#define ATHANOR_ABI 4
 #define PANEL 32 /* outputs that lie side by side in a packed weight */
 
 enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE, KIND_BEST };
@@ -42,7 +42,11 @@ typedef struct {
     const int64_t *token_ids, *positions, *slots, *rows, *wanted;
     const int64_t *tables;      /* (rows, table_width): block tables */
     int64_t table_width;
+    const int64_t *expected;    /* (rows, table_width): the stamp that a row expects of the block at that place */
+    const int64_t *stamps;      /* (blocks): the stamp that each block has */
 } athanor_step;
+
+enum { STEP_RUN, STEP_BROKEN, STEP_FOREIGN }; /* what athanor_run answers */
 
 typedef struct {
     const athanor_op *ops;

@@ -101,27 +101,40 @@ static void *work_forever(void *argument) {
     return 0;
 }
 
-/* Whether every index of the step is in range. */
-static int sound(const athanor_program *program, const athanor_step *step) {
-    for (int64_t i = 0; i < step->tokens; i++) {
-        if (step->token_ids[i] < 0 || step->token_ids[i] >= program->vocab_size) return 0;
-        if (step->slots[i] < 0 || step->slots[i] >= program->num_slots) return 0;
-        if (step->rows[i] < 0 || step->rows[i] >= program->max_rows) return 0;
-        if (step->positions[i] < 0 || step->positions[i] >= step->table_width * program->block_size) return 0;
-        if (i + 1 < step->tokens && step->rows[i + 1] == step->rows[i] && step->positions[i + 1] > step->positions[i])
-            continue; /* the last token of a stretch reads all that those before it read */
-        const int64_t *table = step->tables + step->rows[i] * step->table_width;
-        for (int64_t b = 0; b <= step->positions[i] / program->block_size; b++)
-            if (table[b] < 0 || table[b] >= program->num_slots / program->block_size) return 0;
+/* Whether every block that a row reads up to a place of its table exists and has the stamp that the row expects. */
+static int owned(const athanor_program *program, const athanor_step *step, int64_t row, int64_t last) {
+    const int64_t *table = step->tables + row * step->table_width, *expected = step->expected + row * step->table_width;
+    uint64_t blocks = (uint64_t)(program->num_slots / program->block_size);
+    int64_t difference = 0;
+    for (int64_t b = 0; b <= last; b++) {
+        if ((uint64_t)table[b] >= blocks) return 0;
+        difference |= step->stamps[table[b]] ^ expected[b];
     }
-    for (int64_t i = 0; i < step->wanted_count; i++)
-        if (step->wanted[i] < 0 || step->wanted[i] >= step->tokens) return 0;
-    return 1;
+    return !difference;
 }
 
-/* Run a step. Gives 0, or 1 when the step names something that does not exist; nothing is computed then. */
+/* Whether every index of the step is in range, and every block that it reads or writes its row's own. */
+static int judge(const athanor_program *program, const athanor_step *step) {
+    for (int64_t i = 0; i < step->tokens; i++) {
+        if (step->token_ids[i] < 0 || step->token_ids[i] >= program->vocab_size) return STEP_BROKEN;
+        if (step->rows[i] < 0 || step->rows[i] >= program->max_rows) return STEP_BROKEN;
+        if (step->positions[i] < 0 || step->positions[i] >= step->table_width * program->block_size) return STEP_BROKEN;
+        if (i + 1 < step->tokens && step->rows[i + 1] == step->rows[i] && step->positions[i + 1] > step->positions[i])
+            continue; /* the last token of a stretch reads all that those before it read */
+        if (!owned(program, step, step->rows[i], step->positions[i] / program->block_size)) return STEP_FOREIGN;
+    }
+    for (int64_t i = 0; i < step->tokens; i++)
+        if (step->slots[i] < 0 || step->slots[i] >= program->num_slots) return STEP_BROKEN;
+    for (int64_t i = 0; i < step->wanted_count; i++)
+        if (step->wanted[i] < 0 || step->wanted[i] >= step->tokens) return STEP_BROKEN;
+    return STEP_RUN;
+}
+
+/* Run a step. Gives STEP_RUN; STEP_BROKEN when the step names something that does not exist, or STEP_FOREIGN when a row
+ * would use a block that is not its own: nothing is read or written then. */
 int athanor_run(const athanor_program *program, const athanor_step *step) {
-    if (!sound(program, step)) return 1;
+    int verdict = judge(program, step);
+    if (verdict) return verdict;
     if (!program->count) return 0; /* no barrier would keep the caller until all have read its program */
     for (int64_t i = 0; i < program->count; i++)
         atomic_store_explicit((atomic_long *)((char *)program->counters + i * 64), 0, memory_order_relaxed);

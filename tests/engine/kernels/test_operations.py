@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.errors import ForeignBlockError
 from engine.kernels import reference
 from engine.kernels.abi import Kind, Mode, Op, Program, Step
 from engine.kernels.library import Library
@@ -53,7 +54,11 @@ def run(
     )  # fmt: skip
     chosen = (token_ids, positions, slots, rows)
     arrays = [*(zeros if one is None else one for one in chosen), np.arange(tokens)]
-    step = Step(tokens, tokens, *(one.ctypes.data for one in arrays), wide.ctypes.data, wide.shape[1])
+    expected, stamps = np.zeros_like(wide), np.zeros(5_000 // BLOCK, dtype=np.int64)
+    step = Step(
+        tokens, tokens, *(one.ctypes.data for one in arrays), wide.ctypes.data, wide.shape[1], expected.ctypes.data,
+        stamps.ctypes.data,
+    )  # fmt: skip
     library.run(program, step)
 
 
@@ -274,5 +279,6 @@ def test_a_step_that_names_what_does_not_exist_is_refused(open_kernels: Open) ->
         run(library, [], tokens=2, slots=np.array([0, 5_000]))
     with pytest.raises(AssertionError, match="does not exist"):
         run(library, [], tokens=2, rows=np.array([0, -1]))
-    with pytest.raises(AssertionError, match="does not exist"):
-        run(library, [], tokens=2, tables=np.full((2, 3), 1_000))
+    for block in (-1, 5_000 // BLOCK, 1 << 60):
+        with pytest.raises(ForeignBlockError):
+            run(library, [], tokens=2, tables=np.full((2, 3), block))

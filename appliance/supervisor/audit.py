@@ -1,0 +1,186 @@
+"""The supervisor's end of the audit log: takes entries from everywhere, writes them together, once a second at most.
+
+Nothing waits for the disk: entries lie in a bounded list until a thread has written them, with their checkpoint. When
+the disk does not take them they stay there, the problem is logged and told to the gateway, and the write is tried
+again; once the list is full further entries are counted, and a ``gap`` entry says how many are missing. Whether the
+appliance serves meanwhile is the operator's choice (``audit.on_failure``):
+
+* ``continue`` (default): a full disk is no outage; the gap is in the log, and a metric and a log line call for help;
+* ``refuse``: no request without its entry: new ones get UNAVAILABLE until the log is written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from appliance.audit.entry import Entry, EntryError, entry, from_wire
+from appliance.audit.log import AuditLog, AuditWriteError
+from appliance.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
+
+log = structlog.get_logger()
+
+FLUSH_S = 1.0
+"""Longest that an entry waits before it is written; what a crash of the supervisor may lose."""
+
+MAX_PENDING = 20_000
+"""Entries that wait to be written: some minutes of a busy appliance, 10 MB."""
+
+ANNOUNCE_S = 3_600.0
+"""How often the journal gets a checkpoint: a witness outside of the audit folder."""
+
+MAX_ENTRIES = 1_000
+"""Entries of one message of the gateway; a datagram holds fewer of ordinary size."""
+
+
+class Recorder:
+    """The one writer of one log; ``run`` is its life, the other methods are called from the same event loop."""
+
+    def __init__(
+        self,
+        audit: AuditLog | None,
+        tell: Callable[[AuditState], object],
+        *,
+        refuses: bool = False,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """``audit``: None where no log is kept; ``tell``: gives the gateway the state, when it changes."""
+        self._audit = audit
+        self._tell = tell
+        self._refuses = refuses
+        self._clock_ms = clock_ms
+        self._pending: list[tuple[int, Entry]] = []
+        self._dropped = 0
+        self._more = asyncio.Event()
+        self._announced = time.monotonic()
+        self.problem = ""
+        """Why the log is not written now."""
+        for one in audit.opening if audit is not None else ():
+            self.record(one)
+
+    def record(self, one: Entry) -> None:
+        """Take an entry; never waits and never fails."""
+        if self._audit is None:
+            return
+        self._more.set()
+        if len(self._pending) >= MAX_PENDING:
+            self._dropped += 1
+            return
+        self._pending.append((self._clock_ms(), one))
+
+    def take(self, message: Audited) -> None:
+        """Take what the gateway reports.
+
+        Raises:
+            ControlError: it is not what a gateway reports.
+        """
+        if len(message.entries) > MAX_ENTRIES or message.dropped < 0:
+            raise ControlError("too many audit entries in one message")
+        try:
+            entries = [from_wire(text) for text in message.entries]
+        except EntryError as error:
+            raise ControlError(str(error)) from error
+        if message.dropped:
+            self.record(entry("gap", where="gateway", dropped=message.dropped))
+        for one in entries:
+            self.record(one)
+
+    def greet(self) -> None:
+        """A gateway has attached: it hears of a problem."""
+        if self.problem:
+            self._tell(self._state())
+
+    async def run(self) -> None:
+        """Write what comes until cancelled."""
+        while True:
+            await self._more.wait()
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def close(self) -> None:
+        """Write what is left, and let go of the log."""
+        if self._audit is None:
+            return
+        await self.flush()
+        self._announce(self._audit)
+        await asyncio.to_thread(self._audit.close)
+
+    async def flush(self) -> None:
+        """Write what waits. A failure leaves it waiting."""
+        batch, dropped, audit = self._pending, self._dropped, self._audit
+        if dropped:
+            batch = [*batch, (self._clock_ms(), entry("gap", where="supervisor", dropped=dropped))]
+        if not batch or audit is None:
+            return
+        self._more.clear()
+        taken = len(self._pending)
+        try:
+            await asyncio.to_thread(audit.append, list(batch))
+        except AuditWriteError as error:
+            self._more.set()
+            self._become(str(error))
+            return
+        del self._pending[:taken]
+        self._dropped -= dropped
+        if self._pending:
+            self._more.set()
+        self._become("")
+        if time.monotonic() - self._announced >= ANNOUNCE_S:
+            self._announce(audit)
+
+    def _become(self, problem: str) -> None:
+        if problem == self.problem:
+            return
+        self.problem = problem
+        if problem:
+            log.error("the audit log is not written", problem=problem, refuses=self._refuses)
+        else:
+            log.info("the audit log is written again")
+        self._tell(self._state())
+
+    def _state(self) -> AuditState:
+        return AuditState(self.problem, int(self._refuses and bool(self.problem)))
+
+    def _announce(self, audit: AuditLog) -> None:
+        self._announced = time.monotonic()
+        log.info("audit checkpoint", note=audit.checkpoint())
+
+
+def watching(
+    publish: Callable[[Control, tuple[int, ...]], bool],
+    record: Callable[[Entry], None],
+    model_digests: dict[str, str],
+    image: str,
+) -> Callable[[Control, tuple[int, ...]], bool]:
+    """``publish`` that also records what keepers publish: which sandboxes came up, once each, and which went down.
+
+    Args:
+        publish: sends to the gateway.
+        record: takes entries.
+        model_digests: of every served model.
+        image: digest of the sandboxes' image, empty where there is none.
+    """
+    seen: dict[tuple[str, str], int] = {}
+
+    def publish_and_record(message: Control, fds: tuple[int, ...]) -> bool:
+        if isinstance(message, SandboxUp | SandboxDown):
+            up = isinstance(message, SandboxUp)
+            place = message.model, message.role
+            if not up or seen.get(place) != message.generation:
+                # A sandbox's last words are its own, and might repeat what it was given.
+                cause = "" if isinstance(message, SandboxUp) else message.cause.partition("; its last words")[0]
+                record(
+                    entry(
+                        "sandbox", state="up" if up else "down", model=message.model, role=message.role,
+                        generation=message.generation, cause=cause, image=image,
+                        model_digest=model_digests.get(message.model, ""),
+                    )
+                )  # fmt: skip
+            if up:
+                seen[place] = message.generation
+        return publish(message, fds)
+
+    return publish_and_record

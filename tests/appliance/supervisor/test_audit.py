@@ -1,0 +1,137 @@
+"""The recorder: nothing waits for the disk, nothing is lost without a gap entry, the gateway hears of trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from appliance.audit import files
+from appliance.audit.entry import Entry, entry, from_line, to_wire
+from appliance.audit.log import AuditLog, AuditWriteError, open_log
+from appliance.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
+from appliance.supervisor import audit as module
+from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
+
+
+def refused(count: int = 1) -> Entry:
+    """An entry."""
+    return entry("refused", outcome="UNAUTHENTICATED", count=count)
+
+
+def found(directory: Path) -> list[Entry]:
+    """All entries of a log."""
+    return [from_line(line)[2] for path in files.segment_paths(directory) for line in files.read_segment(path).lines]
+
+
+class FullDisk:
+    """In front of a log: takes nothing while it is full."""
+
+    def __init__(self, audit: AuditLog) -> None:
+        self._audit = audit
+        self.full = False
+        self.opening = audit.opening
+
+    def append(self, batch: list[tuple[int, Entry]]) -> None:
+        """Pass on, or fail as a full disk does."""
+        if self.full:
+            raise AuditWriteError("the audit log cannot be written: No space left on device")
+        self._audit.append(batch)
+
+    def close(self) -> None:
+        """Pass on."""
+        self._audit.close()
+
+    def checkpoint(self) -> str:
+        """Pass on."""
+        return self._audit.checkpoint()
+
+
+async def test_entries_are_written_together_within_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst is one batch with one checkpoint; what comes later is written too, and what waits at the end."""
+    monkeypatch.setattr(module, "FLUSH_S", 0.01)
+    recorder = Recorder(open_log(tmp_path), lambda _: None)
+    task = asyncio.create_task(recorder.run())
+    for number in range(500):
+        recorder.record(refused(number))
+    async with asyncio.timeout(10):
+        while len(found(tmp_path)) < 502:
+            await asyncio.sleep(0.01)
+    (path,) = files.segment_paths(tmp_path)
+    assert len(files.read_segment(path).checkpoints) == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    recorder.record(refused(999))
+    await recorder.close()
+    assert [one.kind for one in found(tmp_path)[:2]] == ["log", "keys"]
+    assert found(tmp_path)[-1] == refused(999)
+
+
+async def test_a_full_disk_is_told_and_the_gap_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk is full entries wait, those beyond the bound are counted, and the gateway is told once; when there
+    is room again all that waited is written, with the gap, and the gateway hears that too."""
+    monkeypatch.setattr(module, "MAX_PENDING", 10)
+    disk, told = FullDisk(open_log(tmp_path)), []
+    recorder = Recorder(disk, told.append, refuses=True)
+    await recorder.flush()
+    disk.full = True
+    for number in range(25):
+        recorder.record(refused(number))
+        await recorder.flush()
+    problem = "the audit log cannot be written: No space left on device"
+    assert told == [AuditState(problem, 1)]
+    recorder.greet()
+    assert told == [AuditState(problem, 1)] * 2
+    disk.full = False
+    await recorder.flush()
+    assert told[-1] == AuditState("", 0)
+    await recorder.close()
+    assert found(tmp_path)[2:] == [*map(refused, range(10)), entry("gap", where="supervisor", dropped=15)]
+
+
+async def test_the_gateways_reports_are_judged(tmp_path: Path) -> None:
+    """Good entries are taken, with the gap that the gateway tells; one that it may not say refuses the message."""
+    recorder = Recorder(open_log(tmp_path), lambda _: None)
+    recorder.take(Audited([to_wire(refused(3))], 2))
+    for bad in (
+        Audited([to_wire(refused()), to_wire(entry("gap", where="x", dropped=1))], 0),
+        Audited(["{}"], 0),
+        Audited([], -1),
+        Audited([to_wire(refused())] * (MAX_ENTRIES + 1), 0),
+    ):
+        with pytest.raises(ControlError):
+            recorder.take(bad)
+    await recorder.close()
+    assert found(tmp_path)[2:] == [entry("gap", where="gateway", dropped=2), refused(3)]
+
+
+async def test_without_a_log_nothing_is_kept() -> None:
+    """A configuration without a folder: entries go nowhere, nothing fails."""
+    recorder = Recorder(None, lambda _: None)
+    recorder.record(refused())
+    await recorder.flush()
+    await recorder.close()
+    assert recorder.problem == ""
+
+
+def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
+    """A sandbox that is offered again came up once; a death says its cause, but no last words; other messages pass."""
+    sent: list[Control] = []
+    records: list[Entry] = []
+
+    def publish(message: Control, _fds: tuple[int, ...]) -> bool:
+        sent.append(message)
+        return False
+
+    watched = watching(publish, records.append, {"m": "ab" * 32}, "cd" * 32)
+    up = SandboxUp("m", "engine", 1, 77, 0, "", {})
+    cause = "the process ended with status 1; its last words: the prompt was CANARY"
+    down = SandboxDown("m", "engine", 1, 1, "failed", cause, 0.5)
+    messages = [up, up, down, SandboxUp("m", "engine", 2, 78, 1, "", {}), AuditState("", 0)]
+    assert [watched(message, ()) for message in messages] == [False] * 5
+    assert sent == messages
+    assert [(one.fields["state"], one.fields["generation"]) for one in records] == [("up", 1), ("down", 1), ("up", 2)]
+    assert records[1].fields["cause"] == "the process ended with status 1"
+    assert records[0].fields["model_digest"] == "ab" * 32
+    assert records[0].fields["image"] == "cd" * 32

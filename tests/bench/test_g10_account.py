@@ -1,0 +1,17 @@
+"""G10: whatever is done to an audit log afterwards is seen, with controls that see it when nothing was done."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.guarantees.g10_account import run
+
+
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.timeout(1_800)
+def test_every_row_of_the_guarantee_passes(full: bool) -> None:
+    """No change passes the verifier; the untouched log does; the row about models says that it is not there yet."""
+    rows = run(full)
+    assert {row.id: row.verdict for row in rows} == {
+        "G10.log": "pass", "G10.log.control": "pass", "G10.witness.control": "pass", "G10.model": "absent",
+    }  # fmt: skip
