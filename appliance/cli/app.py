@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli import bench, demo, image, kernels, key, model, policy, reload, serve, status, traces, version
+from appliance.cli import (
+    bench,
+    demo,
+    doctor,
+    image,
+    kernels,
+    key,
+    model,
+    policy,
+    reload,
+    serve,
+    status,
+    traces,
+    version,
+)
 from appliance.cli.help import HelpCommand, HelpGroup
 
 RUN = "Run"
@@ -61,6 +75,7 @@ _add(RUN, "demo", demo.demo, demo.EXAMPLES)
 _add(RUN, "serve", serve.serve, serve.EXAMPLES)
 _add(WATCH, "status", status.status, status.EXAMPLES)
 _add(WATCH, "traces", traces.traces, traces.EXAMPLES)
+_add(WATCH, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(WATCH, "bench", bench.bench, bench.EXAMPLES)
 _policy = _group("policy", "Check policy files.", GOVERN)
 _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
 
 EXAMPLES = """
@@ -83,9 +83,9 @@ def create(
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         fail(exits.REFUSED, f"cannot write {error.filename or credentials}: {why}")
-    if output_format is Format.JSON:
+    if output_format is not Format.TABLE:
         values = {"tenant": tenant, "id": created.id, "key": created.key}
-        print_json(values | {"credential": created.credential})
+        print_data(values | {"credential": created.credential}, output_format)
         return
     _show(created)
 

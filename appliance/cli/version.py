@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from appliance.cli.console import Format, output, print_json
+from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Output
 from appliance.version import VERSION
 
@@ -24,8 +24,8 @@ def version(output_format: Output = Format.TABLE) -> None:
         "wire_protocol": str(PROTOCOL_VERSION),
         "semantic_conventions": SCHEMA_URL.rpartition("/")[2],
     }
-    if output_format is Format.JSON:
-        print_json(facts)
+    if output_format is not Format.TABLE:
+        print_data(facts, output_format)
         return
     from rich.table import Table
     from rich.text import Text

@@ -23,6 +23,7 @@ COMMANDS = [
     ("serve",),
     ("status",),
     ("traces",),
+    ("doctor",),
     ("bench",),
     ("reload",),
     ("policy",),
