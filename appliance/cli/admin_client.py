@@ -63,6 +63,26 @@ def try_ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWE
     Raises:
         UnreachableError: with a message and a hint.
     """
+    status, body = _exchange(admin, path, method, timeout_s)
+    try:
+        return Answer(status, json.loads(body))
+    except ValueError:
+        raise _stranger(admin) from None
+
+
+def try_text(admin: str, path: str, timeout_s: float = ANSWER_S) -> str:
+    """The text of an answer that is no JSON: metrics.
+
+    Raises:
+        UnreachableError: with a message and a hint.
+    """
+    status, body = _exchange(admin, path, "GET", timeout_s)
+    if status != http.client.OK:
+        raise _stranger(admin)
+    return body.decode("utf-8", "replace")
+
+
+def _exchange(admin: str, path: str, method: str, timeout_s: float) -> tuple[int, bytes]:
     connection = _connection(admin, timeout_s)
     try:
         connection.request(method, path, headers={"accept": "application/json"})
@@ -75,12 +95,13 @@ def try_ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWE
         raise _unreachable(admin, why) from error
     finally:
         connection.close()
-    try:
-        if len(body) <= MAX_BODY_BYTES:
-            return Answer(response.status, json.loads(body))
-    except ValueError:
-        pass
-    raise UnreachableError(
+    if len(body) > MAX_BODY_BYTES:
+        raise _stranger(admin)
+    return response.status, body
+
+
+def _stranger(admin: str) -> UnreachableError:
+    return UnreachableError(
         f"what answers at {admin} is no admin listener",
         "name the listener with --admin; `listen: admin:` in athanor.yaml has its address",
     )

@@ -47,7 +47,7 @@ def doctor(
     from appliance.doctor.finding import Level, worst
 
     loaded, problem = read_config(config)
-    running = None if loaded is None else _running(loaded.listen.admin)
+    running = None if loaded is None else running_appliance(loaded.listen.admin)
     findings = judge(gather(config.absolute(), loaded, problem, running))
     if as_json or output_format is not Format.TABLE:
         document = {"summary": counts(findings), "findings": [asdict(finding) for finding in findings]}
@@ -59,7 +59,7 @@ def doctor(
     raise typer.Exit(exits.REFUSED if worst(findings) is Level.PROBLEM else exits.OK)
 
 
-def _running(admin: str) -> Running:
+def running_appliance(admin: str) -> Running:
     """What an appliance that listens there says of itself."""
     from appliance.doctor.facts import Running
     from appliance.snapshot import SnapshotError, decode

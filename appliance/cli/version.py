@@ -11,19 +11,7 @@ from appliance.version import VERSION
 
 def version(output_format: Output = Format.TABLE) -> None:
     """Show the version of the appliance and of what it stands on."""
-    import platform
-
-    from appliance.telemetry.names import SCHEMA_URL
-    from isolation.ipc.messages import PROTOCOL_VERSION
-
-    facts = {
-        "athanor": VERSION,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "wire_protocol": str(PROTOCOL_VERSION),
-        "semantic_conventions": SCHEMA_URL.rpartition("/")[2],
-    }
+    facts = versions()
     if output_format is not Format.TABLE:
         print_data(facts, output_format)
         return
@@ -34,6 +22,23 @@ def version(output_format: Output = Format.TABLE) -> None:
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " "), "dim"), Text(value))
     output().print(table)
+
+
+def versions() -> dict[str, str]:
+    """Name to version of everything that matters in a report."""
+    import platform
+
+    from appliance.telemetry.names import SCHEMA_URL
+    from isolation.ipc.messages import PROTOCOL_VERSION
+
+    return {
+        "athanor": VERSION,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "wire_protocol": str(PROTOCOL_VERSION),
+        "semantic_conventions": SCHEMA_URL.rpartition("/")[2],
+    }
 
 
 def callback(wanted: bool) -> None:

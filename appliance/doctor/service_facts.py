@@ -112,7 +112,7 @@ def _disks(config: ApplianceConfig) -> Iterator[Disk]:
 
 
 def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
-    pepper = _pepper(config)
+    pepper = pepper_of(config)
     yield _mode(path, "configuration", secret=False)
     yield _mode(config.policy, "policy", secret=False)
     yield _mode(config.credentials, "key table", secret=True)
@@ -138,7 +138,7 @@ def _mode(path: Path, purpose: str, *, secret: bool) -> Access:
     return Access(path=str(path), purpose=purpose, mode=mode, secret=secret)
 
 
-def _pepper(config: ApplianceConfig) -> Path | None:
+def pepper_of(config: ApplianceConfig) -> Path | None:
     """Where the pepper lies for us; None where only the service sees it."""
     if not str(config.pepper).startswith(SERVICE_CREDENTIALS):
         return config.pepper
@@ -158,7 +158,7 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
         return Policy(path=where, problems=tuple(map(str, error.problems)))
     except OSError as error:
         return Policy(path=where, problems=(f"cannot read {where}: {error.strerror}",))
-    pepper = _pepper(config)
+    pepper = pepper_of(config)
     readable = pepper is not None and os.access(pepper, os.R_OK)
     found = Policy(path=where, digest=loaded.digest, tenants=tuple(loaded.tenants), keys_unseen=not readable)
     if pepper is None or not readable:
