@@ -45,7 +45,7 @@ FIRST_READY_S = 600.0
 """How long the first boot of all models may take: large weights are read from slow disks."""
 
 GAUGE_PERIOD_S = 2.0
-"""How often gauges follow the engines' counts."""
+"""How often gauges follow the engines' counts, and engines are asked for progress."""
 
 YOUNG_OBJECTS = 20_000
 """Container objects that may be made before the collector looks at them, in place of 700: a request makes some hundred,
@@ -197,6 +197,7 @@ class Gateway:
             for name, rooms in self._rooms.items():
                 engine = rooms.engine
                 if engine is not None:
+                    engine.check_progress(self._config.sandbox.step_timeout_s)
                     self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
                     self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
                     self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
