@@ -96,6 +96,8 @@ def check_port(port: Port, *, running: bool) -> Finding:
             means="the gateway cannot start",
             mend=f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
         )
+    if port.address.startswith("unix:"):
+        return Subject(Area.SERVICE, check).ok(port.address)
     if not port.in_use:
         return Subject(Area.SERVICE, check).ok(f"{port.address} is free")
     if running:

@@ -59,6 +59,18 @@ class _Keys:
     table: KeyTable
 
 
+class Restarts:
+    """Turns the supervisor's counts of restarts into what has been added; a new supervisor counts from nothing."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def since(self, sandbox: tuple[str, str], total: int) -> int:
+        """Restarts since the last call."""
+        before, self._seen[sandbox] = self._seen.get(sandbox, 0), total
+        return total - before if total >= before else total
+
+
 class Gateway:
     """Everything of one gateway process; ``run`` is its life."""
 
@@ -193,7 +205,11 @@ class Gateway:
             notify.watchdog()
 
     async def _refresh_gauges(self) -> None:
+        restarts = Restarts()
         while True:
+            for (name, role), record in self._sandboxes.records.items():
+                if more := restarts.since((name, role), record.restarts):
+                    self._telemetry.count(names.SANDBOX_RESTARTS, more, model=name, role=role)
             for name, rooms in self._rooms.items():
                 engine = rooms.engine
                 if engine is not None:

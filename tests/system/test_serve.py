@@ -235,3 +235,7 @@ def test_a_hung_engine_is_restarted(served: Served) -> None:
         assert time.monotonic() < deadline, engine()
         time.sleep(0.1)
     assert served.post("a").status_code == 200
+    counted = 'athanor_sandbox_restarts_total{athanor_role="engine"'
+    while counted not in httpx.get(served.ready["admin"] + "/metrics", timeout=10).text:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
