@@ -228,11 +228,17 @@ def test_reload_waits_for_its_outcome(container):
 
 
 def test_killed_supervisor_comes_back(container):
-    """systemd starts it again; the gateway stays up and answers from the new sandboxes."""
+    """systemd starts it again; the gateway stays up and answers from the new sandboxes. The journal knows what was how
+    bad, and `athanor logs` shows it."""
     before = container.main_pid()
     container.run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", "athanor-supervisor")
     container.until(lambda: container.main_pid() not in (before, "0"), 30)
     container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
+    unit = ("-u", "athanor-gateway", "--no-pager", "-o", "cat")
+    assert "supervisor is gone" in container.run("journalctl", "-p", "warning", *unit)
+    assert '"event": "ready"' not in container.run("journalctl", "-p", "warning", *unit)
+    assert '"event": "ready"' in container.run("journalctl", *unit)
+    assert "warning  supervisor is gone" in container.run("athanor", "logs", "--level", "warning")
 
 
 @pytest.mark.parametrize("unit", ["athanor-supervisor", "athanor-gateway"])
@@ -248,6 +254,19 @@ def test_a_hung_service_is_started_again(container, unit):
     container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
     assert "watchdog" in container.run("journalctl", "--no-pager", "-n", "200").lower()
     container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload")
+
+
+def test_an_upgrade_keeps_what_is_the_operators(container):
+    """The package over itself, as an upgrade does it: both services are restarted from the new files, policy and keys
+    stay, and both tenants are answered."""
+    before = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
+    kept = container.run("sha256sum", POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper")
+    container.shell("apt-get install --reinstall --yes ./athanor_*.deb")
+    container.until(lambda: container.states() == ["active", "active"] and container.ask("beta").isdigit(), 60)
+    after = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
+    assert not set(before) & set(after)
+    assert container.run("sha256sum", POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper") == kept
+    assert int(container.ask("alpha")) > 0
 
 
 def test_stop_leaves_no_process(container):
