@@ -208,6 +208,10 @@ def test_the_document_leads_to_two_tenants(container):
     status = json.loads(container.run("athanor", "status", "--admin", ADMIN, "-o", "json"))
     assert "gvisor/systrap" in json.dumps(status)
     assert "memory" in status["cgroup"], "the unit delegates"
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    unprivileged = container.run(*nobody, "athanor", "doctor")
+    assert "sudo athanor doctor" in unprivileged, unprivileged
+    assert "systrap: a trial sandbox ran" in unprivileged, unprivileged
 
 
 def test_installing_again_does_nothing(container):

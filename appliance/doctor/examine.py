@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from appliance.config import ApplianceConfig, load_config
@@ -70,7 +72,7 @@ def _configuration(facts: Facts) -> Finding:
         return Subject(Area.SERVICE, "configuration").problem(
             first + more,
             means="the appliance cannot start",
-            mend="mend the file, then: athanor doctor",
+            mend="sudo athanor doctor" if os.strerror(errno.EACCES) in first else "mend the file, then: athanor doctor",
         )
     return Subject(Area.SERVICE, "configuration").ok(facts.config)
 

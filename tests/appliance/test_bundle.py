@@ -6,6 +6,8 @@ import base64
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from appliance import bundle, demo
 from appliance.bundle import Collector, Member
 from appliance.config import load_config
@@ -100,8 +102,9 @@ def test_a_source_that_fails_leaves_a_sentence(tmp_path: Path) -> None:
     assert "gone: " in text
 
 
-def test_a_member_is_bounded() -> None:
+def test_a_member_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of what is too long is kept."""
+    monkeypatch.setattr(bundle, "MAX_MEMBER_BYTES", 1_000)
     into = Collector()
     into.add("long", lambda: "x" * bundle.MAX_MEMBER_BYTES + "the end")
     assert len(into.members[0].text) == bundle.MAX_MEMBER_BYTES

@@ -115,6 +115,12 @@ FAULTS = {
         "configuration",
         "athanor doctor",
     ),
+    "configuration of others": (
+        replace(FACTS, service=None, config_problem="cannot read x.yaml: Permission denied"),
+        P,
+        "configuration",
+        "sudo athanor doctor",
+    ),
     "unsafe": (service(unsafe=True), P, "sandboxes", "unsafe_no_sandbox: false"),
     "other image": (service(image=replace(SERVICE.image, digest="cd" * 32)), P, "image", "athanor image verify"),
     "broken image": (service(image=Image(path="i", problem="changed")), P, "image", "athanor image build"),
