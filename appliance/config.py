@@ -110,7 +110,7 @@ class SandboxConfig(_Section):
     memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
     cores: Annotated[float, Field(ge=0)] = 0.0
     kernels: Path | None = Field(default=None, strict=False)
-    step_timeout_s: Annotated[float, Field(ge=2, le=3_600)] = 300.0
+    step_timeout_s: Annotated[float, Field(ge=5, le=3_600)] = 300.0
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:
