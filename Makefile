@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify lint format proto lock bench setup setup-dev kernels clean
+.PHONY: run test verify lint format proto lock bench package setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -29,6 +29,9 @@ lock: setup-dev ## renew the pinned versions
 
 bench: setup-dev ## figures of the hot paths
 	$(BIN)/python bench/ring.py && $(BIN)/python bench/engine.py && $(BIN)/athanor bench
+
+package: setup ## a Debian package with everything it needs, in dist/
+	$(BIN)/athanor package deb dist
 
 # For this machine's processor; without a compiler the engine does without them.
 KERNELS := $(VENV)/share/athanor/kernels

@@ -69,12 +69,14 @@ def main(argv: list[str]) -> int:
         return 0
     # A reload that comes before anybody listens for it shall not end us. A handler, since to ignore is inherited.
     signal.signal(signal.SIGHUP, lambda *_: None)
+    from appliance import notify
     from appliance.errors import ApplianceError
-    from appliance.telemetry.log import configure
+    from appliance.telemetry.log import LogStyle, configure
     from isolation.errors import IsolationError
     from policy.errors import PolicyError
 
-    configure()
+    # The journal takes the priority from before each line: `journalctl -p warning` works.
+    configure(style=LogStyle.JOURNAL if notify.logs_to_journal() else LogStyle.AUTO)
     try:
         {"gateway": run_gateway, "supervisor": run_supervisor}[role](Path(config))
     except (ApplianceError, IsolationError, PolicyError) as error:

@@ -100,7 +100,8 @@ class SandboxConfig(_Section):
     """How sandboxes are made. Without ``image`` the running Python is mounted read-only; with one, ``image_digest``
     pins it (`athanor image build` prints it) and another image is refused. ``cores`` bounds each sandbox where the
     machine's cgroups allow it; 0 means all of the machine's. ``kernels`` is a directory that `athanor kernels build`
-    made on this machine; engines that cannot use it compute without and say so in the log."""
+    made on this machine; engines that cannot use it compute without and say so in the log. An engine that has work and
+    finishes no step for ``step_timeout_s`` seconds hangs, and is restarted: more than its longest step may take."""
 
     runsc: str = ""
     image: Path | None = Field(default=None, strict=False)
@@ -109,6 +110,7 @@ class SandboxConfig(_Section):
     memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
     cores: Annotated[float, Field(ge=0)] = 0.0
     kernels: Path | None = Field(default=None, strict=False)
+    step_timeout_s: Annotated[float, Field(ge=5, le=3_600)] = 300.0
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:

@@ -94,6 +94,16 @@ def is_current(directory: Path) -> bool:
     return f"sources {source_digest()}" in lines and (directory / LIBRARY).is_file()
 
 
+def missing_features(directory: Path) -> tuple[str, ...]:
+    """What the kernels in a directory use and this machine's processor lacks; an engine would do without them."""
+    try:
+        lines = (directory / MANIFEST).read_text().splitlines()
+    except OSError:
+        return ()
+    used = next((line.split()[1:] for line in lines if line.startswith("features ")), [])
+    return tuple(sorted(set(used) - processor_features()))
+
+
 def installed() -> Path | None:
     """The kernels that `make run` compiled beside the packages, when they are of the present sources; else None."""
     folder = Path(sys.prefix) / "share" / "athanor" / "kernels"

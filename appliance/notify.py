@@ -63,6 +63,17 @@ def watchdog() -> None:
     notify("WATCHDOG=1")
 
 
+def logs_to_journal() -> bool:
+    """Whether our standard error is systemd's journal, which JOURNAL_STREAM names by device and inode
+    (systemd.exec(5)); a shell started from a service may have redirected it."""
+    named = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return named == f"{found.st_dev}:{found.st_ino}"
+
+
 def credentials_directory() -> str | None:
     """Where systemd put the credentials of LoadCredential=, if it did."""
     return os.environ.get("CREDENTIALS_DIRECTORY")

@@ -1,12 +1,15 @@
-"""The units under a real systemd: a small Debian is booted in a container and serves the embedded model from it.
+"""docs/install.md under a real systemd: a small Debian is booted in a container, gets the package, and serves the
+embedded model to two tenants, until the package is purged.
 
-Needs root, mmdebstrap and systemd-nspawn (packages mmdebstrap and systemd-container); a minute, 250 MB below /tmp.
+Needs root, dpkg-deb, mmdebstrap and systemd-nspawn (packages mmdebstrap and systemd-container); some minutes, and 3 GB
+below the temporary directory.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,18 +17,16 @@ import sys
 import sysconfig
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from appliance.api.keys import KeyRecord, issue, serialise_records
-from appliance.credentials import new_pepper
-
 pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "images/mini/athanor-mini"
+DOCUMENT = ROOT / "docs/install.md"
+ADMIN = "unix:/run/athanor/admin.sock"
+POLICY = "/etc/athanor/policy.yaml"
 COMMAND = """\
 #!/usr/bin/python3
 import sys
@@ -34,22 +35,9 @@ from appliance.cli.app import main
 sys.argv[0] = "athanor"
 sys.exit(main())
 """
-POLICY = """\
-version: 1
-tenants:
-  alpha:
-    credentials: ["key:alpha-1"]
-    models: ["*"]
-    limits:
-      requests_per_minute: 6000
-      tokens_per_minute: 10000000
-      concurrency: 16
-      max_context_tokens: 4096
-      max_output_tokens: 64
-"""
 ASK = """\
 import json, sys, urllib.request
-body = {"model": "my-model", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+body = {"model": "athanor-mini", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 headers = {"Authorization": "Bearer " + sys.argv[1], "Content-Type": "application/json"}
 request = urllib.request.Request("http://127.0.0.1:8080/v1/chat/completions", json.dumps(body).encode(), headers)
 print(json.load(urllib.request.urlopen(request, timeout=30))["usage"]["completion_tokens"])
@@ -59,8 +47,8 @@ print(json.load(urllib.request.urlopen(request, timeout=30))["usage"]["completio
 class Container:
     """A booted Debian; commands run inside it."""
 
-    def __init__(self, root: Path, api_key: str) -> None:
-        self.api_key = api_key
+    def __init__(self, root: Path) -> None:
+        self.keys: dict[str, str] = {}
         packages = sysconfig.get_path("purelib")
         binds = [f"--bind-ro={ROOT}:/srv/athanor", f"--bind-ro={packages}:/srv/packages"]
         options = ["-q", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--link-journal=no"]
@@ -79,21 +67,41 @@ class Container:
 
     def run(self, *argv: str) -> str:
         """What a command inside prints; its status does not matter."""
-        enter = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--"]
-        done = subprocess.run([*enter, *argv], capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run([*self._enter(), *argv], capture_output=True, text=True, timeout=180, check=False)
         return (done.stdout + done.stderr).strip()
 
     def states(self) -> list[str]:
         """Of supervisor and gateway."""
         return self.run("systemctl", "is-active", "athanor-supervisor", "athanor-gateway").split()
 
-    def main_pid(self) -> str:
-        """Of the supervisor."""
-        return self.run("systemctl", "show", "--property=MainPID", "--value", "athanor-supervisor")
+    def main_pid(self, unit: str = "athanor-supervisor") -> str:
+        """Of a service; 0 while it has none."""
+        return self.run("systemctl", "show", "--property=MainPID", "--value", unit)
 
-    def ask(self) -> str:
+    def ask(self, tenant: str = "alpha") -> str:
         """Tokens of one answer, or what went wrong."""
-        return self.run("python3", "-c", ASK, self.api_key)
+        return self.run("python3", "-c", ASK, self.keys[tenant])
+
+    def shell(self, script: str) -> str:
+        """Run a block of the document as root in its home, ended by the first command that fails."""
+        done = subprocess.run(
+            [*self._enter(), "env", f"KEY={self.keys.get('alpha', '')}", "HOME=/root", "PATH=/usr/sbin:/usr/bin",
+             "sh", "-ec", f"cd /root\n{script}"],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (script, done.stdout, done.stderr)
+        for key in re.findall(r"ath_[a-z]+-1_[0-9a-f]{64}", done.stdout):
+            self.keys[key.split("_")[1].removesuffix("-1")] = key
+        return done.stdout
+
+    def _enter(self) -> list[str]:
+        return ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--"]
+
+    def left(self) -> str:
+        """Files, users and groups of the appliance, beside what these tests brought."""
+        brought = " -o ".join(f"-path {path}" for path in ("/proc", "/sys", "/srv", "/usr/local", "/root"))
+        files = self.run("sh", "-c", f"find / \\( {brought} \\) -prune -o -iname '*athanor*' -print")
+        return files + self.run("grep", "-h", "athanor", "/etc/passwd", "/etc/group")
 
     def until(self, condition, seconds: float) -> None:
         """Look again until it holds, or fail with what the container has said."""
@@ -114,36 +122,44 @@ class Container:
         self._log.close()
 
 
-def fill(root: Path, runsc: Path) -> str:
-    """Install the appliance's files into a fresh root; gives the plain key of a tenant."""
-    shutil.copy(runsc, root / "usr/bin/runsc")
-    (root / "usr/bin/athanor").write_text(COMMAND)
-    (root / "usr/bin/athanor").chmod(0o755)
-    for path in (ROOT / "systemd").iterdir():
-        if path.suffix in {".service", ".slice", ".target"}:
-            shutil.copy(path, root / "etc/systemd/system")
-    shutil.copy(ROOT / "systemd/athanor.sysusers.conf", root / "usr/lib/sysusers.d/athanor.conf")
-    shutil.copy(ROOT / "systemd/athanor.tmpfiles.conf", root / "usr/lib/tmpfiles.d/athanor.conf")
-    etc = root / "etc/athanor"
-    etc.mkdir()
-    shutil.copy(ROOT / "systemd/athanor.yaml", etc)
-    shutil.copytree(MODEL, root / "var/lib/athanor/models/my-model")
-    pepper = new_pepper()
-    plain, digest = issue("alpha-1", pepper)
-    (etc / "pepper").write_bytes(pepper)
-    (etc / "credentials.json").write_text(serialise_records({"alpha-1": KeyRecord(digest, datetime.now(UTC))}))
-    (etc / "policy.yaml").write_text(POLICY)
+def fill(root: Path, runsc: Path, package: Path) -> None:
+    """What a machine has before the appliance comes: the package to install; and, for an installation without it,
+    the sources' own command and runsc, where no package puts anything."""
+    shutil.copy(package, root / "root")
+    for name, source in (("runsc", runsc), ("athanor", None)):
+        path = root / "usr/local/bin" / name
+        path.write_text(COMMAND) if source is None else shutil.copy(source, path)
+        path.chmod(0o755)
     for place in ("srv/athanor", "srv/packages"):
         (root / place).mkdir(parents=True)
-    return plain
+
+
+def blocks(kind: str) -> list[str]:
+    """The document's commands of one kind, block by block."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def container(runsc_path):
+def package(tmp_path_factory):
+    """The package, built by the document's own command."""
+    make, command = blocks("sh build")[0].splitlines()
+    assert make == "make setup", "done already: these tests run in what it made"
+    words = command.split()
+    assert words[0] == ".venv/bin/athanor"
+    folder = tmp_path_factory.mktemp("package")
+    done = subprocess.run(
+        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    return next((folder / words[-1]).iterdir())
+
+
+@pytest.fixture(scope="module")
+def container(runsc_path, package):
     """A booted container with both services installed and none started."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    for name in ("mmdebstrap", "systemd-nspawn", "nsenter"):
+    for name in ("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-deb"):
         if shutil.which(name) is None:
             pytest.skip(f"no {name} on this machine")
     text = Path("/etc/os-release").read_text()
@@ -152,14 +168,15 @@ def container(runsc_path):
     groups = [path for top in ("systemd", "unified") for path in own_groups(top)]
     with tempfile.TemporaryDirectory(prefix="ath-boot-") as place:
         root = Path(place) / "root"
-        packages = "systemd,systemd-sysv,dbus,python3"
+        packages = "systemd,systemd-sysv,dbus,python3,curl"
         done = subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "bookworm", str(root)],
             capture_output=True, text=True, check=False, timeout=300,
         )
         if done.returncode != 0:
             pytest.skip(f"no Debian can be installed from here: {done.stderr[-300:]}")
-        container = Container(root, fill(root, runsc_path))
+        fill(root, runsc_path, package)
+        container = Container(root)
         yield container
         container.close()
     for path in groups:
@@ -178,38 +195,113 @@ def remove_groups(path: Path) -> None:
         os.rmdir(top)
 
 
-def test_services_start_and_answer(container):
-    """Both become active, the sandboxes are real, and a request is answered through all of it."""
-    container.run("systemctl", "start", "athanor-supervisor", "athanor-gateway")
+def test_the_document_leads_to_two_tenants(container):
+    """Each command of docs/install.md up to the first answer ends well; both tenants are served from gVisor."""
+    for block in blocks("sh")[:-2]:
+        output = container.shell(block)
+        if "doctor" in block:
+            assert "0 problems" in output, output
     assert container.states() == ["active", "active"], container.run("journalctl", "--no-pager", "-n", "60")
-    assert int(container.ask()) > 0
-    status = json.loads(container.run("athanor", "status", "--admin", "unix:/run/athanor/admin.sock", "-o", "json"))
+    assert set(container.keys) == {"alpha", "beta"}
+    assert int(container.ask("alpha")) > 0
+    assert int(container.ask("beta")) > 0
+    status = json.loads(container.run("athanor", "status", "--admin", ADMIN, "-o", "json"))
     assert "gvisor/systrap" in json.dumps(status)
+    assert "memory" in status["cgroup"], "the unit delegates"
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    unprivileged = container.run(*nobody, "athanor", "doctor")
+    assert "sudo athanor doctor" in unprivileged, unprivileged
+    assert "systrap: a trial sandbox ran" in unprivileged, unprivileged
+
+
+def test_installing_again_does_nothing(container):
+    """The package has its units; what else an installation makes is there."""
+    assert "nothing to do" in container.run("athanor", "install", "--systemd")
 
 
 def test_reload_waits_for_its_outcome(container):
     """A good policy is put in force; a bad one fails the reload and changes nothing."""
-    policy = "/etc/athanor/policy.yaml"
-    container.run("systemctl", "reload", "athanor-gateway")
+    container.shell(blocks("sh")[-2])
     assert "reloaded policy" in container.run("journalctl", "--no-pager", "-u", "athanor-gateway", "-n", "5")
-    container.run("sed", "-i", "s/concurrency/concurency/", policy)
+    container.run("sed", "-i", "s/concurrency/concurency/", POLICY)
     assert "failed" in container.run("systemctl", "reload", "athanor-gateway").lower()
+    assert f"{POLICY}:" in container.run("athanor", "doctor")
     assert int(container.ask()) > 0
-    container.run("sed", "-i", "s/concurency/concurrency/", policy)
+    container.run("sed", "-i", "s/concurency/concurrency/", POLICY)
+    container.run("systemctl", "reload", "athanor-gateway")
 
 
 def test_killed_supervisor_comes_back(container):
-    """systemd starts it again; the gateway stays up and answers from the new sandboxes."""
+    """systemd starts it again; the gateway stays up and answers from the new sandboxes. The journal knows what was how
+    bad, and `athanor logs` shows it."""
     before = container.main_pid()
     container.run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", "athanor-supervisor")
     container.until(lambda: container.main_pid() not in (before, "0"), 30)
     container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
+    unit = ("-u", "athanor-gateway", "--no-pager", "-o", "cat")
+    assert "supervisor is gone" in container.run("journalctl", "-p", "warning", *unit)
+    assert '"event": "ready"' not in container.run("journalctl", "-p", "warning", *unit)
+    assert '"event": "ready"' in container.run("journalctl", *unit)
+    assert "warning  supervisor is gone" in container.run("athanor", "logs", "--level", "warning")
 
 
-def test_stop_leaves_nothing(container):
+@pytest.mark.parametrize("unit", ["athanor-supervisor", "athanor-gateway"])
+def test_a_hung_service_is_started_again(container, unit):
+    """One that stops answering to the watchdog is ended and started by systemd, and requests are answered again."""
+    folder = f"/run/systemd/system/{unit}.service.d"
+    quick = f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=4\\nTimeoutAbortSec=2\\n' > {folder}/quick.conf"
+    container.run("sh", "-c", f"{quick}; systemctl daemon-reload; systemctl restart {unit}")
+    container.until(lambda: container.ask().isdigit(), 60)
+    before = container.main_pid(unit)
+    container.run("systemctl", "kill", "--signal=STOP", "--kill-whom=main", unit)
+    container.until(lambda: container.main_pid(unit) not in (before, "0"), 60)
+    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
+    assert "watchdog" in container.run("journalctl", "--no-pager", "-n", "200").lower()
+    container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload")
+
+
+def test_an_upgrade_keeps_what_is_the_operators(container):
+    """The package over itself, as an upgrade does it: both services are restarted from the new files, policy and keys
+    stay, and both tenants are answered."""
+    before = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
+    kept = container.run("sha256sum", POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper")
+    container.shell("apt-get install --reinstall --yes ./athanor_*.deb")
+    container.until(lambda: container.states() == ["active", "active"] and container.ask("beta").isdigit(), 60)
+    after = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
+    assert not set(before) & set(after)
+    assert container.run("sha256sum", POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper") == kept
+    assert int(container.ask("alpha")) > 0
+
+
+def test_stop_leaves_no_process(container):
     """After the stop no sandbox process runs and the run directories are gone."""
     container.run("systemctl", "stop", "athanor-gateway", "athanor-supervisor")
     assert container.states() == ["inactive", "inactive"]
     look = "import glob; print([p for p in glob.glob('/proc/*/cmdline') if b'ro' + b'ot=/run' in open(p, 'rb').read()])"
     assert container.run("python3", "-c", look) == "[]"
     assert "athanor" not in container.run("ls", "/run")
+
+
+def test_purge_leaves_nothing(container):
+    """Before it there is much of the appliance to be found; after the document's last block there is nothing."""
+    assert "/etc/athanor/athanor.yaml" in container.left()
+    container.shell(blocks("sh")[-1])
+    assert container.left() == ""
+    assert container.states() == ["inactive", "inactive"]
+
+
+def test_installed_without_a_package(container):
+    """`athanor install --systemd` of the sources' own command serves as well, and an uninstall with --purge leaves
+    nothing."""
+    command = "/usr/local/bin/athanor"
+    container.run(command, "install", "--systemd", "--command", command)
+    container.keys.clear()
+    create, policy = blocks("sh")[1:3]
+    container.shell(create.replace("athanor key", f"{command} key"))
+    container.shell(policy.replace("athanor policy", f"{command} policy"))
+    assert "nothing to do" in container.run(command, "install", "--systemd", "--command", command)
+    container.run("systemctl", "start", "athanor.target")
+    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 90)
+    print(container.run(command, "uninstall", "--purge"))
+    assert container.left() == ""
+    assert container.states() == ["inactive", "inactive"]

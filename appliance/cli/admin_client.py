@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.cli import exits
@@ -41,28 +41,70 @@ class Answer:
             return f"the admin listener answered {self.status}"
 
 
+class UnreachableError(Exception):
+    """Nobody answers on an admin address, or somebody else does; the message says which."""
+
+
 def ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S) -> Answer:
     """One request to the admin listener at ``http://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
 
     Ends the command with ``UNREACHABLE`` when nobody answers, or somebody else does.
     """
+    try:
+        return try_ask(admin, path, method, timeout_s)
+    except UnreachableError as error:
+        message, hint = error.args
+        fail(exits.UNREACHABLE, message, hint)
+
+
+def try_ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S) -> Answer:
+    """The same for a command that goes on without an answer.
+
+    Raises:
+        UnreachableError: with a message and a hint.
+    """
+    status, body = _exchange(admin, path, method, timeout_s)
+    try:
+        return Answer(status, json.loads(body))
+    except ValueError:
+        raise _stranger(admin) from None
+
+
+def try_text(admin: str, path: str, timeout_s: float = ANSWER_S) -> str:
+    """The text of an answer that is no JSON: metrics.
+
+    Raises:
+        UnreachableError: with a message and a hint.
+    """
+    status, body = _exchange(admin, path, "GET", timeout_s)
+    if status != http.client.OK:
+        raise _stranger(admin)
+    return body.decode("utf-8", "replace")
+
+
+def _exchange(admin: str, path: str, method: str, timeout_s: float) -> tuple[int, bytes]:
     connection = _connection(admin, timeout_s)
     try:
         connection.request(method, path, headers={"accept": "application/json"})
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES + 1)
     except TimeoutError:
-        _unreachable(admin, f"no answer within {timeout_s:g} s")
+        raise _unreachable(admin, f"no answer within {timeout_s:g} s") from None
     except (OSError, http.client.HTTPException) as error:
-        _unreachable(admin, getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise _unreachable(admin, why) from error
     finally:
         connection.close()
     if len(body) > MAX_BODY_BYTES:
-        _stranger(admin)
-    try:
-        return Answer(response.status, json.loads(body))
-    except ValueError:
-        _stranger(admin)
+        raise _stranger(admin)
+    return response.status, body
+
+
+def _stranger(admin: str) -> UnreachableError:
+    return UnreachableError(
+        f"what answers at {admin} is no admin listener",
+        "name the listener with --admin; `listen: admin:` in athanor.yaml has its address",
+    )
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -91,17 +133,8 @@ def _connection(admin: str, timeout_s: float) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(host, port or 80, timeout=timeout_s)
 
 
-def _unreachable(admin: str, why: str) -> NoReturn:
-    fail(
-        exits.UNREACHABLE,
+def _unreachable(admin: str, why: str) -> UnreachableError:
+    return UnreachableError(
         f"nothing answers at {admin}: {why.lower()}",
         "start the appliance with `athanor demo`, or name its admin listener with --admin",
-    )
-
-
-def _stranger(admin: str) -> NoReturn:
-    fail(
-        exits.UNREACHABLE,
-        f"what answers at {admin} is no admin listener",
-        "name the listener with --admin; `listen: admin:` in athanor.yaml has its address",
     )

@@ -8,7 +8,27 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli import audit, bench, demo, image, kernels, key, model, policy, reload, serve, status, traces, version
+from appliance.cli import (
+    audit,
+    bench,
+    bundle,
+    demo,
+    doctor,
+    image,
+    install,
+    kernels,
+    key,
+    logs,
+    model,
+    package,
+    policy,
+    reload,
+    serve,
+    status,
+    top,
+    traces,
+    version,
+)
 from appliance.cli.help import HelpCommand, HelpGroup
 
 RUN = "Run"
@@ -59,8 +79,14 @@ def _add(panel: str, name: str, function: object, epilog: str, to: typer.Typer =
 
 _add(RUN, "demo", demo.demo, demo.EXAMPLES)
 _add(RUN, "serve", serve.serve, serve.EXAMPLES)
+_add(RUN, "install", install.install, install.INSTALL_EXAMPLES)
+_add(RUN, "uninstall", install.uninstall, install.UNINSTALL_EXAMPLES)
 _add(WATCH, "status", status.status, status.EXAMPLES)
+_add(WATCH, "top", top.top, top.EXAMPLES)
 _add(WATCH, "traces", traces.traces, traces.EXAMPLES)
+_add(WATCH, "logs", logs.logs, logs.EXAMPLES)
+_add(WATCH, "doctor", doctor.doctor, doctor.EXAMPLES)
+_add(WATCH, "bundle", bundle.bundle, bundle.EXAMPLES)
 _add(WATCH, "bench", bench.bench, bench.EXAMPLES)
 _policy = _group("policy", "Check policy files.", GOVERN)
 _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
@@ -70,6 +96,8 @@ _add("Commands", "create", key.create, key.EXAMPLES, _key)
 _audit = _group("audit", "Verify and read the audit log.", GOVERN)
 _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
+_package = _group("package", "Build packages of this installation.", MORE)
+_add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
 _image = _group("image", "Build and verify the sandbox image.", MORE)
 _add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
 _add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)

@@ -26,6 +26,7 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
 
 
 def output() -> Console:
@@ -53,6 +54,24 @@ def errors() -> Console:
 def print_json(data: object) -> None:
     """One JSON document to standard output, uncoloured, for other programs."""
     typer.echo(json.dumps(data, indent=2))
+
+
+def print_data(data: object, output_format: Format) -> None:
+    """One document of ``JSON`` or ``YAML`` (1.2) to standard output."""
+    if output_format is Format.JSON:
+        print_json(data)
+        return
+    import io
+
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # typed as None only
+    text = io.StringIO()
+    # Tuples and enumerations become what JSON makes of them: both formats show the same document.
+    yaml.dump(json.loads(json.dumps(data)), text)
+    typer.echo(text.getvalue(), nl=False)
 
 
 def fail(code: int, message: str, hint: str | None = None) -> NoReturn:

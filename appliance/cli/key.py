@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
 
 EXAMPLES = """
@@ -83,9 +84,9 @@ def create(
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         fail(exits.REFUSED, f"cannot write {error.filename or credentials}: {why}")
-    if output_format is Format.JSON:
+    if output_format is not Format.TABLE:
         values = {"tenant": tenant, "id": created.id, "key": created.key}
-        print_json(values | {"credential": created.credential})
+        print_data(values | {"credential": created.credential}, output_format)
         return
     _show(created)
 
@@ -113,12 +114,12 @@ def create_key(tenant: str, key_id: str, credentials: Path, pepper: Path) -> Cre
             raise ConfigError(f"there is a pepper at {pepper} but no key table at {credentials}")
         else:
             records, secret = {}, new_pepper()
-            _replace(pepper, secret)
+            _replace(pepper, secret, group_reads=False)
         if key_id in records:
             raise ConfigError(f"there is a key {key_id} already; choose another --id")
         plain, digest = issue(key_id, secret)
         records[key_id] = KeyRecord(digest, datetime.now(UTC))
-        _replace(credentials, serialise_records(records).encode())
+        _replace(credentials, serialise_records(records).encode(), group_reads=True)
     return Created(tenant, key_id, plain)
 
 
@@ -133,15 +134,19 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes, *, group_reads: bool) -> None:
     """Write a private file that belongs to whom the old one, or else the folder, belongs to: the
-    operator may be root, the service that reads it is not."""
+    operator may be root, the service that reads it is not. With ``group_reads`` a group that may
+    read the folder may read the file, as the units' gateway does."""
     from appliance.credentials import write_private
 
-    owner = (path if path.exists() else path.parent).stat()
+    old = path if path.exists() else path.parent
+    owner = old.stat()
     write_private(path, data)
     if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(path, owner.st_uid, owner.st_gid)
+    if group_reads and owner.st_mode & stat.S_IRGRP:
+        path.chmod(0o640)
 
 
 def _show(created: Created) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, errors, fail, output, print_json
+from appliance.cli.console import Format, errors, fail, output, print_data
 from appliance.cli.options import Output
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def convert(
 def _progress(stack: ExitStack, output_format: Format) -> Progress:
     """A bar on standard error where a person watches, else nothing."""
     console = errors()
-    if output_format is Format.JSON or not console.is_terminal:
+    if output_format is not Format.TABLE or not console.is_terminal:
         return lambda written, total: None
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -65,8 +65,8 @@ def _progress(stack: ExitStack, output_format: Format) -> Progress:
 
 
 def _show(done: Converted, output_format: Format) -> None:
-    if output_format is Format.JSON:
-        print_json({**asdict(done), "folder": str(done.folder)})
+    if output_format is not Format.TABLE:
+        print_data({**asdict(done), "folder": str(done.folder)}, output_format)
         return
     from appliance.telemetry.figures import printable
 

@@ -13,4 +13,4 @@ Admin = Annotated[
     typer.Option("--admin", metavar="URL", help="Admin listener: http://HOST:PORT or unix:PATH."),
 ]
 
-Output = Annotated[Format, typer.Option("--output", "-o", metavar="FORMAT", help="table or json.")]
+Output = Annotated[Format, typer.Option("--output", "-o", metavar="FORMAT", help="table, json or yaml.")]

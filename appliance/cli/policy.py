@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def _report(error: PolicyError, sources: list[Source], output_format: Format) ->
 
     from appliance.cli.policy_view import problem_view
 
-    if output_format is Format.JSON:
-        print_json({"ok": False, "problems": [asdict(problem) for problem in error.problems]})
+    if output_format is not Format.TABLE:
+        print_data({"ok": False, "problems": [asdict(problem) for problem in error.problems]}, output_format)
         return
     texts = {source.name: source.text for source in sources}
     console = output()
@@ -79,8 +79,8 @@ def _show(policy: PolicySet, output_format: Format) -> None:
 
     from appliance.cli.policy_view import policy_view
 
-    if output_format is Format.JSON:
+    if output_format is not Format.TABLE:
         tenants = {name: asdict(tenant) for name, tenant in policy.tenants.items()}
-        print_json({"ok": True, "digest": policy.digest, "tenants": tenants})
+        print_data({"ok": True, "digest": policy.digest, "tenants": tenants}, output_format)
         return
     output().print(policy_view(policy))

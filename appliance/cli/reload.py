@@ -8,7 +8,7 @@ import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Admin, Output
 
 EXAMPLES = """
@@ -40,8 +40,8 @@ def reload(
 
     answer = ask(admin, "/reload", "POST", timeout)
     outcome = read(ReloadOutcome, answer, CONFLICT)
-    if output_format is Format.JSON:
-        print_json(answer.body)
+    if output_format is not Format.TABLE:
+        print_data(answer.body, output_format)
         raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)
     if outcome.ok:
         output().print(Text.assemble(("reloaded ", "green"), printable(outcome.message)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.console import Format, output, print_json
+from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Admin, Output
 
 EXAMPLES = """
@@ -23,7 +23,7 @@ def status(admin: Admin = DEFAULT_ADMIN, output_format: Output = Format.TABLE) -
 
     answer = ask(admin, "/status")
     found = read(ApplianceStatus, answer)
-    if output_format is Format.JSON:
-        print_json(answer.body)
+    if output_format is not Format.TABLE:
+        print_data(answer.body, output_format)
         return
     output().print(status_view(found, time.time()))

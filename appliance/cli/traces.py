@@ -9,7 +9,7 @@ import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import DEFAULT_ADMIN, Answer, ask
-from appliance.cli.console import Format, errors, fail, output, print_json
+from appliance.cli.console import Format, errors, fail, output, print_data
 from appliance.cli.options import Admin, Output
 
 EXAMPLES = """
@@ -60,8 +60,8 @@ def _show_list(answer: Answer, output_format: Format) -> None:
     from appliance.telemetry.waterfall import trace_table
 
     listed = read(TraceList, answer, MULTIPLE)
-    if output_format is Format.JSON:
-        print_json(answer.body)
+    if output_format is not Format.TABLE:
+        print_data(answer.body, output_format)
     elif listed.traces:
         output().print(trace_table(listed.traces))
     else:
@@ -74,8 +74,8 @@ def _show_one(answer: Answer, output_format: Format) -> None:
     from appliance.telemetry.waterfall import waterfall
 
     trace = read(StoredTrace, answer)
-    if output_format is Format.JSON:
-        print_json(answer.body)
+    if output_format is not Format.TABLE:
+        print_data(answer.body, output_format)
         return
     console = output()
     console.print()

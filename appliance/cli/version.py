@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from appliance.cli.console import Format, output, print_json
+from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Output
 from appliance.version import VERSION
 
 
 def version(output_format: Output = Format.TABLE) -> None:
     """Show the version of the appliance and of what it stands on."""
-    import platform
-
-    from appliance.telemetry.names import SCHEMA_URL
-    from isolation.ipc.messages import PROTOCOL_VERSION
-
-    facts = {
-        "athanor": VERSION,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "wire_protocol": str(PROTOCOL_VERSION),
-        "semantic_conventions": SCHEMA_URL.rpartition("/")[2],
-    }
-    if output_format is Format.JSON:
-        print_json(facts)
+    facts = versions()
+    if output_format is not Format.TABLE:
+        print_data(facts, output_format)
         return
     from rich.table import Table
     from rich.text import Text
@@ -34,6 +22,23 @@ def version(output_format: Output = Format.TABLE) -> None:
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " "), "dim"), Text(value))
     output().print(table)
+
+
+def versions() -> dict[str, str]:
+    """Name to version of everything that matters in a report."""
+    import platform
+
+    from appliance.telemetry.names import SCHEMA_URL
+    from isolation.ipc.messages import PROTOCOL_VERSION
+
+    return {
+        "athanor": VERSION,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "wire_protocol": str(PROTOCOL_VERSION),
+        "semantic_conventions": SCHEMA_URL.rpartition("/")[2],
+    }
 
 
 def callback(wanted: bool) -> None:

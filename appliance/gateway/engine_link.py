@@ -12,6 +12,7 @@ his request has not got away.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class EngineLink:
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
+        self._heard_at = time.monotonic()
         self._width = 0
         """Numbers of a vector, once the engine has given one."""
         self._delivery = Delivery(lambda: len(self._live), self._look)
@@ -187,6 +189,16 @@ class EngineLink:
             self._link.close()
             self._ended("does not read its ring", at_fault=True)
 
+    def check_progress(self, limit_s: float) -> None:
+        """End an engine that has requests and has finished no step for so long: it hangs. A step that computes
+        anything sends a frame, part of a long prompt included. To be called every few seconds."""
+        now = time.monotonic()
+        if not self._live:
+            self._heard_at = now
+        elif now - self._heard_at > limit_s:
+            self._link.close()
+            self._ended(f"finished no step for {limit_s:g} s", at_fault=True)
+
     def close(self) -> None:
         """Let the engine go: all streams end."""
         if not self._link.closed:
@@ -201,6 +213,7 @@ class EngineLink:
         return self._delivery.will_look and not any(stream.every_step for stream in self._live.values())
 
     def _on_message(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
         if isinstance(message, Embedding):
             self._take_vector(message)
             return

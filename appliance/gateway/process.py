@@ -45,7 +45,7 @@ FIRST_READY_S = 600.0
 """How long the first boot of all models may take: large weights are read from slow disks."""
 
 GAUGE_PERIOD_S = 2.0
-"""How often gauges follow the engines' counts."""
+"""How often gauges follow the engines' counts, and engines are asked for progress."""
 
 YOUNG_OBJECTS = 20_000
 """Container objects that may be made before the collector looks at them, in place of 700: a request makes some hundred,
@@ -57,6 +57,18 @@ class _Keys:
     """The key table in force."""
 
     table: KeyTable
+
+
+class Restarts:
+    """Turns the supervisor's counts of restarts into what has been added; a new supervisor counts from nothing."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def since(self, sandbox: tuple[str, str], total: int) -> int:
+        """Restarts since the last call."""
+        before, self._seen[sandbox] = self._seen.get(sandbox, 0), total
+        return total - before if total >= before else total
 
 
 class Gateway:
@@ -204,11 +216,16 @@ class Gateway:
             notify.watchdog()
 
     async def _refresh_gauges(self) -> None:
+        restarts = Restarts()
         while True:
+            for (name, role), record in self._sandboxes.records.items():
+                if more := restarts.since((name, role), record.restarts):
+                    self._telemetry.count(names.SANDBOX_RESTARTS, more, model=name, role=role)
             for name, rooms in self._rooms.items():
                 engine = rooms.engine
                 if engine is not None:
                     self._service.take_integrity(rooms, engine)
+                    engine.check_progress(self._config.sandbox.step_timeout_s)
                     self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
                     self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
                     self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)

@@ -54,6 +54,14 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def size(count: int) -> str:
+    """Bytes with a binary unit: ``512 B``, ``64 KiB``, ``1.5 GiB``."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.1f} {units[0]}" if value < 10 and units[0] != "B" else f"{value:,.0f} {units[0]}"
+
+
 def _three(value: float) -> str:
     if value < 9.995:
         return f"{value:.2f}"

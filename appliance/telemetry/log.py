@@ -141,8 +141,13 @@ def _journal_line(logger: WrappedLogger, name: str, event: EventDict) -> str:
 def _redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _CREDENTIAL.sub(_blot, value[:MAX_TEXT_CHARS])
+            event[key] = redact(value[:MAX_TEXT_CHARS])
     return event
+
+
+def redact(text: str) -> str:
+    """The text with everything that looks like a credential blotted out."""
+    return _CREDENTIAL.sub(_blot, text)
 
 
 def _blot(found: re.Match[str]) -> str:

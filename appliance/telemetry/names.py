@@ -169,7 +169,7 @@ COUNTERS = {
     SANDBOX_RESTARTS: Instrument(
         "{restart}",
         "Sandboxes booted again after they ended.",
-        frozenset({"model", "role", "reason"}),
+        frozenset({"model", "role"}),
     ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     INTEGRITY_FAILURES: Instrument(

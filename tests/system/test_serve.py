@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +31,9 @@ from tests.appliance.api.pki import Authority, Pki
 from .conftest import ATHANOR
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+
+STEP_TIMEOUT_S = 8.0
+"""The embedded model's longest step takes some milliseconds, on a busy machine a second."""
 
 POLICY = """\
 version: 1
@@ -85,6 +90,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
         "models": [{"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 64 << 20}],
         "policy": "policy.yaml", "credentials": "credentials.json", "pepper": "pepper",
         "run_dir": str(run_directory(state)),
+        "sandbox": {"step_timeout_s": STEP_TIMEOUT_S},
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
@@ -211,3 +217,25 @@ def test_a_stream_over_tls_is_whole(served: Served) -> None:
     assert lines[-1] == "[DONE]"
     texts = [json.loads(line)["choices"][0]["text"] for line in lines[:-1]]
     assert "".join(texts) == whole["choices"][0]["text"] != ""
+
+
+def test_a_hung_engine_is_restarted(served: Served) -> None:
+    """An engine that stops in the middle of everything is ended by the gateway's clock; the request that met it is
+    replayed in the next one or refused as retryable, and the model is served again."""
+
+    def engine() -> dict[str, Any]:
+        return dict(httpx.get(served.ready["admin"] + "/status", timeout=10).json()["models"][0]["engine"])
+
+    before = engine()
+    os.kill(before["pid"], signal.SIGSTOP)
+    met = served.post("a")
+    assert met.status_code in (200, 503), met.text
+    deadline = time.monotonic() + 60
+    while not (engine()["state"] == "ready" and engine()["generation"] > before["generation"]):
+        assert time.monotonic() < deadline, engine()
+        time.sleep(0.1)
+    assert served.post("a").status_code == 200
+    counted = 'athanor_sandbox_restarts_total{athanor_role="engine"'
+    while counted not in httpx.get(served.ready["admin"] + "/metrics", timeout=10).text:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -23,6 +23,10 @@ COMMANDS = [
     ("serve",),
     ("status",),
     ("traces",),
+    ("top",),
+    ("logs",),
+    ("doctor",),
+    ("bundle",),
     ("bench",),
     ("reload",),
     ("policy",),
@@ -32,6 +36,10 @@ COMMANDS = [
     ("audit",),
     ("audit", "verify"),
     ("audit", "show"),
+    ("install",),
+    ("uninstall",),
+    ("package",),
+    ("package", "deb"),
     ("image",),
     ("image", "build"),
     ("image", "verify"),
@@ -138,7 +146,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_completion_is_built_in() -> None:
     """A shell's question is answered with the commands and with an option's name."""
     found = python("-m", "appliance.cli", _ATHANOR_COMPLETE="complete_bash", COMP_WORDS="athanor t", COMP_CWORD="1")
-    assert found.stdout.split() == ["traces"]
+    assert found.stdout.split() == ["top", "traces"]
     found = python(
         "-m",
         "appliance.cli",

@@ -225,3 +225,28 @@ async def test_streams_at_a_cadence_are_fed_without_a_bell(watched: Watched, mon
         watched.say((11, turn, Finish.NONE), urgent=False)
         await until(lambda turn=turn: steady.received == turn)
     assert rung == [True] * 4
+
+
+async def test_an_engine_that_finishes_no_step_is_ended(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence counts while a request is live, from the last frame on; an idle engine may be silent for ever."""
+    now = [100.0]
+    monkeypatch.setattr("appliance.gateway.engine_link.time.monotonic", lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+        watched.link.check_progress(10.0)
+
+    pass_time(3_600.0)
+    pass_time(3_600.0)
+    stream = watched.submit(1)
+    pass_time(9.0)
+    watched.say((1, 7, Finish.NONE))
+    watched.link._link.look()
+    assert stream.received == 1
+    pass_time(9.0)
+    assert watched.ends == []
+    pass_time(2.0)
+    assert watched.ends == [("finished no step for 10 s", True)]
+    assert stream.engine_gone == "finished no step for 10 s"
+    pass_time(60.0)
+    assert len(watched.ends) == 1

@@ -11,7 +11,7 @@ import pytest
 from appliance import demo, notify
 from appliance.config import load_config
 from appliance.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
-from appliance.gateway.process import Gateway
+from appliance.gateway.process import Gateway, Restarts
 
 
 @pytest.fixture
@@ -87,3 +87,12 @@ async def test_a_broken_model_does_not_hold_up_the_others(
     began = time.monotonic()
     await announcing
     assert time.monotonic() - began < 2 and "READY=1" in said
+
+
+def test_restarts_are_counted_once() -> None:
+    """Only what has been added since the last look counts; a new supervisor's counts begin at nothing."""
+    restarts = Restarts()
+    engine, text = ("m", "engine"), ("m", "text")
+    assert [restarts.since(engine, total) for total in (0, 2, 2, 5)] == [0, 2, 0, 3]
+    assert restarts.since(text, 1) == 1
+    assert [restarts.since(engine, total) for total in (0, 1)] == [0, 1]

@@ -117,14 +117,14 @@ def test_gauges_and_counters_by_name(telemetry: OtelTelemetry) -> None:
     telemetry.gauge(names.KV_FREE_BLOCKS, 500, model="mini")
     telemetry.gauge(names.RUNNING, 3, model="mini")
     telemetry.gauge(names.WAITING, 0, model="mini")
-    telemetry.count(names.SANDBOX_RESTARTS, model="mini", role="engine", reason="exited")
+    telemetry.count(names.SANDBOX_RESTARTS, model="mini", role="engine")
     telemetry.count(names.POLICY_RELOADS, outcome="ok")
     telemetry.count(names.POLICY_RELOADS, 2, outcome="failed")
     metrics = telemetry.metrics
     assert values(metrics, "athanor_engine_kv_free_blocks") == {("mini",): 500}
     assert values(metrics, "athanor_engine_running_requests") == {("mini",): 3}
     assert values(metrics, "athanor_engine_waiting_requests") == {("mini",): 0}
-    assert values(metrics, "athanor_sandbox_restarts") == {("exited", "engine", "mini"): 1}
+    assert values(metrics, "athanor_sandbox_restarts") == {("engine", "mini"): 1}
     assert values(metrics, "athanor_policy_reloads") == {("ok",): 1, ("failed",): 2}
 
 

@@ -1,0 +1,105 @@
+"""``athanor logs``: what the host processes have said, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance.cli import exits
+from appliance.cli.console import fail, output
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from appliance.journal import LogLine
+
+EXAMPLES = """
+athanor logs -n 50 | the last lines of both services
+athanor logs -f --level warning | what goes wrong, as it happens
+athanor logs --request 7f3a9c | what was said about one request
+athanor logs --file serve.log | of an appliance without systemd
+"""
+
+STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold white on red", "debug": "dim"}
+
+
+class Level(StrEnum):
+    """How loud a line must be."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until ctrl-c.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=1, max=100_000, help="How many.")] = 100,
+    level: Annotated[Level, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = Level.INFO,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="Lines of one request only, by the beginning of its id.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file of standard error, in place of the journal.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="As written, one JSON object a line.")] = False,
+) -> None:
+    """Show the log of gateway and supervisor.
+
+    It never holds prompts, answers or keys. Exit codes: 0 shown; 1 there is no log to read.
+    """
+    from appliance import journal
+    from appliance.errors import ConfigError
+
+    if file is not None and follow:
+        fail(exits.USAGE, "--follow is for the journal", f"tail -F {file} | athanor logs --file /dev/stdin")
+    try:
+        if file is not None:
+            _show(journal.read_file(file, lines), level.value, request, raw=raw)
+            return
+        with journal.open_journal(lines, follow=follow) as found:
+            _show(found, level.value, request, raw=raw)
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message)
+    except KeyboardInterrupt:
+        return
+
+
+def _show(found: Iterable[str], level: str, request: str | None, *, raw: bool) -> None:
+    from appliance.journal import parse_line
+    from appliance.telemetry.figures import printable
+    from appliance.telemetry.log import redact
+
+    console = output()
+    for text in found:
+        line = parse_line(text)
+        if line is None or not line.is_at_least(level) or (request and not line.concerns(request)):
+            continue
+        if raw:
+            typer.echo(redact(printable(text.strip())))
+        else:
+            console.print(_line(line), soft_wrap=True)
+
+
+def _line(line: LogLine) -> Text:
+    """``12:00:01  warning  sandbox is down  sandbox=engine cause=...``."""
+    from rich.text import Text
+
+    from appliance.telemetry.figures import printable
+    from appliance.telemetry.log import redact
+
+    style = STYLES.get(line.level, "")
+    text = Text()
+    if line.time:
+        text.append(f"{printable(line.time[11:19])}  ", "dim")
+    if line.level:
+        text.append(f"{printable(line.level):<8} ", style or "dim")
+    text.append(redact(printable(line.event)), style)
+    for name, value in line.fields:
+        text.append(f"  {printable(name)}=", "dim")
+        text.append(redact(printable(value)), "cyan")
+    return text

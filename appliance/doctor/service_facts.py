@@ -1,0 +1,239 @@
+"""Looks at what a configuration names: addresses, files, file systems, collectors. Changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from appliance import kernels, notify
+from appliance.catalog import find_files
+from appliance.config import ApplianceConfig, ModelConfig, split_address
+from appliance.doctor.certificate import read_certificate
+from appliance.doctor.facts import (
+    Access,
+    Certificate,
+    Disk,
+    Exporter,
+    Image,
+    Kernels,
+    Model,
+    Policy,
+    Port,
+    Running,
+    Service,
+)
+from appliance.doctor.holders import holder
+from appliance.errors import ConfigError
+from isolation.errors import RootfsError
+from isolation.image_rootfs import verify_image
+from policy.errors import PolicyError
+from policy.files import read_sources
+from policy.loader import load_policy
+
+CONNECT_S = 2.0
+"""Patience for a collector; one in the same house answers within milliseconds."""
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path, unix(7)."""
+
+SERVICE_CREDENTIALS = "/run/credentials/"
+"""Where systemd puts what it loads for a service alone, while that runs."""
+
+PEPPER_SOURCE = Path("/etc/athanor/pepper")
+"""From where the gateway's unit loads the pepper."""
+
+OTLP = "OTEL_EXPORTER_OTLP_{signal}ENDPOINT"
+
+
+def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> Service:
+    """Everything that a configuration names."""
+    return Service(
+        config=str(path), unsafe=config.sandbox.unsafe_no_sandbox, sandbox_bytes=config.sandbox.memory_bytes,
+        ports=tuple(_ports(config)), tls=_tls(config), disks=tuple(_disks(config)),
+        access=tuple(_access(config, path)), policy=look_at_policy(config),
+        models=tuple(_model(model) for model in config.models), kernels=_kernels(config), image=_image(config),
+        exporters=tuple(find_exporters(notify.telemetry_environment())), running=running,
+    )  # fmt: skip
+
+
+def _ports(config: ApplianceConfig) -> Iterator[Port]:
+    listen = config.listen
+    for name, address in (("http", listen.http), ("grpc", listen.grpc), ("admin", listen.admin)):
+        if address.startswith("unix:"):
+            too_long = len(os.fsencode(address.removeprefix("unix:"))) > MAX_SOCKET_PATH
+            problem = f"the path has more than {MAX_SOCKET_PATH} bytes" if too_long else ""
+            yield Port(name=name, address=address, problem=problem)
+        else:
+            yield _port(name, address)
+
+
+def _port(name: str, address: str) -> Port:
+    """Try to bind it, as the gateway will."""
+    host, number = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
+            return Port(name=name, address=address, problem=(error.strerror or str(error)).lower())
+        return Port(name=name, address=address, in_use=True, holder=holder(number))
+    return Port(name=name, address=address)
+
+
+def _tls(config: ApplianceConfig) -> Certificate | None:
+    tls = config.listen.tls
+    return None if tls is None else read_certificate(tls.certificate, tls.key, tls.client_ca)
+
+
+def _disks(config: ApplianceConfig) -> Iterator[Disk]:
+    """Each file system once."""
+    places = [(config.run_dir, "sockets and bundles"), (Path("/var/log"), "logs")]
+    places += [(model.path, f"model {model.name}") for model in config.models]
+    seen: set[int] = set()
+    for path, purpose in places:
+        there = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+        device = there.stat().st_dev
+        if device in seen:
+            continue
+        seen.add(device)
+        found = os.statvfs(there)
+        yield Disk(
+            path=str(there), purpose=purpose, free=found.f_bavail * found.f_frsize,
+            total=found.f_blocks * found.f_frsize, free_inodes=found.f_favail if found.f_files else -1,
+        )  # fmt: skip
+
+
+def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
+    pepper = pepper_of(config)
+    yield _mode(path, "configuration", secret=False)
+    yield _mode(config.policy, "policy", secret=False)
+    yield _mode(config.credentials, "key table", secret=True)
+    if pepper is not None:
+        yield _mode(pepper, "pepper", secret=True)
+    if config.listen.tls is not None:
+        yield _mode(config.listen.tls.key, "private key", secret=True)
+    folders = [(model.path, f"model {model.name}") for model in config.models]
+    folders += [
+        (place, name) for place, name in ((config.sandbox.kernels, "kernels"), (config.sandbox.image, "image")) if place
+    ]
+    for folder, purpose in folders:
+        if folder.exists():
+            yield _mode(folder, purpose, secret=False)
+
+
+def _mode(path: Path, purpose: str, *, secret: bool) -> Access:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        problem = (error.strerror or str(error)).lower()
+        return Access(path=str(path), purpose=purpose, mode=0, secret=secret, problem=problem)
+    return Access(path=str(path), purpose=purpose, mode=mode, secret=secret)
+
+
+def pepper_of(config: ApplianceConfig) -> Path | None:
+    """Where the pepper lies for us; None where only the service sees it."""
+    if not str(config.pepper).startswith(SERVICE_CREDENTIALS):
+        return config.pepper
+    return PEPPER_SOURCE if PEPPER_SOURCE.exists() else None
+
+
+def look_at_policy(config: ApplianceConfig) -> Policy:
+    """Load it as the gateway would, and compare its credentials with the key table."""
+    from datetime import UTC, datetime
+
+    from appliance.credentials import read_key_table
+
+    where = str(config.policy)
+    try:
+        loaded = load_policy(read_sources(config.policy))
+    except PolicyError as error:
+        return Policy(path=where, problems=tuple(map(str, error.problems)))
+    except OSError as error:
+        return Policy(path=where, problems=(f"cannot read {where}: {error.strerror}",))
+    pepper = pepper_of(config)
+    readable = pepper is not None and os.access(pepper, os.R_OK)
+    found = Policy(path=where, digest=loaded.digest, tenants=tuple(loaded.tenants), keys_unseen=not readable)
+    if pepper is None or not readable:
+        return found
+    try:
+        table = read_key_table(config.credentials, pepper)
+    except ConfigError as error:
+        return replace(found, keys_problem=error.message)
+    now = datetime.now(UTC)
+    valid = {
+        f"key:{key_id}" for key_id, record in table.records.items()
+        if not record.revoked and (record.expires is None or now < record.expires)
+    }  # fmt: skip
+    named = {name for name in loaded.principals if name.startswith("key:")}
+    return replace(found, missing_keys=tuple(sorted(named - valid)), unused_keys=tuple(sorted(valid - named)))
+
+
+def _model(model: ModelConfig) -> Model:
+    null = model.runner == "null"
+    try:
+        engine, _ = find_files(model.name, model.path)
+        weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
+    except ConfigError as error:
+        return Model(name=model.name, problem=error.message, null=null)
+    except OSError as error:
+        return Model(name=model.name, problem=f"{error.filename}: {error.strerror}", null=null)
+    return Model(
+        name=model.name, weight_bytes=weights, kv_bytes=model.kv_bytes, int8=model.weights == "int8", null=null
+    )
+
+
+def _kernels(config: ApplianceConfig) -> Kernels:
+    folder = config.sandbox.kernels
+    if folder is None:
+        return Kernels()
+    if not (folder / "kernels.so").is_file():
+        return Kernels(path=str(folder), problem=f"there are none in {folder}")
+    return Kernels(
+        path=str(folder), stale=not kernels.is_current(folder), missing_features=kernels.missing_features(folder)
+    )
+
+
+def _image(config: ApplianceConfig) -> Image:
+    path, pinned = config.sandbox.image, config.sandbox.image_digest
+    if path is None:
+        return Image()
+    try:
+        return Image(path=str(path), digest=verify_image(path), pinned=pinned)
+    except RootfsError as error:
+        return Image(path=str(path), pinned=pinned, problem=str(error).partition("\n")[0])
+
+
+def find_exporters(environment: dict[str, str]) -> Iterator[Exporter]:
+    """The collectors that OpenTelemetry's variables name, each tried."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return
+    common = environment.get(OTLP.format(signal=""), "")
+    for signal in ("traces", "metrics"):
+        endpoint = environment.get(OTLP.format(signal=f"{signal.upper()}_"), "") or common
+        if endpoint and environment.get(f"OTEL_{signal.upper()}_EXPORTER", "").lower() != "none":
+            yield Exporter(signal=signal, endpoint=endpoint, problem=_reach(endpoint))
+
+
+def _reach(endpoint: str) -> str:
+    """Why nobody takes a connection there; empty when somebody does."""
+    try:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            return "not an http or https URL"
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), timeout=CONNECT_S).close()
+    except TimeoutError:
+        return f"no answer within {CONNECT_S:g} s"
+    except ValueError:
+        return "not a URL"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
