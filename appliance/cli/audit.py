@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
 from appliance.telemetry.figures import printable
 
@@ -81,8 +81,9 @@ def show(
         found = _newest(directory, last, kind)
     except OSError as error:
         fail(exits.REFUSED, f"cannot read {directory}: {(error.strerror or str(error)).lower()}")
-    if output_format is Format.JSON:
-        print_json([{"n": number, "t": time_ms, "kind": one.kind, **one.fields} for number, time_ms, one in found])
+    if output_format is not Format.TABLE:
+        entries = [{"n": number, "t": time_ms, "kind": one.kind, **one.fields} for number, time_ms, one in found]
+        print_data(entries, output_format)
         return
     from datetime import UTC, datetime
 
@@ -124,12 +125,12 @@ def _witnesses(paths: list[Path]) -> list[str]:
 
 def _show_report(report: Report, output_format: Format, *, own_key: bool) -> None:
     last = {"size": report.last.size, "root": report.last.root.hex()} if report.last is not None else None
-    if output_format is Format.JSON:
-        print_json({
+    if output_format is not Format.TABLE:
+        print_data({
             "ok": report.sound, "log": report.name, "first": report.first, "entries": report.entries,
             "checkpoints": report.checkpoints, "witnesses": report.witnesses, "unsigned": report.unsigned,
             "live": report.live, "last": last, "problems": report.problems,
-        })  # fmt: skip
+        }, output_format)  # fmt: skip
         return
     console = output()
     console.print(
