@@ -166,7 +166,8 @@ def measure(name: str, engine: Engine, *, shrink: int = 1) -> None:
         load = rows, min(prompt, longest - output), max(1, output // shrink)
         runs = [share(engine, meter, load) for _ in range(1 if shrink > 1 else ROUNDS)]
         typical = median(part for part, _ in runs)
-        print(f"{name:<22} {label:<24} {100 * typical:6.3f} % of {min(us for _, us in runs):9.1f} us a token", flush=True)
+        token_us = min(us for _, us in runs)
+        print(f"{name:<22} {label:<24} {100 * typical:6.3f} % of {token_us:9.1f} us a token", flush=True)
 
 
 def main() -> None:

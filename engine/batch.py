@@ -81,6 +81,7 @@ class BatchBuilder:
         )
         self._reaches = [group.reach for group in layout.tables]
         self._keeps_all = layout.tables[0].reach == FULL
+        self._keeps_only = self._reaches == [FULL]
         self.stamps: Ints = np.full(layout.num_blocks + 2, NO_STAMP, dtype=np.int64)
         self.stamps[-1] = NOWHERE
         self._grouping = Grouping(storage, self._tables)
@@ -132,7 +133,7 @@ class BatchBuilder:
         """The rows whose tables name, where this step reads or writes, a block that does not exist or is not theirs."""
         chunks = plan.prefills
         rows = self._decoding(plan)
-        if not chunks and self._reaches == [FULL] and self._agrees(rows):
+        if not chunks and self._keeps_only and self._agrees(rows):
             return NO_ROWS
         firsts = lasts = self._computed[rows]
         if chunks:
