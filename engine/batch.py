@@ -81,10 +81,16 @@ class BatchBuilder:
         )
         self._reaches = [group.reach for group in layout.tables]
         self._keeps_all = layout.tables[0].reach == FULL
+        self._keeps_only = self._reaches == [FULL]
         self.stamps: Ints = np.full(layout.num_blocks + 2, NO_STAMP, dtype=np.int64)
         self.stamps[-1] = NOWHERE
         self._grouping = Grouping(storage, self._tables)
         self._device = storage.device
+        self._decode_list: list[int] = []
+        self._decode_rows: Ints = np.zeros(0, dtype=np.int64)
+        """Of that list."""
+        self._decode_stamps: Ints | None = None
+        """What they expect of their blocks; None: to be gathered."""
         self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._last = np.zeros(max_num_seqs, dtype=np.int64)
@@ -96,6 +102,7 @@ class BatchBuilder:
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""
         row = admission.row
+        self._decode_stamps = None
         given, expected = admission.local, admission.local_stamps
         if self._keeps_all:
             given, expected = (admission.blocks, *given), (admission.stamps, *expected)
@@ -106,6 +113,8 @@ class BatchBuilder:
 
     def grow(self, plan: StepPlan) -> None:
         """Take up the blocks that rows got."""
+        if plan.grown_rows:
+            self._decode_stamps = None
         expected = plan.grown_stamps or [NO_STAMP] * len(plan.grown_rows)
         if not plan.grown_tables:
             self._tables[0].grow(plan.grown_rows, plan.grown_indices, plan.grown_blocks, expected)
@@ -123,19 +132,22 @@ class BatchBuilder:
     def foreign(self, plan: StepPlan) -> frozenset[int]:
         """The rows whose tables name, where this step reads or writes, a block that does not exist or is not theirs."""
         chunks = plan.prefills
-        rows = np.array(plan.decode_rows + [chunk.row for chunk in chunks], dtype=np.int64)
-        firsts = self._computed[rows]
-        lasts = firsts
+        rows = self._decoding(plan)
+        if not chunks and self._keeps_only and self._agrees(rows):
+            return NO_ROWS
+        firsts = lasts = self._computed[rows]
         if chunks:
-            place = len(plan.decode_rows)
-            firsts[place:] = [chunk.start for chunk in chunks]
-            lasts = firsts.copy()
-            lasts[place:] += [chunk.length - 1 for chunk in chunks]
-        wrong = np.zeros(len(rows), dtype=np.bool_)
+            rows = np.concatenate((rows, [chunk.row for chunk in chunks]))
+            firsts = np.concatenate((firsts, [chunk.start for chunk in chunks]))
+            lasts = np.concatenate((lasts, [chunk.start + chunk.length - 1 for chunk in chunks]))
+        found = NO_ROWS
         for reach, tables in zip(self._reaches, self._tables, strict=True):
             size = tables.block_size
-            wrong |= tables.mismatched(self.stamps, rows, first_seen(reach, firsts) // size, lasts // size + 1)
-        return frozenset(rows[wrong].tolist()) if wrong.any() else NO_ROWS
+            begins = None if reach == FULL else first_seen(reach, firsts) // size
+            wrong = tables.mismatched(self.stamps, rows, begins, lasts // size + 1)
+            if wrong is not None:
+                found |= frozenset(rows[wrong].tolist())
+        return found
 
     def arrays(self, plan: StepPlan, *, by_length: bool = False) -> StepArrays:
         """The tokens of a plan that computes at least one; its admissions and what grew were taken already.
@@ -143,7 +155,7 @@ class BatchBuilder:
         Args:
             by_length: put decoding rows in the order of falling length instead of the plan's.
         """
-        rows = np.array(plan.decode_rows, dtype=np.int64)
+        rows = self._decoding(plan)
         place = len(rows)
         wanted = np.arange(place)
         if by_length:
@@ -202,6 +214,23 @@ class BatchBuilder:
         for chunk in plan.prefills:
             self._computed[chunk.row] = chunk.start + chunk.length
         self._last[plan.sample_rows] = token_ids
+
+    def _agrees(self, rows: Ints) -> bool:
+        """Whether all blocks of decoding rows are theirs. What they expect stays the same until one of them grows, so
+        it is gathered once; what lies in their tables, and the stamps, are looked at in every step."""
+        tables = self._tables[0]
+        if self._decode_stamps is None:
+            width = int(self._computed[rows].max()) // tables.block_size + 1
+            self._decode_stamps = tables.expected[:, :width][rows]
+        return tables.agrees(self.stamps, rows, self._decode_stamps)
+
+    def _decoding(self, plan: StepPlan) -> Ints:
+        """The plan's decoding rows; the scheduler keeps the list as long as they are the same."""
+        if plan.decode_rows is not self._decode_list:
+            self._decode_stamps = None
+            self._decode_list = plan.decode_rows
+            self._decode_rows = np.array(plan.decode_rows, dtype=np.int64)
+        return self._decode_rows
 
     def _put_chunk(self, chunk: Chunk, place: int) -> None:
         end = chunk.start + chunk.length

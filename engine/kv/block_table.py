@@ -43,24 +43,31 @@ class BlockTables:
             self.tables[rows, indices] = blocks
             self.expected[rows, indices] = stamps
 
-    def mismatched(self, stamps: Ints, rows: Ints, begins: Ints, ends: Ints) -> NDArray[np.bool_]:
-        """Which rows name a block that does not exist, or whose stamp is not the one they expect.
+    def agrees(self, stamps: Ints, rows: Ints, expected: Ints) -> bool:
+        """Whether the first blocks of these rows have just these stamps, ``(rows, places)``: four array operations."""
+        return bool((stamps.take(self.tables[:, : expected.shape[1]][rows], mode="clip") == expected).all())
+
+    def mismatched(self, stamps: Ints, rows: Ints, begins: Ints | None, ends: Ints) -> NDArray[np.bool_] | None:
+        """Which rows name a block that does not exist, or whose stamp is not the one they expect; None: no row does.
 
         Args:
             stamps: of all blocks, and ``NOWHERE`` behind the last.
             rows: to be compared.
-            begins: of each the first place that is looked at; what lies behind a window is not.
+            begins: of each the first place that is looked at, since what lies behind a window is not; None: all.
             ends: of each the end of those places.
         """
-        if begins.any():
+        if begins is None:
+            width = int(ends.max())
+            blocks, expected = self.tables[:, :width][rows], self.expected[:, :width][rows]
+        else:
             width = int((ends - begins).max())
             blocks = _rectangle(self.tables, rows, begins, width, NULL_BLOCK)
             expected = _rectangle(self.expected, rows, begins, width, NO_STAMP)
-        else:
-            width = int(ends.max())
-            blocks, expected = self.tables[:, :width][rows], self.expected[:, :width][rows]
-        # Numbers behind the last block find NOWHERE; those below the first would find the null block's.
-        wrong = (stamps.take(blocks, mode="clip") != expected) | (blocks < NULL_BLOCK)
+        # Numbers behind the last block find NOWHERE, those below the first the null block's stamp: nobody who has a
+        # block expects either.
+        wrong = stamps.take(blocks, mode="clip") != expected
+        if not wrong.any():
+            return None
         found: NDArray[np.bool_] = wrong.any(axis=1)
         return found
 

@@ -58,12 +58,12 @@ def load_or_make(path: Path) -> tuple[SigningKey, bool]:
         made = _make(path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            mode, seed = os.fstat(fd).st_mode, os.read(fd, SEED_BYTES + 1)
+            opened, seed = _is_open_to_others(fd), os.read(fd, SEED_BYTES + 1)
         finally:
             os.close(fd)
     except OSError as error:
         raise SigningKeyError(f"cannot use the signing key {path}: {error.strerror}") from error
-    if mode & 0o077:
+    if opened:
         raise SigningKeyError(f"the signing key {path} is open to other users; close it with: chmod 600 '{path}'")
     try:
         return key_of(seed), made
@@ -80,6 +80,19 @@ def verifies(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _is_open_to_others(fd: int) -> bool:
+    """Whether others than the owner may use the file. A credential of systemd has a list of users instead, and then the
+    group's bits are what that list may at most give (acl(5))."""
+    mode = os.fstat(fd).st_mode
+    if not mode & 0o040 or mode & 0o037:
+        return bool(mode & 0o077)
+    try:
+        os.getxattr(fd, "system.posix_acl_access")
+    except OSError:
+        return True
+    return False
 
 
 def _make(path: Path) -> bool:

@@ -36,6 +36,14 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
     assert config.listen.admin == f"unix:{tmp_path}/admin.sock"
 
 
+def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
+    """Its folder and key are taken from there too; without a section there is none."""
+    assert load_config(write(tmp_path, GOOD)).audit is None
+    audit = load_config(write(tmp_path, GOOD + "audit: {directory: log, key: secret}\n")).audit
+    assert audit is not None
+    assert (audit.directory, audit.key, audit.on_failure) == (tmp_path / "log", tmp_path / "secret", "continue")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
@@ -53,6 +61,8 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
         ("run_dir: run", "run_dir: run\nsandbox: {image: x}", ":8:"),
         ("dtype: float32", "runner: nil", ":3:"),
         ("dtype: float32", "step_us: 5", ":3:"),
+        ("run_dir: run", "run_dir: run\naudit: {on_failure: stop, directory: x}", ":8:"),
+        ("run_dir: run", "run_dir: run\naudit: {key: x}", ":8:"),
     ],
 )
 def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> None:

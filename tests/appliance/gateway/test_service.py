@@ -10,13 +10,26 @@ from collections.abc import Callable
 
 import pytest
 
-from appliance.errors import InvalidRequestError, ModelNotFoundError
+from appliance.audit.entry import Entry, from_wire
+from appliance.control import Audited
+from appliance.errors import IntegrityError, InvalidRequestError, ModelNotFoundError, UnavailableError
+from appliance.gateway.account import Account
+from appliance.gateway.audit import AuditFeed
 from appliance.gateway.service import GatewayService
 from appliance.gateway.tally import TenantTally
 from appliance.gateway.text_link import TextLink
 from appliance.request import CallContext, Delta, Finished, GenerateRequest, Operation, Principal, TextPrompt
 from appliance.telemetry.tracer import TelemetrySettings, open_telemetry
-from isolation.ipc.messages import Encode, Encoded, Finish, Sampling, Submit
+from isolation.ipc.messages import (
+    Encode,
+    Encoded,
+    FailureCode,
+    Finish,
+    RequestFailure,
+    Sampling,
+    StepOutput,
+    Submit,
+)
 
 from .conftest import TEXT_READY, Pair
 from .test_session import Stage, hear, say, stage  # noqa: F401 - the fixture
@@ -84,3 +97,63 @@ async def test_refusals_are_counted_with_their_tenant(service: GatewayService) -
     service.record_refusal(CALL, InvalidRequestError("not JSON"), "alpha")
     service.record_refusal(CALL, InvalidRequestError("a stranger's"), None)
     assert service.tally.of("alpha") == TenantTally(requests=2, tokens=0, refused=2)
+
+
+class Supervisor:
+    """Takes every message of a feed."""
+
+    def __init__(self) -> None:
+        self.taken: list[Audited] = []
+
+    def send(self, message: Audited) -> bool:
+        """Take it."""
+        self.taken.append(message)
+        return True
+
+    def entries(self, kind: str) -> list[Entry]:
+        """What came of a kind."""
+        return [one for message in self.taken for one in map(from_wire, message.entries) if one.kind == kind]
+
+
+async def test_an_integrity_failure_is_typed_counted_and_audited(
+    service: GatewayService, stage: Stage, text_pair: Pair  # noqa: F811
+) -> None:
+    """The engine says that a block was not the request's: the caller gets a typed, retryable error, the log an entry of
+    the request and one of the engine, each once."""
+    supervisor = Supervisor()
+    feed = AuditFeed(supervisor.send)
+    service._account = Account(feed, service.rooms)
+    engine = stage.boot()
+    answer = asyncio.ensure_future(anext(service.generate(ALPHA, request("hello", max_tokens=2), CALL)))
+    job = await hear(text_pair, Encode)
+    text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+    submit = await hear(engine, Submit)
+    engine.guest.send(StepOutput(failures=(RequestFailure(submit.request, FailureCode.INTEGRITY),)))
+    with pytest.raises(IntegrityError) as caught:
+        await answer
+    assert caught.value.retry_after_s
+    assert (caught.value.wire.grpc, caught.value.wire.code) == ("INTERNAL", "integrity_failure")
+    link = stage.rooms.engine
+    assert link is not None
+    for _ in range(2):
+        service.take_integrity(stage.rooms, link)
+    feed.flush()
+    (served,), (failed,) = supervisor.entries("request"), supervisor.entries("integrity")
+    assert (served.fields["tenant"], served.fields["outcome"]) == ("alpha", "INTEGRITY_FAILURE")
+    assert (failed.fields["count"], failed.fields["generation"]) == (1, link.generation)
+
+
+async def test_no_request_is_taken_that_cannot_be_accounted_for(service: GatewayService, stage: Stage) -> None:  # noqa: F811
+    """While the supervisor says that it refuses for want of a log, requests get UNAVAILABLE; afterwards they go on."""
+    stage.boot()
+    feed = AuditFeed(lambda _: False)
+    service._account = Account(feed, service.rooms)
+    feed.refuses = True
+    with pytest.raises(UnavailableError, match="accounted for"):
+        await anext(service.generate(ALPHA, request("hello"), CALL))
+    feed.refuses = False
+    going = asyncio.ensure_future(anext(service.generate(ALPHA, request("hello"), CALL)))
+    await asyncio.sleep(0.05)
+    assert not going.done()
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)

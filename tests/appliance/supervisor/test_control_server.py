@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from appliance import control
-from appliance.control import CONTROL_VERSION, Attach, Control, Fault, NamespaceQuery, Namespaces, Welcome
+from appliance.control import (
+    CONTROL_VERSION,
+    Attach,
+    Audited,
+    Control,
+    ControlError,
+    Fault,
+    NamespaceQuery,
+    Namespaces,
+    Welcome,
+)
 from appliance.supervisor import control_server
 from appliance.supervisor.control_server import ControlServer, Namespace
 
@@ -24,9 +34,12 @@ class Watched:
         self.path = path
         self.attached = self.left = 0
         self.faults: list[Fault] = []
+        self.audited: list[Audited] = []
+        self.keys: list[int] = []
         self.server = ControlServer(
-            path, Welcome(CONTROL_VERSION, "s", "l", ["m"]), self._on_attach, self._on_leave, self.faults.append
-        )
+            path, Welcome(CONTROL_VERSION, "s", "l", ["m"]), self._on_attach, self._on_leave, self.faults.append,
+            on_audited=self._on_audited, on_keys=self.keys.append,
+        )  # fmt: skip
         self.server.open()
 
     def _on_attach(self) -> None:
@@ -34,6 +47,11 @@ class Watched:
 
     def _on_leave(self) -> None:
         self.left += 1
+
+    def _on_audited(self, message: Audited) -> None:
+        if message.dropped < 0:
+            raise ControlError("too few")
+        self.audited.append(message)
 
     def connect(self) -> socket.socket:
         """A gateway."""
@@ -103,6 +121,24 @@ async def test_a_flood_of_messages_lets_the_loop_turn(watched: Watched) -> None:
             seen.append(len(watched.faults))
         steps = [after - before for before, after in itertools.pairwise(seen)]
         assert max(steps) <= control_server.READ_BATCH
+
+
+async def test_reports_for_the_audit_log_are_handed_on(watched: Watched) -> None:
+    """Entries and questions for keys reach the recorder; a report that it does not take ends the attachment, and one
+    before the attachment is none."""
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        control.send(sock, Audited(["x"], 3))
+        control.send(sock, NamespaceQuery(["a", "b"]))
+        assert isinstance(await hear(sock), Namespaces)
+        assert (watched.audited, watched.keys) == ([Audited(["x"], 3)], [2])
+        control.send(sock, Audited([], -1))
+        assert await hear(sock) is None
+    with watched.connect() as sock:
+        control.send(sock, Audited([], 0))
+        assert await hear(sock) is None
+    assert len(watched.audited) == 1
 
 
 async def test_a_gateway_that_reads_nothing_is_let_go(watched: Watched) -> None:
