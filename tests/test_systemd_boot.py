@@ -85,8 +85,7 @@ class Container:
     def shell(self, script: str) -> str:
         """Run a block of the document as root in its home, ended by the first command that fails."""
         done = subprocess.run(
-            [*self._enter(), "env", f"KEY={self.keys.get('alpha', '')}", "HOME=/root", "PATH=/usr/sbin:/usr/bin",
-             "sh", "-ec", f"cd /root\n{script}"],
+            [*self._enter(), f"KEY={self.keys.get('alpha', '')}", "sh", "-ec", f"cd /root\n{script}"],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, (script, done.stdout, done.stderr)
@@ -95,7 +94,8 @@ class Container:
         return done.stdout
 
     def _enter(self) -> list[str]:
-        return ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--"]
+        enter = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--"]
+        return [*enter, "env", "-i", "HOME=/root", "PATH=/usr/sbin:/usr/bin"]
 
     def left(self) -> str:
         """Files, users and groups of the appliance, beside what these tests brought."""
@@ -123,15 +123,15 @@ class Container:
 
 
 def fill(root: Path, runsc: Path, package: Path) -> None:
-    """What a machine has before the appliance comes: the package to install; and, for an installation without it,
-    the sources' own command and runsc, where no package puts anything."""
+    """What a machine has before the appliance comes: the package to install; and, put away for an installation
+    without it, the sources' own command and runsc."""
     shutil.copy(package, root / "root")
-    for name, source in (("runsc", runsc), ("athanor", None)):
-        path = root / "usr/local/bin" / name
-        path.write_text(COMMAND) if source is None else shutil.copy(source, path)
-        path.chmod(0o755)
-    for place in ("srv/athanor", "srv/packages"):
+    for place in ("srv/athanor", "srv/packages", "srv/own"):
         (root / place).mkdir(parents=True)
+    shutil.copy(runsc, root / "srv/own/runsc")
+    (root / "srv/own/athanor").write_text(COMMAND)
+    for path in (root / "srv/own").iterdir():
+        path.chmod(0o755)
 
 
 def blocks(kind: str) -> list[str]:
@@ -294,6 +294,7 @@ def test_installed_without_a_package(container):
     """`athanor install --systemd` of the sources' own command serves as well, and an uninstall with --purge leaves
     nothing."""
     command = "/usr/local/bin/athanor"
+    container.shell("cp /srv/own/* /usr/local/bin")
     container.run(command, "install", "--systemd", "--command", command)
     container.keys.clear()
     create, policy = blocks("sh")[1:3]
