@@ -23,6 +23,7 @@ from appliance.cli import (
     package,
     policy,
     reload,
+    selftest,
     serve,
     status,
     top,
@@ -88,6 +89,7 @@ _add(WATCH, "logs", logs.logs, logs.EXAMPLES)
 _add(WATCH, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(WATCH, "bundle", bundle.bundle, bundle.EXAMPLES)
 _add(WATCH, "bench", bench.bench, bench.EXAMPLES)
+_add(WATCH, "selftest", selftest.selftest, selftest.EXAMPLES)
 _policy = _group("policy", "Check policy files.", GOVERN)
 _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)

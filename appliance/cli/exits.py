@@ -17,3 +17,6 @@ UNREACHABLE = 3
 
 CANNOT_START = 4
 """The appliance cannot start: configuration, ports, sandboxes, models."""
+
+INCOMPLETE = 5
+"""Nothing failed, and not everything could be shown here."""

@@ -28,6 +28,7 @@ COMMANDS = [
     ("doctor",),
     ("bundle",),
     ("bench",),
+    ("selftest",),
     ("reload",),
     ("policy",),
     ("policy", "check"),

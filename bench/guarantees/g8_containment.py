@@ -1,0 +1,100 @@
+"""G8: a request cannot end service for others, and a taken-over sandbox reaches nothing.
+
+What it does not cover: code that runs inside an engine reads the KV of every tenant of that engine; drivers of
+accelerators that are handed into a sandbox; the processor's own side channels.
+"""
+
+from __future__ import annotations
+
+from bench.guarantees import exhaustion, hostile_guest, intruder
+from bench.guarantees.result import Result, judged
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.messages import Role
+
+COMMAND = "athanor selftest --only G8"
+MOSTLY = 0.75
+"""Share of the attacks that must reach something outside, for the control: kernels differ in what they have."""
+
+CHANGED_FRAMES = (20_000, 1_000_000)
+"""Frames read while they change, short and full."""
+
+LEAST_TURNS = 10
+"""Turns of the event loop in a second beside a guest that floods: nobody waits for more than a tenth of a second."""
+
+
+def run(full: bool) -> list[Result]:
+    """Every row."""
+    rows = []
+    try:
+        with intruder.gvisor() as runtime:
+            control = intruder.outside()
+            for role in Role:
+                rows.append(reach(role, intruder.inside(runtime, role), control))
+            rows.append(reach_control(control))
+            rows += greed(runtime)
+            rows += wire(runtime, CHANGED_FRAMES[full])
+    except intruder.UnavailableError as error:
+        rows.append(Result("G8.sandbox", "absent", str(error), "real sandboxes", COMMAND))
+    return rows
+
+
+def reach(role: Role, found: intruder.Findings, control: intruder.Findings) -> Result:
+    """The row of one sandbox: every attack of the control was tried, none reached anything."""
+    reached = sorted(name for name, row in found.items() if row["outcome"] != "refused")
+    missing = sorted(control.keys() - found.keys())
+    figure = f"{len(reached)} of {len(found)} attempts reached anything"
+    figure += "".join(f"; {name}: {found[name]['said']}" for name in reached[:5])
+    figure += f"; not tried: {', '.join(missing)}" if missing else ""
+    return judged(
+        f"G8.reach.{role.name.lower()}", not reached and not missing, figure=figure, bar="0 reached, all tried",
+        command=COMMAND,
+    )  # fmt: skip
+
+
+def reach_control(control: intruder.Findings) -> Result:
+    """The control's row: outside most attacks reach, and of every kind some."""
+    reached = {name for name, row in control.items() if row["outcome"] == "reached"}
+    kinds = {name.partition(".")[0] for name in control}
+    without = sorted(kinds - {name.partition(".")[0] for name in reached})
+    figure = f"{len(reached)} of {len(control)} reach outside a sandbox"
+    figure += f"; none of {', '.join(without)}" if without else ""
+    passed = not without and len(reached) >= MOSTLY * len(control) > 0
+    return judged("G8.reach.control", passed, figure=figure, bar="three quarters, some of every kind", command=COMMAND)
+
+
+def greed(runtime: GvisorRuntime) -> list[Result]:
+    """What sandboxes take, and that the host does not notice."""
+    all_taken = [exhaustion.take(kind, runtime) for kind in exhaustion.KINDS]
+    harmful = [taken.kind for taken in all_taken if not taken.harmless]
+    said = ", ".join(f"{taken.kind} {taken.said}" for taken in all_taken)
+    figure = f"{len(harmful)} of {len(all_taken)} were felt outside" + "".join(f"; {kind}" for kind in harmful)
+    bar = "0: programs of the host start beside it, nothing grows, nothing is left"
+    takes = [taken for taken in all_taken if taken.said != "took 0"]
+    return [
+        judged("G8.greed", not harmful, figure=figure, bar=bar, command=COMMAND),
+        judged("G8.greed.control", len(takes) == len(all_taken), figure=said, bar="each takes until it is stopped",
+               command=COMMAND),
+    ]  # fmt: skip
+
+
+def wire(runtime: GvisorRuntime | None, frames: int) -> list[Result]:
+    """What the host does about guests that break the wire, and about memory that changes while it is read."""
+    ended = [hostile_guest.one_way(way, runtime) for way in hostile_guest.ENDED]
+    unseen = [seen.way for seen in ended if not seen.at_fault]
+    borne = [hostile_guest.one_way(way, runtime) for way in hostile_guest.BORNE]
+    slow = [f"{one.way}: {one.turns} turns {one.reason}" for one in borne if one.turns < LEAST_TURNS or one.reason]
+    changed = hostile_guest.read_while_it_changes(frames, runtime)
+    done = f"{len(ended) - len(unseen)} of {len(ended)} breaches ended their sandbox, {len(borne) - len(slow)} of"
+    figure = f"{done} {len(borne)} floods borne" + "".join(f"; {one}" for one in (*unseen, *slow))
+    counted = changed.whole + changed.refused
+    return [
+        judged("G8.wire", not unseen and not slow, figure=figure, bar="all ended, all borne", command=COMMAND),
+        judged("G8.wire.changed", counted == frames,
+               figure=f"{counted} of {frames} frames gave a message or the protocol's error", bar="all",
+               command=COMMAND),
+        judged("G8.wire.control", changed.fooled > 0,
+               figure=f"{changed.fooled} times a reader that looks twice would have been fooled", bar="at least 1",
+               command=COMMAND),
+    ]  # fmt: skip
+
+

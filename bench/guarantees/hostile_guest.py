@@ -1,0 +1,202 @@
+"""What the host does about a guest that does its worst: the gateway's own link, over a real socket and real memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.gateway.engine_link import EngineLink
+from bench.guarantees.intruder import serving_spec
+from isolation.environment import guest_environment
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.channel import Channel
+from isolation.ipc.codec import decode
+from isolation.ipc.errors import RemoteProtocolError
+from isolation.ipc.frame import HEADER_BYTES
+from isolation.ipc.listener import Listener
+from isolation.ipc.messages import Configure, EngineReady, Hello, Message, Role, Sampling, Submit
+from isolation.ipc.ring import RingReader
+from isolation.ipc.segment import GUEST_TO_HOST, standard_layout
+from isolation.process import MINIMAL_ENVIRONMENT, spawn
+
+ENDED = (
+    "oversized", "empty", "beyond", "backwards", "crooked", "garbage", "forged_id", "over_grant", "wide_token",
+    "out_of_order", "other_role", "head",
+)  # fmt: skip
+"""Ways after which the host must end the sandbox, by name in ``redteam.wire``."""
+
+BORNE = ("flood", "bells")
+"""Ways that break no rule: the host must stay quick beside them."""
+
+MEET_S = 60.0
+SEE_S = 5.0
+"""Seconds in which a breach must be seen."""
+
+WATCH_S = 1.0
+"""Seconds for which a flood is borne and the event loop's turns are counted."""
+
+SLOT, SLOTS, CONTROL_BYTES, TAIL, HEAD = 4096, 8, 4096, 0, 16
+"""As in ``redteam.wire`` and ``isolation.ipc.ring``."""
+LARGE = 1 << 20
+"""Ids of a prompt of 4 MiB: two fill the ring to the guest."""
+PROGRAM = Path(__file__).parent / "redteam" / "wire.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What became of one way."""
+
+    way: str
+    reason: str
+    """Why the link ended; empty when it did not."""
+    at_fault: bool
+    turns: int
+    """Turns of the event loop while it was watched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutated:
+    """What a reader found in memory that changed while it read."""
+
+    whole: int
+    """Frames that decoded."""
+    refused: int
+    """Frames refused with the protocol's own error."""
+    fooled: int
+    """Frames whose length changed between two reads of it: what a careless reader would have met."""
+
+
+def meet(way: str, runtime: GvisorRuntime | None) -> contextlib.AbstractContextManager[Channel]:
+    """The host's end, past the greeting, with a guest that goes this way; bare without a runtime."""
+    return _bare(way) if runtime is None else _sandboxed(way, runtime)
+
+
+@contextlib.contextmanager
+def _bare(way: str) -> Iterator[Channel]:
+    with tempfile.TemporaryDirectory(prefix="ath-") as folder:
+        path = str(Path(folder, "host.sock"))
+        root = Path(__file__).resolve().parents[2]
+        environment = {**MINIMAL_ENVIRONMENT, **dict(guest_environment(threads=1)), "PYTHONPATH": os.fspath(root)}
+        with Listener(path) as listener, spawn((sys.executable, str(PROGRAM), path, way), env=environment):
+            channel = listener.accept(None, MEET_S, standard_layout(), Role.ENGINE)
+            try:
+                yield _greeted(channel)
+            finally:
+                channel.close()
+
+
+@contextlib.contextmanager
+def _sandboxed(way: str, runtime: GvisorRuntime) -> Iterator[Channel]:
+    with tempfile.TemporaryDirectory(prefix="ath-") as folder:
+        socket_dir = Path(folder)
+        socket_dir.chmod(0o755)
+        argv = ("-c", PROGRAM.read_text(), "/ipc/host.sock", way)
+        spec = serving_spec(Role.ENGINE, f"hostile-{way.replace('_', '-')}", socket_dir, argv)
+        with Listener(str(socket_dir / "host.sock")) as listener:
+            sandbox = runtime.boot(spec)
+            try:
+                channel = listener.accept(sandbox.peer_pids, MEET_S, standard_layout(), Role.ENGINE)
+                try:
+                    yield _greeted(channel)
+                finally:
+                    channel.close()
+            finally:
+                sandbox.delete()
+
+
+def _greeted(channel: Channel) -> Channel:
+    """Past the handshake.
+
+    Raises:
+        TimeoutError: the guest says nothing.
+    """
+    _await(channel, Hello)
+    channel.send(Configure(b"{}"))
+    _await(channel, EngineReady)
+    return channel
+
+
+def _await(channel: Channel, kind: type[Message]) -> None:
+    deadline = time.monotonic() + MEET_S
+    while time.monotonic() < deadline:
+        if any(isinstance(message, kind) for message in channel.receive(1)):
+            return
+        channel.wait(0.5)
+    raise TimeoutError("the hostile guest did not greet")
+
+
+async def watch(channel: Channel, way: str) -> Seen:
+    """Hand the channel to the gateway's link, with one request in it, and see how it ends."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[str, bool]] = loop.create_future()
+
+    def on_end(_link: EngineLink, reason: str, at_fault: bool) -> None:
+        if not ended.done():
+            ended.set_result((reason, at_fault))
+
+    link = EngineLink(channel, EngineReady(512, 256, 16, 64), 1, on_end)
+    with contextlib.suppress(ConnectionError):
+        link.submit(Submit(10, bytes(32), array("I", [1, 2, 3]), 2, Sampling(temperature=0.0)), b"f")
+    turns = 0
+    until = time.monotonic() + (WATCH_S if way in BORNE else SEE_S)
+    while not ended.done() and time.monotonic() < until:
+        await asyncio.sleep(0.001)
+        turns += 1
+        if way == "head" and turns in (10, 20, 30):  # the host looks at that cursor when it needs room
+            link.submit(Submit(10 + turns, bytes(32), array("I", [1]) * LARGE, 1, Sampling()), b"f")
+    reason, at_fault = ended.result() if ended.done() else ("", False)
+    link.close()
+    return Seen(way, reason, at_fault, turns)
+
+
+def one_way(way: str, runtime: GvisorRuntime | None) -> Seen:
+    """Go one way and see."""
+    with meet(way, runtime) as channel:
+        return asyncio.run(watch(channel, way))
+
+
+def read_while_it_changes(frames: int, runtime: GvisorRuntime | None) -> Mutated:
+    """Read so many frames that another process writes over meanwhile: first as the host does, then carelessly.
+
+    Whatever comes out of a frame that is read must be a message, or the protocol's own error; anything else is raised.
+    """
+    whole = refused = fooled = 0
+    with meet("mutate", runtime) as channel:
+        arena = channel._segment.arena(GUEST_TO_HOST)
+        words, data = arena[:CONTROL_BYTES].cast("Q"), arena[CONTROL_BYTES:]
+        deadline = time.monotonic() + MEET_S
+        while words[TAIL] <= SLOT and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for number in range(frames):
+            position = (1 + number % SLOTS) * SLOT
+            words[HEAD] = position
+            reader = RingReader(arena)
+            try:
+                frame = reader.pop()
+                if frame is not None:
+                    decode(frame)
+                    whole += 1
+            except RemoteProtocolError:
+                refused += 1
+            finally:
+                reader.release()
+            fooled += _careless(data, position)
+        for view in (words, data, arena):
+            view.release()
+    return Mutated(whole, refused, fooled)
+
+
+def _careless(data: memoryview, start: int) -> bool:
+    """The control: read a length, check it, read it again to copy by it; whether the two differ."""
+    first = int.from_bytes(data[start : start + 4], "little")
+    if first < HEADER_BYTES:
+        return False
+    return any(int.from_bytes(data[start : start + 4], "little") != first for _ in range(20))

@@ -1,0 +1,177 @@
+"""What a taken-over sandbox finds when it tries: the attacker's program in real sandboxes, and outside as the control.
+
+The sandbox is the one that serves (``appliance.supervisor.layout``), with the embedded model's files, its one socket
+and its limits; only the program in it is another. Around it the host has everything that the program looks for:
+servers on every kind of address, a file, a process, keys, shared memory, another sandbox's socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.catalog import embedded_model, read_model
+from appliance.config import ApplianceConfig, ModelConfig
+from appliance.supervisor.layout import sandbox_spec
+from bench.guarantees.targets import standing
+from isolation.errors import IsolationError
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.channel import Channel
+from isolation.ipc.errors import AttachError
+from isolation.ipc.listener import Listener
+from isolation.ipc.messages import Role
+from isolation.ipc.segment import standard_layout
+from isolation.process import MINIMAL_ENVIRONMENT, run
+from isolation.runsc import find_runsc
+from isolation.spec import SandboxSpec
+
+PACKAGE = "bench.guarantees.redteam"
+MODULES = ("base", "network", "files", "kernel", "ring")
+"""In the order in which they are run; nothing imports a later one."""
+
+END_S = 120.0
+"""For all attacks in one sandbox: most are refused at once, some wait for seconds."""
+
+LOADER = """\
+import json, sys, types
+def enter(name, source):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(source, name, "exec"), module.__dict__)
+sources, target = json.loads(sys.stdin.read() if sys.argv[1] == "-" else sys.argv[1]), json.loads(sys.argv[2])
+for name, source in sources:
+    enter(name, source)
+sys.modules["bench.guarantees.redteam.base"].try_all(target)
+"""
+"""Enters the modules, which no sandbox has files of, and tries everything."""
+
+Findings = dict[str, dict[str, str]]
+"""Attack to what became of it."""
+
+
+class UnavailableError(Exception):
+    """This machine cannot show it; the message says why."""
+
+
+def sources() -> str:
+    """The attacker's modules as the loader takes them."""
+    folder = Path(__file__).parent / "redteam"
+    parents = [(name, "") for name in ("bench", "bench.guarantees", PACKAGE)]
+    return json.dumps(parents + [(f"{PACKAGE}.{name}", (folder / f"{name}.py").read_text()) for name in MODULES])
+
+
+@contextlib.contextmanager
+def gvisor() -> Iterator[GvisorRuntime]:
+    """Real sandboxes in a run directory of their own.
+
+    Raises:
+        UnavailableError: without root or runsc.
+    """
+    if os.geteuid() != 0:
+        raise UnavailableError("real sandboxes are started as root here; run it as root")
+    folder = Path(tempfile.mkdtemp(prefix="ath-"))
+    folder.chmod(0o755)
+    try:
+        try:
+            runtime = GvisorRuntime(find_runsc(), folder / "run")
+        except IsolationError as error:
+            raise UnavailableError(str(error)) from error
+        try:
+            yield runtime
+        finally:
+            runtime.cleanup_stale()
+            runtime.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serving_spec(role: Role, name: str, socket_dir: Path, argv: tuple[str, ...]) -> SandboxSpec:
+    """The sandbox of a role as the supervisor makes it for the embedded model, with another program in it."""
+    folder = embedded_model()
+    config = ApplianceConfig(
+        models=(ModelConfig(name="athanor-mini", path=folder),), policy=folder, credentials=folder, pepper=folder,
+        run_dir=socket_dir,
+    )  # fmt: skip
+    spec = sandbox_spec(config, read_model("athanor-mini", folder), role, name, socket_dir)
+    return replace(spec, argv=(spec.argv[0], "-s", "-S", "-P", *argv))
+
+
+def inside(runtime: GvisorRuntime, role: Role) -> Findings:
+    """Every attack from inside one sandbox, over its real socket."""
+    with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as folder:
+        socket_dir = Path(folder)
+        socket_dir.chmod(0o755)
+        spec = serving_spec(role, f"intruder-{role.name.lower()}", socket_dir, ("-c", LOADER, "", ""))
+        words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=[one.target for one in spec.all_mounts()])
+        spec = replace(spec, argv=(*spec.argv[:-2], sources(), json.dumps(words)))
+        lines: list[str] = []
+        with Listener(str(socket_dir / "host.sock")) as listener:
+            sandbox = runtime.boot(spec, on_line=lines.append)
+            try:
+                meeting = _Meeting(listener, sandbox.peer_pids, role)
+                status = sandbox.wait(END_S)
+                tail = sandbox.output_tail()
+            finally:
+                sandbox.delete()
+                whole = meeting.end()
+    found = read(lines)
+    if status != 0 or not found:
+        raise UnavailableError(f"the attacker's program ended with {status}: {' / '.join(tail[-3:])}")
+    # What the guest believes of the segment's size is its own kernel's word; the host's is what counts.
+    found["ring.segment"] = {
+        "attack": "ring.segment", "outcome": "refused" if whole else "reached", "said": "as the host sees it afterwards"
+    }
+    return found
+
+
+def outside() -> Findings:
+    """The same program as a plain process of ours, where it does reach: the positive control."""
+    with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as scratch:
+        words = targets.words(socket=targets.meeting, scratch=scratch, mounts=[scratch])
+        argv = (sys.executable, "-c", LOADER, sources(), json.dumps(words))
+        done = run(argv, timeout_s=END_S, env=MINIMAL_ENVIRONMENT, cwd=Path(scratch), check=False)
+    return read(done.stdout.splitlines())
+
+
+def read(lines: list[str]) -> Findings:
+    """The attacker's lines; anything else that was printed is passed over."""
+    found = {}
+    for line in lines:
+        if line.startswith('{"attack"'):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                found[str(row["attack"])] = row
+    return found
+
+
+class _Meeting:
+    """Holds the host's end of the meeting, as a supervisor does, while the attacker tries his ways."""
+
+    def __init__(self, listener: Listener, pids: frozenset[int], role: Role) -> None:
+        self._channel: Channel | None = None
+        self._arguments = (listener, pids, role)
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        listener, pids, role = self._arguments
+        with contextlib.suppress(AttachError):
+            self._channel = listener.accept(pids, 60.0, standard_layout(), role)
+        listener.close()  # as the supervisor: one meeting, then nobody listens
+
+    def end(self) -> bool:
+        """Let go of it; whether the shared memory is still as large as it was made."""
+        self._thread.join()
+        if self._channel is None:
+            return False
+        whole = os.fstat(self._channel.fds()[0]).st_size == standard_layout().size
+        self._channel.close()
+        return whole

@@ -1,0 +1,103 @@
+"""Which check shows which guarantee, and how one is run: nothing a check does can end the others.
+
+A guarantee's module defines ``run(full) -> list[Result]``: rows of the claim, and beside them rows of its positive
+control, whose ids end in ``.control``. A check without one proves nothing, and is told so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.guarantees.result import Result, judged
+
+CONTROL = ".control"
+"""End of the id of a positive control's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """One promise and where its check is."""
+
+    id: str
+    promise: str
+    module: str
+    """Below this package."""
+
+    @property
+    def command(self) -> str:
+        """What shows this guarantee alone."""
+        return f"athanor selftest --only {self.id}"
+
+
+GUARANTEES = (
+    Guarantee("G1", "Nothing computed for one tenant serves another, in any tier", "g1_reuse"),
+    Guarantee("G2", "A namespace follows from the proved identity alone", "g2_namespace"),
+    Guarantee("G3", "Strict answers are the same bits alone and beside any company", "g3_noninterference"),
+    Guarantee("G4", "Memory is clear before it changes owner", "g4_residue"),
+    Guarantee("G5", "Nobody pushes a tenant's KV below what is reserved for it", "g5_occupancy"),
+    Guarantee("G6", "A flood takes a bounded share of a tenant's service", "g6_interference"),
+    Guarantee("G7", "Strict answers look alike on the wire", "g7_wire"),
+    Guarantee("G8", "No request ends service for others; a taken-over sandbox reaches nothing", "g8_containment"),
+    Guarantee("G9", "Nothing of a request stays in clear; deleted means gone", "g9_forgetting"),
+    Guarantee("G10", "Every decision is in a log in which no change goes unseen", "g10_account"),
+)
+"""All there are, in the order in which they are shown."""
+
+
+def choose(words: Sequence[str]) -> tuple[Guarantee, ...]:
+    """The guarantees of these ids, in the order of the table; all of them for none.
+
+    Raises:
+        ValueError: there is none of that id; the message names it.
+    """
+    wanted = {word.strip().upper() for word in words}
+    known = {one.id for one in GUARANTEES}
+    if unknown := sorted(wanted - known):
+        raise ValueError(f"there is no guarantee {unknown[0] or 'without a name'}; they are {', '.join(known_ids())}")
+    return tuple(one for one in GUARANTEES if not wanted or one.id in wanted)
+
+
+def known_ids() -> tuple[str, ...]:
+    """Every id there is."""
+    return tuple(one.id for one in GUARANTEES)
+
+
+def check(guarantee: Guarantee, *, full: bool) -> list[Result]:
+    """Run a guarantee's check; whatever it does, rows come out.
+
+    No such module is ``absent``. One that cannot be imported, raises, gives no row, gives a row of another id or has no
+    positive control is ``fail``.
+    """
+    name = f"bench.guarantees.{guarantee.module}"
+    if importlib.util.find_spec(name) is None:
+        reason = f"not part of this build: there is no {name}"
+        return [Result(guarantee.id, "absent", reason, "a check that runs", guarantee.command)]
+    try:
+        run: Callable[[bool], list[Result]] = importlib.import_module(name).run
+        rows = run(full)
+    except Exception as error:  # noqa: BLE001 - the boundary of one check: what it cannot show, it fails to show
+        said = str(error).partition("\n")[0][:200]
+        return [_defect(guarantee, f"the check broke: {type(error).__name__}: {said}")]
+    return rows + [_defect(guarantee, problem) for problem in problems(guarantee, rows)]
+
+
+def problems(guarantee: Guarantee, rows: Sequence[Result]) -> list[str]:
+    """What is wrong with the rows of a check; pure."""
+    if not rows:
+        return ["the check gave no row"]
+    found = [
+        f"a row of another guarantee: {row.id}"
+        for row in rows
+        if row.id != guarantee.id and not row.id.startswith(f"{guarantee.id}.")
+    ]
+    shown = [row for row in rows if row.verdict != "absent"]
+    if shown and not any(row.id.endswith(CONTROL) for row in shown):
+        found.append("no positive control ran beside it")
+    return found
+
+
+def _defect(guarantee: Guarantee, problem: str) -> Result:
+    return judged(f"{guarantee.id}.check", False, figure=problem, bar="a check that runs", command=guarantee.command)

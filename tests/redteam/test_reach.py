@@ -1,0 +1,50 @@
+"""The attacker's program inside each sandbox, and outside: nothing against nearly everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.guarantees import g8_containment, intruder
+from bench.guarantees.redteam import base, files, kernel, network, ring
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.messages import Role
+
+pytestmark = pytest.mark.runsc
+
+
+@pytest.fixture(scope="module")
+def control(runsc_path: object) -> intruder.Findings:
+    """What the attacks reach outside."""
+    return intruder.outside()
+
+
+@pytest.mark.parametrize("role", Role)
+def test_nothing_is_reached_from_a_sandbox(gvisor: GvisorRuntime, control: intruder.Findings, role: Role) -> None:
+    """Every attack is tried in the sandbox that serves and is refused: network, files, kernel, gates, rings."""
+    row = g8_containment.reach(role, intruder.inside(gvisor, role), control)
+    assert row.verdict == "pass", row.figure
+
+
+def test_most_is_reached_outside(control: intruder.Findings) -> None:
+    """The positive control: the same program as a plain process of root reaches something of every kind."""
+    row = g8_containment.reach_control(control)
+    assert row.verdict == "pass", row.figure
+
+
+def test_every_attack_is_in_the_program(control: intruder.Findings) -> None:
+    """What the modules define is what the loader tries; none of them broke by itself."""
+    assert {network, files, kernel, ring}  # imported: they have registered what they have
+    assert control.keys() == base.ATTACKS.keys()
+    assert [name for name, row in control.items() if row["outcome"] == "broken"] == []
+
+
+def test_a_reach_fails_the_row(control: intruder.Findings) -> None:
+    """The row can fail: one attack that reached, and one that was left out."""
+    refused = {name: {**row, "outcome": "refused"} for name, row in control.items()}
+    assert g8_containment.reach(Role.TEXT, refused, control).verdict == "pass"
+    one = {**refused, "files.read": {**refused["files.read"], "outcome": "reached", "said": "the canary"}}
+    assert "files.read: the canary" in g8_containment.reach(Role.TEXT, one, control).figure
+    assert g8_containment.reach(Role.TEXT, one, control).verdict == "fail"
+    del refused["kernel.ptrace"]
+    assert g8_containment.reach(Role.TEXT, refused, control).verdict == "fail"
+    assert g8_containment.reach_control(refused).verdict == "fail"
