@@ -6,7 +6,10 @@ accelerators that are handed into a sandbox; the processor's own side channels.
 
 from __future__ import annotations
 
-from bench.guarantees import exhaustion, hostile_guest, intruder
+import asyncio
+
+from bench.guarantees import deaths, exhaustion, fuzzed_requests, hostile_guest, intruder
+from bench.guarantees.real_appliance import RealAppliance, real_appliance
 from bench.guarantees.result import Result, judged
 from isolation.gvisor import GvisorRuntime
 from isolation.ipc.messages import Role
@@ -17,6 +20,16 @@ MOSTLY = 0.75
 
 CHANGED_FRAMES = (20_000, 1_000_000)
 """Frames read while they change, short and full."""
+
+REQUESTS = (1_500, 100_000)
+"""Fuzzed requests, short and full."""
+
+KILLS = (4, 50)
+"""Processes killed, short and full; engine, text, gateway and supervisor by turns."""
+
+SEED = 20_261_122
+RECOVERY_S = 5.0
+"""From a kill to the next right answer."""
 
 LEAST_TURNS = 10
 """Turns of the event loop in a second beside a guest that floods: nobody waits for more than a tenth of a second."""
@@ -33,9 +46,39 @@ def run(full: bool) -> list[Result]:
             rows.append(reach_control(control))
             rows += greed(runtime)
             rows += wire(runtime, CHANGED_FRAMES[full])
+        with real_appliance() as appliance:
+            rows += asyncio.run(served(appliance, REQUESTS[full], KILLS[full]))
     except intruder.UnavailableError as error:
         rows.append(Result("G8.sandbox", "absent", str(error), "real sandboxes", COMMAND))
     return rows
+
+
+async def served(appliance: RealAppliance, requests: int, kills: int) -> list[Result]:
+    """What the whole appliance does about fuzzed requests, and about deaths."""
+    before = await appliance.generations()
+    fuzzed = await fuzzed_requests.send(appliance, requests, SEED)
+    after = await appliance.generations()
+    died = sum(after.values()) - sum(before.values())
+    good = fuzzed.by_status["200"] + fuzzed.by_status["OK"]
+    said = f"{died} sandboxes died of {fuzzed.sent} fuzzed requests, {good} of which were served"
+    said += f"; {len(fuzzed.odd)} odd answers" + "".join(f"; {one}" for one in fuzzed.odd[:3])
+    found = await deaths.kill_again_and_again(appliance, kills, SEED)
+    by_role = ", ".join(
+        f"{role} {max(seconds for seconds, whose in found.recovery_s if whose == role):.1f} s" for role in found.kills
+    )
+    harmless = found.wrong == 0 and found.untyped == 0 and not found.left
+    passed = harmless and found.slowest_s <= RECOVERY_S
+    figure = f"slowest recovery from {kills} kills: {by_role}; {found.wrong} wrong answers of {found.answered}, "
+    figure += f"{found.untyped} untyped errors, {len(found.left)} things left"
+    figure += "".join(f"; {one}" for one in found.left[:3])
+    return [
+        judged("G8.fuzz", died == 0 and not fuzzed.odd and good > 0, figure=said, bar="0 deaths, 0 odd answers",
+               command=COMMAND),
+        judged("G8.deaths", passed, figure=figure, bar=f"<= {RECOVERY_S:g} s, 0 wrong, 0 untyped, 0 left",
+               command=COMMAND),
+        judged("G8.deaths.control", found.boots >= kills // 4 * 2,
+               figure=f"{found.boots} boots counted after {kills} kills", bar="deaths are seen", command=COMMAND),
+    ]  # fmt: skip
 
 
 def reach(role: Role, found: intruder.Findings, control: intruder.Findings) -> Result:

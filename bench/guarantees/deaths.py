@@ -1,0 +1,128 @@
+"""kill -9 of each process at random moments, under load: what is served afterwards, when, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+
+from bench.guarantees.real_appliance import ROLES, RealAppliance, complete
+
+PROMPT, TOKENS = "The furnace keeps", 24
+"""What is asked again and again; greedy, so that its one right answer is known."""
+
+STREAMS = 4
+"""Requests that run when a process dies."""
+
+GIVE_UP_S = 60.0
+SETTLE_S = 20.0
+"""After which nothing more of a dead process may be there."""
+
+
+@dataclass(slots=True)
+class Deaths:
+    """What came of them."""
+
+    kills: dict[str, int] = field(default_factory=dict)
+    recovery_s: list[tuple[float, str]] = field(default_factory=list)
+    """From each kill to the next right answer, and whose it was."""
+    wrong: int = 0
+    """Answers with status 200 and another text."""
+    untyped: int = 0
+    """Answers that are neither right nor a typed, retryable error, nor a closed connection."""
+    left: list[str] = field(default_factory=list)
+    answered: int = 0
+    boots: int = 0
+    """Boots of both sandboxes that the appliance itself counted meanwhile."""
+
+    @property
+    def slowest_s(self) -> float:
+        """The longest recovery."""
+        return max((seconds for seconds, _ in self.recovery_s), default=0.0)
+
+
+async def kill_again_and_again(appliance: RealAppliance, kills: int, seed: int) -> Deaths:
+    """Kill processes by turns, each at a random moment of the load, and wait for the recovery of each."""
+    draw = random.Random(seed)
+    status, right = await complete(appliance, PROMPT, TOKENS, GIVE_UP_S)
+    assert status == 200, "the control: it serves before anything dies"
+    before = await _settled(appliance)
+    booted = sum((await appliance.generations()).values())
+    found = Deaths()
+    stop = asyncio.Event()
+    load = [asyncio.create_task(_load(appliance, found, right, stop)) for _ in range(STREAMS)]
+    try:
+        for number in range(kills):
+            # The supervisor last of four: with it goes the count of boots.
+            role = ROLES[number % len(ROLES)]
+            if role == "supervisor":
+                found.boots += sum((await appliance.generations()).values()) - booted
+                booted = len(ROLES) // 2
+            await asyncio.sleep(draw.uniform(0.05, 1.0))
+            os.kill(await _living(appliance, role), signal.SIGKILL)
+            found.kills[role] = found.kills.get(role, 0) + 1
+            found.recovery_s.append((await _recovered(appliance, right), role))
+    finally:
+        stop.set()
+        await asyncio.gather(*load)
+    found.left = await _left(appliance, before)
+    found.boots += sum((await appliance.generations()).values()) - booted
+    return found
+
+
+async def _load(appliance: RealAppliance, found: Deaths, right: str, stop: asyncio.Event) -> None:
+    """Ask the one question without a pause; whatever comes is the right answer or says that it is not one."""
+    while not stop.is_set():
+        status, text = await complete(appliance, PROMPT, TOKENS)
+        if status == 200:
+            found.answered += 1
+            found.wrong += text != right
+        else:
+            found.untyped += status not in (0, 503, 504)
+            await asyncio.sleep(0.02)
+
+
+async def _recovered(appliance: RealAppliance, right: str) -> float:
+    """Seconds from now to an answer that was asked for after now."""
+    began = time.monotonic()
+    while time.monotonic() - began < GIVE_UP_S:
+        status, text = await complete(appliance, PROMPT, TOKENS)
+        if status == 200 and text == right:
+            return time.monotonic() - began
+        await asyncio.sleep(0.02)
+    return float("inf")
+
+
+async def _living(appliance: RealAppliance, role: str) -> int:
+    deadline = time.monotonic() + GIVE_UP_S
+    while True:
+        try:
+            return await appliance.pid(role)
+        except LookupError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+async def _settled(appliance: RealAppliance) -> list[str]:
+    """The census once it has stayed the same for half a second."""
+    last, since = appliance.census(), time.monotonic()
+    while time.monotonic() - since < 0.5:
+        await asyncio.sleep(0.1)
+        now = appliance.census()
+        if len(now) != len(last):
+            last, since = now, time.monotonic()
+    return last
+
+
+async def _left(appliance: RealAppliance, before: list[str]) -> list[str]:
+    """What is there more than before, once the dead had time to go."""
+    deadline = time.monotonic() + SETTLE_S
+    now = appliance.census()
+    while len(now) > len(before) and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+        now = appliance.census()
+    return sorted(set(now) - set(before)) if len(now) > len(before) else []
