@@ -1,4 +1,5 @@
-"""Renew the pinned versions: `make lock`; those of the peers that bench/ measures: `lock.py peers`.
+"""Renew the pinned versions: `make lock`; those of the peers that bench/ measures: `lock.py peers`; the fuzzer's:
+`lock.py fuzz`.
 
 Writes ``run.lock`` (what the appliance needs but torch), ``dev.lock`` (that and its tests), ``cpu.lock`` (torch's CPU
 build as found here) and ``cuda.lock`` (its CUDA build and what that brings), all with hashes and without any index
@@ -34,7 +35,24 @@ NOT_NEEDED = ("torch", "torchvision")
 
 def main() -> int:
     """Write the files."""
-    return peers() if sys.argv[1:] == ["peers"] else own()
+    match sys.argv[1:]:
+        case ["peers"]:
+            return peers()
+        case ["fuzz"]:
+            return fuzz()
+        case _:
+            return own()
+
+
+def fuzz() -> int:
+    """Write ``fuzz.lock``: a fuzzer that nobody needs who does not fuzz."""
+    target = HERE / "fuzz.lock"
+    target.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "piptools", "compile", *OPTIONS]
+    subprocess.run([*command, "-o", str(target), "requirements/fuzz.in"], check=True, cwd=HERE.parent)
+    rest = re.sub(r"\A(#.*\n)+", "", target.read_text())
+    target.write_text("# Written by `python requirements/lock.py fuzz`; used by bench/fuzz/run.py.\n" + rest)
+    return 0
 
 
 def peers() -> int:

@@ -1,0 +1,190 @@
+"""What a fuzzer may call: bytes in, nothing out; raises only when a promise is broken.
+
+Each target is one place where bytes of somebody else are read: frames of a sandbox, bodies of a caller, files of a
+model, files of an operator. The promise of all of them: a value, or an error of the target's own kind.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from appliance import control
+from appliance.api import grpc_messages, openai, openai_embeddings
+from appliance.api.generated import inference_pb2 as pb
+from appliance.api.keys import parse_records
+from appliance.api.limits import Stamp
+from appliance.catalog import embedded_model
+from appliance.config import load_config
+from appliance.errors import ApplianceError
+from appliance.request import Operation
+from engine.errors import EngineError
+from engine.model.registry import load_model_config
+from engine.model.safetensors import parse_header
+from engine.text.conversation import parse_conversation
+from engine.text.files import read_text_files
+from engine.text.marks import ControlTokens
+from engine.text.template import ChatTemplate, parse_template
+from engine.text.tokenizer import Tokenizer
+from isolation.ipc.codec import decode, encode
+from isolation.ipc.errors import RemoteProtocolError
+from isolation.ipc.messages import MAX_FRAME_BYTES, Sampling, StepOutput, Submit
+from isolation.ipc.ring import CONTROL_BYTES, RingReader
+from isolation.ipc.segment import Layout, standard_layout
+from policy.errors import PolicyError
+from policy.loader import Source, load_policy
+
+STAMP = Stamp("req_fuzz", None, 0)
+MAX_FILE_BYTES = 1 << 16
+_FOLDER = tempfile.TemporaryDirectory(prefix="athanor-fuzz-")
+_ARENA = memoryview(bytearray(CONTROL_BYTES + MAX_FRAME_BYTES))
+_MAX_POPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One reader."""
+
+    run: Callable[[bytes], object]
+    expected: tuple[type[Exception], ...]
+    """What it may raise."""
+    seeds: tuple[bytes, ...]
+    """Inputs that it takes, to begin from."""
+
+    def __call__(self, data: bytes) -> bool:
+        """Feed it; whether the bytes were taken. Whatever else is raised is a finding."""
+        try:
+            self.run(data)
+        except self.expected:
+            return False
+        return True
+
+
+def _wire(data: bytes) -> None:
+    assert encode(decode(data)) == data, "a frame that decodes is not the one that encodes"
+
+
+def _ring(data: bytes) -> None:
+    for start, size in ((0, 8), (128, 8), (CONTROL_BYTES, len(data) - 16)):
+        part, data = data[:size], data[size:]
+        _ARENA[start : start + size] = part.ljust(size, b"\0") if size > 0 else b""
+        if size <= 0:
+            break
+    reader = RingReader(_ARENA)
+    try:
+        for _ in range(_MAX_POPS):
+            frame = reader.pop()
+            if frame is None:
+                return
+            decode(frame)
+    finally:
+        reader.release()
+
+
+def _grpc_generate(data: bytes) -> None:
+    grpc_messages.to_request(pb.GenerateRequest.FromString(data), STAMP)
+
+
+def _grpc_embed(data: bytes) -> None:
+    grpc_messages.to_embed_request(pb.EmbedRequest.FromString(data), STAMP)
+
+
+def _file(name: str, data: bytes) -> Path:
+    path = Path(_FOLDER.name, name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def _model_config(data: bytes) -> None:
+    load_model_config(str(_file("model/config.json", data).parent))
+
+
+def _text_files(data: bytes) -> None:
+    _file("text/tokenizer.json", b"{}")
+    read_text_files(_file("text/tokenizer_config.json", data).parent)
+
+
+def _template(data: bytes) -> None:
+    control_tokens = ControlTokens(("<|im_start|>", "<|im_end|>"))
+    parsed = parse_template(data.decode("utf-8", "replace"))
+    chat = ChatTemplate(parsed, control_tokens, special={"bos_token": "<s>"}, limit_bytes=1 << 16)
+    chat.render(parse_conversation(b'{"messages": [{"role": "user", "content": "hello"}]}'))
+
+
+def _policy(data: bytes) -> None:
+    load_policy([Source("policy.yaml", data.decode("utf-8", "replace"))])
+
+
+def _keys(data: bytes) -> None:
+    parse_records(data.decode("utf-8", "surrogateescape"))
+
+
+def _embedded(name: str) -> bytes:
+    return (embedded_model() / name).read_bytes()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+_SUBMIT = Submit(7, bytes(32), array("I", [1, 2, 3]), 4, Sampling())
+_STEP = StepOutput(array("Q", [7]), array("I", [5]), b"\0")
+_PLAIN = encode(StepOutput())
+_CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stop": ["a"], "n": 2}
+_TEXT = {"model": "m", "prompt": [1, 2], "temperature": 0.5, "logprobs": 3, "stream": True, "echo": False, "seed": 1}
+_EMBED = {"model": "m", "input": ["a", "b"], "encoding_format": "float", "dimensions": 8}
+_POLICY = b"""version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["m-*"], weight: 7, limits: {concurrency: 3, tokens_per_minute: 5}}
+"""
+_MACHINE = b"""models: [{name: m, path: m, kv_bytes: 1048576}]
+policy: p.yaml
+credentials: c.json
+pepper: pepper
+run_dir: run
+listen: {http: "127.0.0.1:1", admin: "unix:a"}
+"""
+_KEYS = {"keys": {"a": {"hmac_sha256": "00" * 32, "created": "2026-01-01T00:00:00+00:00", "revoked": False}}}
+_HEADER = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"format": "pt"}}
+_GENERATE = pb.GenerateRequest(model="m", text="hi", max_output_tokens=3, stop=["x"], choices=2)
+_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role }}{{ m['content'] | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
+)
+
+TARGETS: dict[str, Target] = {
+    "wire": Target(_wire, (RemoteProtocolError,), (encode(_SUBMIT), encode(_STEP))),
+    "ring": Target(_ring, (RemoteProtocolError,), (len(_PLAIN).to_bytes(8, "little") + bytes(8) + _PLAIN,)),
+    "layout": Target(Layout.decode, (RemoteProtocolError,), (standard_layout(("kv", 4096)).encode(),)),
+    "control": Target(control.decode, (control.ControlError,), (control.encode(control.Attach(1)),)),
+    "chat": Target(lambda data: openai.parse(Operation.CHAT, data, STAMP), (ApplianceError,), (_json(_CHAT),)),
+    "completion": Target(
+        lambda data: openai.parse(Operation.TEXT_COMPLETION, data, STAMP), (ApplianceError,), (_json(_TEXT),)
+    ),
+    "embeddings": Target(lambda data: openai_embeddings.parse(data, STAMP), (ApplianceError,), (_json(_EMBED),)),
+    "grpc-generate": Target(_grpc_generate, (ApplianceError, DecodeError), (_GENERATE.SerializeToString(),)),
+    "grpc-embed": Target(
+        _grpc_embed, (ApplianceError, DecodeError),
+        (pb.EmbedRequest(model="m", inputs=[pb.EmbedInput(text="a")]).SerializeToString(),),
+    ),
+    "policy": Target(_policy, (PolicyError,), (_POLICY,)),
+    "machine": Target(lambda data: load_config(_file("athanor.yaml", data)), (ApplianceError,), (_MACHINE,)),
+    "keys": Target(_keys, (ApplianceError,), (_json(_KEYS),)),
+    "config.json": Target(_model_config, (EngineError,), (_embedded("config.json"),)),
+    "safetensors": Target(lambda data: parse_header("x", data, 24), (EngineError,), (_json(_HEADER),)),
+    "tokenizer.json": Target(lambda data: Tokenizer(data, ""), (EngineError,), (_embedded("tokenizer.json"),)),
+    "tokenizer_config.json": Target(_text_files, (EngineError,), (_embedded("tokenizer_config.json"),)),
+    "template": Target(_template, (EngineError,), (_TEMPLATE.encode(),)),
+    "conversation": Target(
+        parse_conversation, (EngineError,),
+        (_json({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}),),
+    ),
+}  # fmt: skip
+"""By name."""
