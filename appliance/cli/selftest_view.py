@@ -60,7 +60,7 @@ class _Rows:
 
 
 def _summary(rows: Sequence[Result]) -> list[RenderableType]:
-    counts = Counter(row.verdict for row in rows)
+    counts: Counter[str] = Counter(row.verdict for row in rows)
     text = Text()
     for verdict, style in _STYLES.items():
         if counts[verdict]:

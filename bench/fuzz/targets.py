@@ -67,7 +67,8 @@ class Target:
 
 
 def _wire(data: bytes) -> None:
-    assert encode(decode(data)) == data, "a frame that decodes is not the one that encodes"
+    if encode(decode(data)) != data:
+        raise RuntimeError("a frame that decodes is not the one that encodes")
 
 
 def _ring(data: bytes) -> None:
