@@ -7,6 +7,7 @@ accelerators that are handed into a sandbox; the processor's own side channels.
 from __future__ import annotations
 
 import asyncio
+import os
 
 from bench.guarantees import deaths, exhaustion, fuzzed_requests, hostile_guest, intruder
 from bench.guarantees.real_appliance import RealAppliance, real_appliance
@@ -30,9 +31,6 @@ KILLS = (4, 50)
 SEED = 20_261_122
 RECOVERY_S = 5.0
 """From a kill to the next right answer."""
-
-LEAST_TURNS = 10
-"""Turns of the event loop in a second beside a guest that floods: nobody waits for more than a tenth of a second."""
 
 
 def run(full: bool) -> list[Result]:
@@ -70,6 +68,7 @@ async def served(appliance: RealAppliance, requests: int, kills: int) -> list[Re
     passed = harmless and found.slowest_s <= RECOVERY_S
     figure = f"slowest recovery from {kills} kills: {by_role}; {found.wrong} wrong answers of {found.answered}, "
     figure += f"{found.untyped} untyped errors, {len(found.left)} things left"
+    figure += f" (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)"
     figure += "".join(f"; {one}" for one in found.left[:3])
     return [
         judged("G8.fuzz", died == 0 and not fuzzed.odd and good > 0, figure=said, bar="0 deaths, 0 odd answers",
@@ -125,7 +124,8 @@ def wire(runtime: GvisorRuntime | None, frames: int) -> list[Result]:
     ended = [hostile_guest.one_way(way, runtime) for way in hostile_guest.ENDED]
     unseen = [seen.way for seen in ended if not seen.at_fault]
     borne = [hostile_guest.one_way(way, runtime) for way in hostile_guest.BORNE]
-    slow = [f"{one.way}: {one.turns} turns {one.reason}" for one in borne if one.turns < LEAST_TURNS or one.reason]
+    least = hostile_guest.LEAST_TURNS
+    slow = [f"{one.way}: {one.turns} turns {one.reason}" for one in borne if one.turns < least or one.reason]
     changed = hostile_guest.read_while_it_changes(frames, runtime)
     done = f"{len(ended) - len(unseen)} of {len(ended)} breaches ended their sandbox, {len(borne) - len(slow)} of"
     figure = f"{done} {len(borne)} floods borne" + "".join(f"; {one}" for one in (*unseen, *slow))

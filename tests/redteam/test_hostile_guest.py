@@ -29,7 +29,7 @@ def test_a_flood_is_borne(way: str) -> None:
     """Frames or bells without end break no rule: the link stays, and the event loop goes on turning."""
     seen = hostile_guest.one_way(way, None)
     assert seen.reason == ""
-    assert seen.turns >= 10
+    assert seen.turns >= hostile_guest.LEAST_TURNS
 
 
 def test_death_in_the_middle_of_a_frame_is_an_end() -> None:
