@@ -23,6 +23,7 @@ WATCHED = ("appliance", "engine", "isolation", "policy")
 """Packages whose branches count."""
 
 MAX_INPUT_BYTES = 1 << 14
+"""Or twice the longest good input."""
 
 
 def main() -> int:
@@ -64,7 +65,8 @@ def fuzz(name: str, runs: int, seconds: int, corpus: Path | None) -> int:
             return bytes(made_from(data or target.seeds[0], draw)[:max_size])
         return bytes(atheris.Mutate(data, max_size))
 
-    argv = [sys.argv[0], f"-max_total_time={seconds}", f"-max_len={MAX_INPUT_BYTES}", "-timeout=20"]
+    longest = max(MAX_INPUT_BYTES, *(2 * len(seed) for seed in target.seeds))
+    argv = [sys.argv[0], f"-max_total_time={seconds}", f"-max_len={longest}", "-timeout=20"]
     argv += [f"-runs={runs}"] if runs else []
     if corpus is not None:
         corpus.mkdir(parents=True, exist_ok=True)

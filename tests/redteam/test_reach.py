@@ -48,3 +48,12 @@ def test_a_reach_fails_the_row(control: intruder.Findings) -> None:
     del refused["kernel.ptrace"]
     assert g8_containment.reach(Role.TEXT, refused, control).verdict == "fail"
     assert g8_containment.reach_control(refused).verdict == "fail"
+
+
+def test_without_sandboxes_the_rows_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where real sandboxes cannot be started the row says why, passes nothing, and the rest is still shown."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(g8_containment, "whole_appliance", lambda _full: [])
+    (row,) = g8_containment.run(False)
+    assert (row.id, row.verdict) == ("G8.sandbox", "absent")
+    assert "root" in row.figure
