@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from signal import SIGSYS
 
 from bench.guarantees import deaths, exhaustion, fuzzed_requests, hostile_guest, intruder
 from bench.guarantees.real_appliance import RealAppliance, real_appliance
@@ -18,6 +19,10 @@ from isolation.ipc.messages import Role
 COMMAND = "athanor selftest --only G8"
 MOSTLY = 0.75
 """Share of the attacks that must reach something outside, for the control: kernels differ in what they have."""
+
+ENDED = 0.9
+"""Share of the attempts that end a process that is locked down; the others need no call that is not listed, and get
+nothing by it."""
 
 CHANGED_FRAMES = (20_000, 1_000_000)
 """Frames read while they change, short and full."""
@@ -53,6 +58,7 @@ def inside_sandboxes(full: bool) -> list[Result]:
     with intruder.gvisor() as runtime:
         control = intruder.outside()
         reached = [reach(role, intruder.inside(runtime, role), control) for role in Role]
+        reached.append(locked(intruder.inside(runtime, Role.ENGINE, locked=True), control))
         return [*reached, reach_control(control), *greed(runtime), *wire(runtime, CHANGED_FRAMES[full])]
 
 
@@ -106,6 +112,15 @@ def reach(role: Role, found: intruder.Findings, control: intruder.Findings) -> R
         f"G8.reach.{role.name.lower()}", not reached and not missing, figure=figure, bar="0 reached, all tried",
         command=COMMAND,
     )  # fmt: skip
+
+
+def locked(found: intruder.Findings, control: intruder.Findings) -> Result:
+    """The row of an engine that serves: whatever is tried ends the process that tries it."""
+    row = reach(Role.ENGINE, found, control)
+    ended = sum(one["said"] == f"the process ended with {-SIGSYS}" for one in found.values())
+    figure = f"{ended} of {len(found)} attempts ended the process that made them; {row.figure}"
+    passed = row.verdict == "pass" and ended >= ENDED * len(found)
+    return judged("G8.reach.locked", passed, figure=figure, bar="nearly all, 0 reached", command=COMMAND)
 
 
 def reach_control(control: intruder.Findings) -> Result:

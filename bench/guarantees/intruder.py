@@ -49,7 +49,12 @@ def enter(name, source):
 sources, target = json.loads(sys.stdin.read() if sys.argv[1] == "-" else sys.argv[1]), json.loads(sys.argv[2])
 for name, source in sources:
     enter(name, source)
-sys.modules["bench.guarantees.redteam.base"].try_all(target)
+lock = None
+if target["locked"]:
+    from engine.allowed_calls import Bells, engine_calls
+    from engine.lockdown import lock_down
+    lock = lambda outlet: lock_down(engine_calls(Bells(0, outlet), threads=1, generates_code=False))
+sys.modules["bench.guarantees.redteam.base"].try_all(target, lock)
 """
 """Enters the modules, which no sandbox has files of, and tries everything."""
 
@@ -104,13 +109,15 @@ def serving_spec(role: Role, name: str, socket_dir: Path, argv: tuple[str, ...])
     return replace(spec, argv=(spec.argv[0], "-s", "-S", "-P", *argv))
 
 
-def inside(runtime: GvisorRuntime, role: Role) -> Findings:
-    """Every attack from inside one sandbox, over its real socket."""
+def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False) -> Findings:
+    """Every attack from inside one sandbox, over its real socket; ``locked``: each by a process that is locked down as
+    an engine that serves is."""
     with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as folder:
         socket_dir = Path(folder)
         socket_dir.chmod(0o755)
         spec = serving_spec(role, f"intruder-{role.name.lower()}", socket_dir, ("-c", LOADER, "", ""))
-        words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=[one.target for one in spec.all_mounts()])
+        mounts = [one.target for one in spec.all_mounts()]
+        words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=mounts, locked=locked)
         spec = replace(spec, argv=(*spec.argv[:-2], sources(), json.dumps(words)))
         lines: list[str] = []
         with Listener(str(socket_dir / "host.sock")) as listener:
@@ -135,7 +142,7 @@ def inside(runtime: GvisorRuntime, role: Role) -> Findings:
 def outside() -> Findings:
     """The same program as a plain process of ours, where it does reach: the positive control."""
     with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as scratch:
-        words = targets.words(socket=targets.meeting, scratch=scratch, mounts=[scratch])
+        words = targets.words(socket=targets.meeting, scratch=scratch, mounts=[scratch], locked=False)
         argv = (sys.executable, "-c", LOADER, sources(), json.dumps(words))
         done = run(argv, timeout_s=END_S, env=MINIMAL_ENVIRONMENT, cwd=Path(scratch), check=False)
     return read(done.stdout.splitlines())

@@ -25,6 +25,12 @@ def test_nothing_is_reached_from_a_sandbox(gvisor: GvisorRuntime, control: intru
     assert row.verdict == "pass", row.figure
 
 
+def test_a_locked_engine_does_not_live_to_be_refused(gvisor: GvisorRuntime, control: intruder.Findings) -> None:
+    """In the state in which an engine serves, an attempt is the end of the process that makes it."""
+    row = g8_containment.locked(intruder.inside(gvisor, Role.ENGINE, locked=True), control)
+    assert row.verdict == "pass", row.figure
+
+
 def test_most_is_reached_outside(control: intruder.Findings) -> None:
     """The positive control: the same program as a plain process of root reaches something of every kind."""
     row = g8_containment.reach_control(control)
