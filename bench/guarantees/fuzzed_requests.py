@@ -144,7 +144,7 @@ def _is_typed(answer: bytes) -> bool:
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     except (ValueError, KeyError, TypeError):
         return False
-    leaks = ("Traceback", ".py", "/work/", "/usr/", "0x")
+    leaks = ("Traceback", ".py", "/usr/", "/proc/", "0x")
     return set(error) == {"message", "type", "param", "code"} and not any(one in error["message"] for one in leaks)
 
 

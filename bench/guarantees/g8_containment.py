@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from signal import SIGSYS
+from statistics import median
 
 from bench.guarantees import deaths, exhaustion, fuzzed_requests, hostile_guest, intruder
 from bench.guarantees.real_appliance import RealAppliance, real_appliance
@@ -82,9 +83,8 @@ async def served(appliance: RealAppliance, requests: int, kills: int) -> list[Re
     said = f"{died} sandboxes died of {fuzzed.sent} fuzzed requests, {good} of which were served"
     said += f"; {len(fuzzed.odd)} odd answers" + "".join(f"; {one}" for one in fuzzed.odd[:3])
     found = await deaths.kill_again_and_again(appliance, kills, SEED)
-    by_role = ", ".join(
-        f"{role} {max(seconds for seconds, whose in found.recovery_s if whose == role):.1f} s" for role in found.kills
-    )
+    times = {role: [seconds for seconds, whose in found.recovery_s if whose == role] for role in found.kills}
+    by_role = ", ".join(f"{role} {max(some):.1f} s (median {median(some):.1f})" for role, some in times.items())
     harmless = found.wrong == 0 and found.untyped == 0 and not found.left
     passed = harmless and found.slowest_s <= RECOVERY_S
     figure = f"slowest recovery from {kills} kills: {by_role}; {found.wrong} wrong answers of {found.answered}, "
