@@ -14,7 +14,7 @@ from bench.guarantees.registry import GUARANTEES, Guarantee
 from bench.guarantees.result import Result, judged
 from tests.appliance.cli.conftest import Run, run  # noqa: F401 - the fixture
 
-MADE = Guarantee("G1", "Made for a test", "g1_made_for_a_test")
+MADE = Guarantee("G1", "Made for a test", ("g1_made_for_a_test",))
 CLAIM = judged("G1.memory", True, figure="0 of 10", bar="0", command="c")
 CONTROL = judged("G1.memory.control", True, figure="10 of 10", bar="10", command="c")
 
@@ -22,7 +22,7 @@ CONTROL = judged("G1.memory.control", True, figure="10 of 10", bar="10", command
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[bool], list[Result]]], None]:
     """Put a check where the registry looks for G1, and leave the other nine out."""
-    name = f"bench.guarantees.{MADE.module}"
+    name = f"bench.guarantees.{MADE.modules[0]}"
     monkeypatch.setattr(registry, "GUARANTEES", (MADE,))
 
     def put(check: Callable[[bool], list[Result]]) -> None:
@@ -37,12 +37,22 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[bool], list[Res
 def test_all_ten_are_in_the_table() -> None:
     """Ids in order, modules that name their guarantee."""
     assert [one.id for one in GUARANTEES] == [f"G{number}" for number in range(1, 11)]
-    assert all(one.module.startswith(one.id.lower() + "_") for one in GUARANTEES)
+    assert all(module.startswith(one.id.lower() + "_") for one in GUARANTEES for module in one.modules)
+
+
+def test_every_module_of_this_build_is_in_the_table() -> None:
+    """No check lies beside the table unused: what is named as one is run."""
+    from pathlib import Path
+
+    import bench.guarantees
+
+    there = {path.stem for path in Path(bench.guarantees.__path__[0]).glob("g[0-9]*_*.py")}
+    assert there <= {module for one in GUARANTEES for module in one.modules}
 
 
 def test_a_check_that_is_not_there_is_absent_and_says_so() -> None:
     """No module of that name: a row with the reason, neither a pass nor a failure."""
-    (row,) = registry.check(Guarantee("G1", "x", "g1_nowhere"), full=False)
+    (row,) = registry.check(Guarantee("G1", "x", ("g1_nowhere",)), full=False)
     assert (row.verdict, row.id) == ("absent", "G1")
     assert "g1_nowhere" in row.figure
 
@@ -83,7 +93,7 @@ def test_one_that_cannot_be_imported_fails(monkeypatch: pytest.MonkeyPatch, tmp_
 
     (tmp_path / "g1_broken.py").write_text("import nowhere_at_all\n")  # type: ignore[operator]
     monkeypatch.setattr(bench.guarantees, "__path__", [*bench.guarantees.__path__, str(tmp_path)])
-    (row,) = registry.check(Guarantee("G1", "x", "g1_broken"), full=False)
+    (row,) = registry.check(Guarantee("G1", "x", ("g1_broken",)), full=False)
     assert row.verdict == "fail"
     assert "nowhere_at_all" in row.figure
 
