@@ -95,6 +95,10 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
                 continue
             origin[tenant_id] = file.name
             tenants[tenant_id] = _tenant(tenant_id, content)
+            written = "deterministic" in content.model_fields_set
+            if written and tenants[tenant_id].deterministic.value != content.deterministic:
+                message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
+                problems.append(file.problem((*path, "deterministic"), message))
             for index, credential in enumerate(content.credentials):
                 owner = principals.setdefault(credential, tenant_id)
                 if owner != tenant_id or content.credentials.index(credential) != index:
@@ -104,15 +108,16 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
 
 
 def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
+    isolation_class = IsolationClass(content.isolation_class)
     return Tenant(
         id=tenant_id,
         credentials=tuple(content.credentials),
         models=tuple(content.models),
-        isolation_class=IsolationClass(content.isolation_class),
+        isolation_class=isolation_class,
         retention=Retention(content.retention),
         weight=content.weight,
         priority=Priority(content.priority),
-        deterministic=Determinism(content.deterministic),
+        deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
         limits=Limits(**content.limits.model_dump()),
         features=Features(**content.features.model_dump()),
     )

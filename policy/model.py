@@ -9,10 +9,40 @@ from enum import StrEnum
 
 
 class IsolationClass(StrEnum):
-    """How far apart a tenant is kept from the others. This release serves ``SHARED`` only; the
-    loader refuses the other names, so that nobody gets less than the file asks for."""
+    """How far apart a tenant is kept from the others; ``docs/classes.md`` says what each costs. What a class asks for
+    is asked of its properties, never of its name."""
 
     SHARED = "shared"
+    STRICT = "strict"
+    """In a shared engine, as if alone there: the same bits in any batch, memory of its own, a wire that tells
+    nothing."""
+    DEDICATED = "dedicated"
+    """In sandboxes that nobody else's request enters."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether answers leave in records of one size at fixed moments."""
+        return self is not IsolationClass.SHARED
+
+    @property
+    def own_text(self) -> bool:
+        """Whether the tenant's prompts and grammars are worked on in a text sandbox of its own."""
+        return self is not IsolationClass.SHARED
+
+    @property
+    def own_engine(self) -> bool:
+        """Whether the tenant's requests run in an engine of its own."""
+        return self is IsolationClass.DEDICATED
+
+    @property
+    def exact(self) -> bool:
+        """Whether all its requests are deterministic, since others are in its batches."""
+        return self is IsolationClass.STRICT
+
+    @property
+    def partitions(self) -> bool:
+        """Whether its share of a shared engine's KV is neither lent nor exceeded: reservation equals cap."""
+        return self is IsolationClass.STRICT
 
 
 class Retention(StrEnum):

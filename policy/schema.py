@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -63,14 +62,6 @@ def _checked_credential(value: str) -> str:
     return value
 
 
-def _available_class(value: object) -> object:
-    if value in ("strict", "dedicated"):
-        raise _refusal(
-            f"isolation class '{value}' is not available in this release; use shared, or keep the tenant out"
-        )
-    return value
-
-
 def _refusal(message: str) -> PydanticCustomError:
     return PydanticCustomError("policy", "{text}", {"text": message})
 
@@ -78,7 +69,6 @@ def _refusal(message: str) -> PydanticCustomError:
 Credential = Annotated[str, AfterValidator(_checked_credential)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
-Class = Annotated[Literal["shared"], BeforeValidator(_available_class)]
 
 
 class _Strict(BaseModel):
@@ -138,8 +128,12 @@ class TenantSchema(_Strict):
         max_length=MAX_MODELS,
         description="Models the tenant may call: names, with * for any characters. Everything else is denied.",
     )
-    isolation_class: Class = Field(
-        default="shared", alias="class", description="How far apart the tenant is kept: shared."
+    isolation_class: Literal["shared", "strict", "dedicated"] = Field(
+        default="shared",
+        alias="class",
+        description="How far apart the tenant is kept. shared: engine and text sandbox with others, its own KV. strict: "
+        "in a shared engine with the same bits whatever is beside it (deterministic: always), its own text sandbox, "
+        "answers in records of one size at fixed moments. dedicated: engine and text sandbox of its own.",
     )
     retention: Literal["standard", "none"] = Field(
         default="standard",
@@ -155,7 +149,8 @@ class TenantSchema(_Strict):
     deterministic: Literal["never", "allowed", "always"] = Field(
         default="never",
         description="Whether tokens and log-probabilities are the same bits alone and in any batch: never, for "
-        "requests that ask for it, or always. Costs nothing with compiled kernels, several times the compute without.",
+        "requests that ask for it, or always. Costs nothing with compiled kernels, several times the compute without. "
+        "Class strict means always; saying otherwise there is refused.",
     )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
 

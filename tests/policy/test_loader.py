@@ -232,3 +232,23 @@ def test_any_text_is_loaded_or_refused(text: str) -> None:
     except PolicySyntaxError as error:
         [problem] = error.problems
         assert min(problem.line, problem.column) >= 1
+
+
+def test_a_class_brings_what_it_means() -> None:
+    """Strict tenants are always deterministic without a word about it; dedicated ones as the file says; and each class
+    asks for more than the one below it."""
+    text = """
+version: 1
+tenants:
+  s: {credentials: ["key:s"], models: ["m"]}
+  t: {credentials: ["key:t"], models: ["m"], class: strict}
+  d: {credentials: ["key:d"], models: ["m"], class: dedicated, deterministic: allowed}
+"""
+    tenants = load_policy([Source("p.yaml", text)]).tenants
+    assert [tenants[name].deterministic.value for name in "std"] == ["never", "always", "allowed"]
+    shared, strict, dedicated = (tenants[name].isolation_class for name in "std")
+    assert (shared.pads, shared.own_text, shared.own_engine, shared.exact, shared.partitions) == (False,) * 5
+    assert (strict.pads, strict.own_text, strict.own_engine, strict.exact, strict.partitions) == (
+        True, True, False, True, True,
+    )  # fmt: skip
+    assert (dedicated.pads, dedicated.own_text, dedicated.own_engine) == (True, True, True)
