@@ -302,6 +302,10 @@ class Service(Protocol):
         """What is left of the tenant's rates now."""
         ...
 
+    def pads(self, principal: Principal) -> bool:
+        """Whether sizes and moments of this principal's answers shall tell nothing, by the policy in force."""
+        ...
+
     def authenticate(self, credential: str) -> Principal | None:
         """The principal behind an already verified credential, by the policy in force; None if it names none."""
         ...

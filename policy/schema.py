@@ -131,9 +131,9 @@ class TenantSchema(_Strict):
     isolation_class: Literal["shared", "strict", "dedicated"] = Field(
         default="shared",
         alias="class",
-        description="How far apart the tenant is kept. shared: engine and text sandbox with others, its own KV. strict: "
-        "in a shared engine with the same bits whatever is beside it (deterministic: always), its own text sandbox, "
-        "answers in records of one size at fixed moments. dedicated: engine and text sandbox of its own.",
+        description="How far apart the tenant is kept. shared: engine and text sandbox with others, its own KV. "
+        "strict: in a shared engine with the same bits whatever is beside it (deterministic: always), its own text "
+        "sandbox, answers in records of one size at fixed moments. dedicated: engine and text sandbox of its own.",
     )
     retention: Literal["standard", "none"] = Field(
         default="standard",

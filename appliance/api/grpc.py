@@ -30,7 +30,9 @@ from appliance.api.auth import Auth, Resolver
 from appliance.api.cut import Cut
 from appliance.api.defect import log_defect
 from appliance.api.generated import inference_pb2 as pb
+from appliance.api.grpc_paced import PacedMessages
 from appliance.api.limits import Stamp
+from appliance.api.padding import Padding, Ticks
 from appliance.errors import (
     ApplianceError,
     CancelledError,
@@ -40,7 +42,16 @@ from appliance.errors import (
     UnavailableError,
 )
 from appliance.ids import new_request_id
-from appliance.request import CallContext, Event, GenerateRequest, Principal, Service, TokenPrompt
+from appliance.request import (
+    CallContext,
+    Embeddings,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    Principal,
+    Service,
+    TokenPrompt,
+)
 
 SERVICE = "athanor.inference.v1.InferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -100,11 +111,15 @@ class _Method:
 class GrpcFrontEnd:
     """The methods, as a generic handler for ``grpc.aio.Server``."""
 
-    def __init__(self, service: Service, resolver: Resolver, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self, service: Service, resolver: Resolver, stall_s: float = STALL_S, padding: Padding | None = None
+    ) -> None:
         self.health = health.aio.HealthServicer()
         self._service = service
         self._resolver = resolver
         self._stall_s = stall_s
+        self._padding = padding or Padding()
+        self._paced: set[PacedMessages] = set()
         self._draining = False
         self._readers: dict[str, asyncio.Semaphore] = {}
         self._live: set[Cut] = set()
@@ -120,6 +135,8 @@ class GrpcFrontEnd:
     def begin_drain(self) -> None:
         """Take no new generations; those that run go on."""
         self._draining = True
+        for paced in self._paced:
+            paced.hurry()
 
     def cut_all(self) -> None:
         """End those that still run with a retryable error."""
@@ -141,7 +158,7 @@ class GrpcFrontEnd:
 
         return method.wrap(
             handle,
-            response_serializer=lambda message: message.SerializeToString(),
+            response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
         )
 
     async def _call(self, method: _Method, call: _Call, requests: Any) -> Message | None:
@@ -158,7 +175,10 @@ class GrpcFrontEnd:
             request_id = call.request_id or self._record(call, error)
             log_defect(error, request_id)
             shown = InternalError(f"internal error; the operator finds it under request id {request_id}")
-        await call.context.abort_with_status(rpc_status.to_status(grpc_errors.status_of(shown, request_id)))
+        status = rpc_status.to_status(grpc_errors.status_of(shown, request_id))
+        if call.principal is not None and self._service.pads(call.principal):
+            status = status._replace(trailing_metadata=self._padding.trailer(status.details, status.trailing_metadata))
+        await call.context.abort_with_status(status)
         return None
 
     def _record(self, call: _Call, error: Exception) -> str:
@@ -181,6 +201,7 @@ class GrpcFrontEnd:
     async def _generate(self, requests: Requests, call: _Call) -> None:
         if self._draining:
             raise _shutting_down()
+        ticks = Ticks(time.monotonic(), self._padding.tick_s)
         message = await self._only(pb.GenerateRequest, requests, call)
         left = call.context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
@@ -192,14 +213,31 @@ class GrpcFrontEnd:
             # The prompt is the session's from here on, which lets go of it as soon as it can.
             del message
             asked = replace(asked, prompt=TokenPrompt(array("I")))
-            await cut.run(self._stream(call, events, asked))
+            if self._service.pads(_principal(call)):
+                await cut.run(self._stream_padded(call, events, asked, ticks))
+            else:
+                await cut.run(self._stream(call, events, asked))
 
     async def _stream(self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest) -> None:
         async with aclosing(events):
             async for event in events:
                 await self._write(call, grpc_messages.to_response(event, asked))
 
-    async def _write(self, call: _Call, message: Message) -> None:
+    async def _stream_padded(
+        self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest, ticks: Ticks
+    ) -> None:
+        scored = asked.logprobs >= 0 or asked.prompt_logprobs >= 0
+        size = self._padding.size(choices=asked.choices, scored=scored)
+        paced = PacedMessages(self._padding, size, lambda event: grpc_messages.to_response(event, asked))
+        self._paced.add(paced)
+        try:
+            async with aclosing(paced.records(events, ticks)) as records:
+                async for record in records:
+                    await self._write(call, record)
+        finally:
+            self._paced.discard(paced)
+
+    async def _write(self, call: _Call, message: Message | bytes) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
                 await call.context.write(message)
@@ -209,6 +247,7 @@ class GrpcFrontEnd:
     async def _embed(self, requests: Requests, call: _Call) -> Message:
         if self._draining:
             raise _shutting_down()
+        ticks = Ticks(time.monotonic(), self._padding.tick_s)
         message = await self._only(pb.EmbedRequest, requests, call)
         left = call.context.time_remaining()
         deadline = None if left is None else time.monotonic() + left
@@ -217,8 +256,14 @@ class GrpcFrontEnd:
         with self._counted() as cut:
             call.request_id = asked.request_id
             await call.context.send_initial_metadata((("x-request-id", asked.request_id),))
-            embeddings = await cut.run(self._service.embed(_principal(call), asked, call.facts))
+            embeddings = await cut.run(self._embedded(call, asked, ticks))
             return grpc_messages.to_embed_response(embeddings, asked.request_id, asked.model)
+
+    async def _embedded(self, call: _Call, asked: EmbedRequest, ticks: Ticks) -> Embeddings:
+        embeddings = await self._service.embed(_principal(call), asked, call.facts)
+        if self._service.pads(_principal(call)) and not self._draining:
+            await ticks.rest(self._padding)
+        return embeddings
 
     async def _list_models(self, requests: Requests, call: _Call) -> Message:
         await self._only(pb.ListModelsRequest, requests, call)

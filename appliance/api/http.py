@@ -7,6 +7,7 @@ which paths exist. Then come the host's name, the route, the method, and only th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,7 @@ class HttpFrontEnd:
     def begin_drain(self) -> None:
         """Take no new generations; those that run go on."""
         self._draining = True
+        self._generation.hurry()
 
     def cut_all(self) -> None:
         """End those that still run with a retryable error."""
@@ -94,6 +96,8 @@ class HttpFrontEnd:
             log_defect(error, request_id)
             shown = InternalError(f"internal error; the operator finds it under request id {request_id}")
             await self._fail(exchange, shown, request_id)
+        finally:
+            exchange.close()
 
     async def _serve(self, exchange: Exchange) -> None:
         route, parameters, allowed = self._match(exchange.scope)
@@ -101,6 +105,8 @@ class HttpFrontEnd:
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
             exchange.principal = self._resolver.resolve(exchange.headers.getlist("authorization"))
+            if self._service.pads(exchange.principal):
+                exchange.padding = self._settings.padding
             _claim(exchange, exchange.principal.tenant)
         if route is not None:
             await route.handler(self, exchange, parameters)
@@ -134,7 +140,8 @@ class HttpFrontEnd:
         rates: http_headers.Headers = []
         if exchange.principal is not None and isinstance(error, RateLimitedError):
             rates = http_headers.rates(self._service.rates(exchange.principal))
-        await exchange.fail(error, request_id, rates)
+        with suppress(ClientGoneError):
+            await exchange.fail(error, request_id, rates)
 
     async def chat(self, exchange: Exchange, _parameters: Mapping[str, Any]) -> None:
         """``POST /v1/chat/completions``."""

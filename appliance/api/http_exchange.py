@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -10,8 +12,11 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from appliance.api import http_headers, sse
-from appliance.api.http_body import Receive, drain, has_body
+from appliance.api.http_body import ClientGoneError, Receive, drain, has_body
+from appliance.api.http_protocol import connection_of
 from appliance.api.openai_objects import error_object
+from appliance.api.paced import PacedEvents
+from appliance.api.padding import Padding, Ticks
 from appliance.errors import ApplianceError
 from appliance.request import CallContext, Principal
 
@@ -36,6 +41,15 @@ class Exchange:
         self.streaming = False
         self.last_sent = 0.0
         self.sending = False
+        self.padding: Padding | None = None
+        """Set for a tenant whose answers shall tell nothing by their sizes and moments."""
+        self.until: float | None = None
+        """When the caller no longer wants the answer, in seconds of ``time.monotonic``."""
+        self.computed = False
+        """Whether an engine has worked for the answer: its moment then tells how long."""
+        self.paced: PacedEvents | None = None
+        """The padded stream, once begun."""
+        self._hurry = asyncio.Event()
         self._send = send
         self._begun = time.monotonic()
 
@@ -49,6 +63,9 @@ class Exchange:
     ) -> None:
         """Send one JSON document, or the bytes of one, as the whole answer."""
         body = document if isinstance(document, bytes) else json.dumps(document, separators=(",", ":")).encode("ascii")
+        if self.padding is not None:
+            body = self.padding.body(body)
+            await self._moment(self.padding)
         rows = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or [])]
         closing = self.body_pending
         if closing:
@@ -60,8 +77,12 @@ class Exchange:
             body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def stream(self, request_id: str, headers: http_headers.Headers) -> None:
-        """Begin an event stream."""
+    async def stream(self, request_id: str, headers: http_headers.Headers, *, record_bytes: int = 0) -> None:
+        """Begin an event stream; of records of this size, where the tenant's answers are padded."""
+        ticks = None
+        if self.padding is not None:
+            ticks = Ticks(self._begun, self.padding.tick_s)
+            await ticks.next()
         self.streaming = True
         rows = [
             ("content-type", sse.CONTENT_TYPE),
@@ -71,13 +92,26 @@ class Exchange:
         ]
         await self._start(200, rows, request_id)
         self.last_sent = time.monotonic()
+        if self.padding is not None and ticks is not None:
+            self.paced = PacedEvents(self.padding, record_bytes, ticks, self._write_record, self.until)
+            if self._hurry.is_set():
+                self.paced.hurry()
 
     async def write(self, chunk: bytes) -> None:
         """Send one event; waits while the client reads more slowly than we write."""
+        await (self.paced.add(chunk) if self.paced is not None else self._write(chunk))
+
+    async def _write(self, chunk: bytes) -> None:
         self.sending = True
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         self.sending = False
         self.last_sent = time.monotonic()
+
+    async def _write_record(self, record: bytes) -> None:
+        await self._write(record)
+        connection = connection_of(self.scope)
+        if connection is not None and connection.transport.is_closing():
+            raise ClientGoneError
 
     def note_sent(self) -> None:
         """An event was written past this exchange."""
@@ -85,6 +119,8 @@ class Exchange:
 
     async def end(self, last: bytes = b"") -> None:
         """End an event stream with these last events: they leave in one piece with the end."""
+        if self.paced is not None:
+            last = await self.paced.end(last)
         self.sending = True  # for good: no keepalive may follow the end
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -96,9 +132,32 @@ class Exchange:
         rows = [*http_headers.of_error(error), *headers]
         await self.answer(error.wire.http, error_object(error), request_id, rows)
 
+    def hurry(self) -> None:
+        """The appliance stops: keep nobody waiting for the sake of padding."""
+        self._hurry.set()
+        if self.paced is not None:
+            self.paced.hurry()
+
+    def close(self) -> None:
+        """The exchange is over, however it ended."""
+        if self.paced is not None:
+            self.paced.stop()
+
+    async def _moment(self, padding: Padding) -> None:
+        """Wait until a padded answer may leave: a tick, one of few where an engine has worked for it."""
+        ticks = Ticks(self._begun, padding.tick_s).passed
+        at = self._begun + padding.tick_s * (padding.records(ticks) if self.computed else ticks)
+        if self.until is not None:
+            at = min(at, self.until)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at - time.monotonic()):
+                await self._hurry.wait()
+
     async def _start(self, status: int, rows: http_headers.Headers, request_id: str) -> None:
         took_ms = int((time.monotonic() - self._begun) * 1_000)
         rows = [*rows, ("x-request-id", request_id), ("openai-processing-ms", str(took_ms))]
+        if self.padding is not None:
+            rows = self.padding.head(rows)
         await self._send(
             {
                 "type": "http.response.start",

@@ -24,6 +24,7 @@ from appliance.api.http_sink import sink_of
 from appliance.api.limits import Stamp
 from appliance.api.openai_embeddings import ParsedEmbed
 from appliance.api.openai_objects import Writer
+from appliance.api.paced import PacedSink
 from appliance.api.parsing import Parser
 from appliance.errors import ApplianceError, DeadlineExceededError
 from appliance.ids import new_request_id
@@ -56,6 +57,12 @@ class Generation:
         self._budget = BodyBudget()
         self._parser = Parser()
         self._live: set[Cut] = set()
+        self._padded: set[Exchange] = set()
+
+    def hurry(self) -> None:
+        """The appliance drains: padding keeps nobody waiting from here on."""
+        for exchange in self._padded:
+            exchange.hurry()
 
     def cut_all(self, reason: ApplianceError) -> None:
         """End every session that runs with ``reason``."""
@@ -69,7 +76,7 @@ class Generation:
             ApplianceError: for the client.
             ClientGoneError: it left.
         """
-        deadline = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
+        deadline = exchange.until = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
         stamp = Stamp(new_request_id(), deadline)
         parsed = await self._read(exchange, principal, partial(openai.parse, operation), stamp)
         writer = Writer(parsed.request, int(time.time()), parsed.include_usage)
@@ -77,11 +84,12 @@ class Generation:
         streamed = parsed.request.stream
         async with self._guarded(exchange, deadline, streamed=streamed) as cut:
             exchange.request_id = stamp.request_id
-            sink = sink_of(exchange, writer) if streamed else None
+            padded = PacedSink(writer) if exchange.padding is not None else None
+            sink = (padded or sink_of(exchange, writer)) if streamed else None
             events = self._service.generate(principal, parsed.request, exchange.context, sink)
             del parsed  # with the prompt, which the session lets go of as soon as it can
             if streamed:
-                await cut.run(self._stream(exchange, principal, writer, events, notes))
+                await cut.run(self._stream(exchange, principal, writer, events, notes, padded))
             else:
                 await cut.run(self._collect(exchange, principal, writer, events, notes))
 
@@ -92,7 +100,7 @@ class Generation:
             ApplianceError: for the client.
             ClientGoneError: it left.
         """
-        deadline = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
+        deadline = exchange.until = http_headers.deadline(exchange.headers.getlist("x-request-timeout-ms"))
         stamp = Stamp(new_request_id(), deadline)
         parsed = await self._read(exchange, principal, openai_embeddings.parse, stamp)
         async with self._guarded(exchange, deadline, streamed=False) as cut:
@@ -101,6 +109,7 @@ class Generation:
 
     async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
         embeddings = await self._service.embed(principal, parsed.request, exchange.context)
+        exchange.computed = True
         pieces = []
         for piece in openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64):
             pieces.append(piece)
@@ -130,18 +139,24 @@ class Generation:
         writer: Writer,
         events: Events,
         notes: http_headers.Headers,
+        padded: PacedSink | None,
     ) -> None:
         async with aclosing(events):
             await _started(events)
-            await exchange.stream(
-                cast(str, exchange.request_id), [*http_headers.rates(self._service.rates(principal)), *notes]
-            )
+            exchange.computed = True
+            rows = [*http_headers.rates(self._service.rates(principal)), *notes]
+            record_bytes = 0 if exchange.padding is None else writer.record_bytes(exchange.padding)
+            await exchange.stream(cast(str, exchange.request_id), rows, record_bytes=record_bytes)
+            if padded is not None and exchange.paced is not None:
+                padded.attach(exchange.paced)
             opening = writer.opening()
             if opening is not None:
                 await exchange.write(opening)
             finished: Finished | None = None
             async for event in events:
-                if isinstance(event, Delta):
+                if isinstance(event, Delta) and padded is not None:
+                    await padded.event(event)
+                elif isinstance(event, Delta):
                     chunk = writer.delta(event)
                     if chunk is not None:
                         await exchange.write(chunk)
@@ -168,6 +183,7 @@ class Generation:
         finished: Finished | None = None
         async with aclosing(events):
             await _started(events)
+            exchange.computed = True
             async for event in events:
                 if isinstance(event, PromptTokens | Delta | ChoiceFinished):
                     heard.append(event)
@@ -193,10 +209,12 @@ class Generation:
             left = deadline - time.monotonic() + DEADLINE_MARGIN_S
             timer = asyncio.get_running_loop().call_later(left, cut.end, _too_late())
         self._live.add(cut)
+        self._padded.add(exchange)
         try:
             yield cut
         finally:
             self._live.discard(cut)
+            self._padded.discard(exchange)
             if timer is not None:
                 timer.cancel()
             for helper in helpers:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from appliance.api.limits import MAX_BODY_BYTES
+from appliance.api.padding import Padding
 
 MAX_HEAD_BYTES = 32 << 10
 """Bytes of request line and headers together; a SPIFFE-issued bearer token and tracing headers need 4 KiB."""
@@ -32,5 +33,7 @@ class HttpSettings:
     """Silence in a stream after which a comment is sent; common proxies cut at 30 to 60."""
     stall_s: float = 30.0
     """For how long a client may take nothing of what was sent before the kernel ends its connection."""
+    padding: Padding = field(default_factory=Padding)
+    """How the answers of tenants are padded whose class asks for it; gRPC takes it from here too."""
     allowed_hosts: frozenset[str] = frozenset()
     """Names (with port, as sent) that the Host header must be one of; empty: any. Guards against DNS rebinding."""

@@ -40,6 +40,8 @@ class SseSink:
 
 
 def sink_of(exchange: Exchange, writer: Writer) -> SseSink | None:
-    """The sink of an exchange; None where it does not come over a connection of ours."""
+    """The sink of an exchange; None where it does not come over a connection of ours, or is padded."""
+    if exchange.padding is not None:
+        return None
     connection = connection_of(exchange.scope)
     return SseSink(exchange, connection, writer) if connection is not None else None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from appliance.api import sse
+from appliance.api.padding import Padding
 from appliance.errors import ApplianceError
 from appliance.request import (
     ChoiceFinished,
@@ -58,6 +59,10 @@ class Writer:
         }
         self._offsets = [_Offsets() for _ in range(request.choices)]
         self._templates = [self._template(choice) for choice in range(request.choices)]
+
+    def record_bytes(self, padding: Padding) -> int:
+        """Bytes of each record of this answer, where it is streamed and padded: by its shape, not by its content."""
+        return padding.size(choices=self._choices, scored=self._logprobs or self._echo)
 
     def opening(self) -> bytes | None:
         """The event before any text, if the endpoint has one: the role."""

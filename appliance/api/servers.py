@@ -229,7 +229,8 @@ async def serve_front_ends(
         StartError: a port cannot be bound or a TLS file not used.
     """
     http = build_http(service, resolver, settings.http, ready)
-    front_ends = FrontEnds(settings, http, GrpcFrontEnd(service, resolver, settings.grpc_stall_s), ready)
+    rpcs = GrpcFrontEnd(service, resolver, settings.grpc_stall_s, settings.http.padding)
+    front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()
     try:
         yield front_ends

@@ -130,6 +130,11 @@ class GatewayService:
         """What is left of the tenant's rates."""
         return self.ledger.rates(principal.tenant)
 
+    def pads(self, principal: Principal) -> bool:
+        """Whether the tenant's class asks for padded answers; a tenant that is gone since is told so as if it did."""
+        tenant = self.ledger.policy.tenants.get(principal.tenant)
+        return tenant is None or tenant.isolation_class.pads
+
     def authenticate(self, credential: str) -> Principal | None:
         """The principal behind a verified credential."""
         tenant = find_tenant(self.ledger.policy, credential)

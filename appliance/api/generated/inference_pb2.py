@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$athanor/inference/v1/inference.proto\x12\x14\x61thanor.inference.v1\"\xfb\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12:\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32\".athanor.inference.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1e.athanor.inference.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.athanor.inference.v1.Sampling\x12\x1e\n\x11max_output_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x30\n\x08priority\x18\x0b \x01(\x0e\x32\x1e.athanor.inference.v1.Priority\x12\x41\n\x11structured_output\x18\x0c \x01(\x0b\x32&.athanor.inference.v1.StructuredOutput\x12\x1a\n\rdeterministic\x18( \x01(\x08H\x04\x88\x01\x01\x12\x14\n\x07\x63hoices\x18) \x01(\rH\x05\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18* \x01(\rH\x06\x88\x01\x01\x42\x07\n\x05inputB\x14\n\x12_max_output_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x10\n\x0e_deterministicB\n\n\x08_choicesB\x12\n\x10_prompt_logprobs\"\xcc\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x37\n\x0bjson_object\x18\x02 \x01(\x0b\x32 .athanor.inference.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.athanor.inference.v1.ChoiceH\x00\x12\x0f\n\x07lenient\x18\x06 \x01(\x08\x42\x06\n\x04\x66orm\"\x0c\n\nJsonObject\"\x18\n\x06\x43hoice\x12\x0e\n\x06values\x18\x01 \x03(\t\"C\n\x0c\x43onversation\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.athanor.inference.v1.ChatMessage\"d\n\x0b\x43hatMessage\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.athanor.inference.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\xa0\x02\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.athanor.inference.v1.StartedH\x00\x12,\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.athanor.inference.v1.FinishedH\x00\x12?\n\x0f\x63hoice_finished\x18( \x01(\x0b\x32$.athanor.inference.v1.ChoiceFinishedH\x00\x12.\n\x06prompt\x18) \x01(\x0b\x32\x1c.athanor.inference.v1.PromptH\x00\x42\x07\n\x05\x65vent\"_\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x04 \x01(\r\"n\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".athanor.inference.v1.TokenLogprob\x12\x0e\n\x06\x63hoice\x18( \x01(\r\"n\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .athanor.inference.v1.TopLogprob\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\";\n\x06Prompt\x12\x31\n\x06tokens\x18\x01 \x03(\x0b\x32!.athanor.inference.v1.PromptToken\"~\n\x0bPromptToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x14\n\x07logprob\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .athanor.inference.v1.TopLogprobB\n\n\x08_logprob\"p\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x32\n\x06reason\x18\x02 \x01(\x0e\x32\".athanor.inference.v1.FinishReason\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"\x96\x01\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".athanor.inference.v1.FinishReason\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.Usage\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18( \x01(\rB\x07\n\x05_stop\"Q\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\xa9\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x06inputs\x18\x02 \x03(\x0b\x32 .athanor.inference.v1.EmbedInput\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x30\n\x08priority\x18\x04 \x01(\x0e\x32\x1e.athanor.inference.v1.PriorityB\r\n\x0b_dimensions\"Z\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1e.athanor.inference.v1.TokenIdsH\x00\x42\x07\n\x05input\"\x8d\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12-\n\x07vectors\x18\x03 \x03(\x0b\x32\x1c.athanor.inference.v1.Vector\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x1b.athanor.inference.v1.Usage\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x13\n\x11ListModelsRequest\"A\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.athanor.inference.v1.Model\"I\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x02 \x01(\x03\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa2\x02\n\x10InferenceService\x12[\n\x08Generate\x12%.athanor.inference.v1.GenerateRequest\x1a&.athanor.inference.v1.GenerateResponse0\x01\x12P\n\x05\x45mbed\x12\".athanor.inference.v1.EmbedRequest\x1a#.athanor.inference.v1.EmbedResponse\x12_\n\nListModels\x12\'.athanor.inference.v1.ListModelsRequest\x1a(.athanor.inference.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$athanor/inference/v1/inference.proto\x12\x14\x61thanor.inference.v1\"\xfb\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12:\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32\".athanor.inference.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1e.athanor.inference.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.athanor.inference.v1.Sampling\x12\x1e\n\x11max_output_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x17\n\nignore_eos\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x30\n\x08priority\x18\x0b \x01(\x0e\x32\x1e.athanor.inference.v1.Priority\x12\x41\n\x11structured_output\x18\x0c \x01(\x0b\x32&.athanor.inference.v1.StructuredOutput\x12\x1a\n\rdeterministic\x18( \x01(\x08H\x04\x88\x01\x01\x12\x14\n\x07\x63hoices\x18) \x01(\rH\x05\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18* \x01(\rH\x06\x88\x01\x01\x42\x07\n\x05inputB\x14\n\x12_max_output_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x10\n\x0e_deterministicB\n\n\x08_choicesB\x12\n\x10_prompt_logprobs\"\xcc\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x37\n\x0bjson_object\x18\x02 \x01(\x0b\x32 .athanor.inference.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1c.athanor.inference.v1.ChoiceH\x00\x12\x0f\n\x07lenient\x18\x06 \x01(\x08\x42\x06\n\x04\x66orm\"\x0c\n\nJsonObject\"\x18\n\x06\x43hoice\x12\x0e\n\x06values\x18\x01 \x03(\t\"C\n\x0c\x43onversation\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.athanor.inference.v1.ChatMessage\"d\n\x0b\x43hatMessage\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.athanor.inference.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\xb1\x02\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.athanor.inference.v1.StartedH\x00\x12,\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.athanor.inference.v1.FinishedH\x00\x12?\n\x0f\x63hoice_finished\x18( \x01(\x0b\x32$.athanor.inference.v1.ChoiceFinishedH\x00\x12.\n\x06prompt\x18) \x01(\x0b\x32\x1c.athanor.inference.v1.PromptH\x00\x12\x0f\n\x07padding\x18* \x01(\x0c\x42\x07\n\x05\x65vent\"_\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cinput_tokens\x18\x03 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x04 \x01(\r\"n\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x34\n\x08logprobs\x18\x03 \x03(\x0b\x32\".athanor.inference.v1.TokenLogprob\x12\x0e\n\x06\x63hoice\x18( \x01(\r\"n\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .athanor.inference.v1.TopLogprob\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\";\n\x06Prompt\x12\x31\n\x06tokens\x18\x01 \x03(\x0b\x32!.athanor.inference.v1.PromptToken\"~\n\x0bPromptToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\x0c\x12\x14\n\x07logprob\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .athanor.inference.v1.TopLogprobB\n\n\x08_logprob\"p\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x32\n\x06reason\x18\x02 \x01(\x0e\x32\".athanor.inference.v1.FinishReason\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"\x96\x01\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".athanor.inference.v1.FinishReason\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.athanor.inference.v1.Usage\x12\x11\n\x04stop\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18( \x01(\rB\x07\n\x05_stop\"Q\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\r\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\xa9\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x06inputs\x18\x02 \x03(\x0b\x32 .athanor.inference.v1.EmbedInput\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x30\n\x08priority\x18\x04 \x01(\x0e\x32\x1e.athanor.inference.v1.PriorityB\r\n\x0b_dimensions\"Z\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1e.athanor.inference.v1.TokenIdsH\x00\x42\x07\n\x05input\"\x8d\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12-\n\x07vectors\x18\x03 \x03(\x0b\x32\x1c.athanor.inference.v1.Vector\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x1b.athanor.inference.v1.Usage\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x13\n\x11ListModelsRequest\"A\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.athanor.inference.v1.Model\"I\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x02 \x01(\x03\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa2\x02\n\x10InferenceService\x12[\n\x08Generate\x12%.athanor.inference.v1.GenerateRequest\x1a&.athanor.inference.v1.GenerateResponse0\x01\x12P\n\x05\x45mbed\x12\".athanor.inference.v1.EmbedRequest\x1a#.athanor.inference.v1.EmbedResponse\x12_\n\nListModels\x12\'.athanor.inference.v1.ListModelsRequest\x1a(.athanor.inference.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'athanor.inference.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=3289
-  _globals['_PRIORITY']._serialized_end=3383
-  _globals['_ROLE']._serialized_start=3385
-  _globals['_ROLE']._serialized_end=3465
-  _globals['_FINISHREASON']._serialized_start=3467
-  _globals['_FINISHREASON']._serialized_end=3562
+  _globals['_PRIORITY']._serialized_start=3306
+  _globals['_PRIORITY']._serialized_end=3400
+  _globals['_ROLE']._serialized_start=3402
+  _globals['_ROLE']._serialized_end=3482
+  _globals['_FINISHREASON']._serialized_start=3484
+  _globals['_FINISHREASON']._serialized_end=3579
   _globals['_GENERATEREQUEST']._serialized_start=63
   _globals['_GENERATEREQUEST']._serialized_end=698
   _globals['_STRUCTUREDOUTPUT']._serialized_start=701
@@ -54,39 +54,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING']._serialized_start=1144
   _globals['_SAMPLING']._serialized_end=1476
   _globals['_GENERATERESPONSE']._serialized_start=1479
-  _globals['_GENERATERESPONSE']._serialized_end=1767
-  _globals['_STARTED']._serialized_start=1769
-  _globals['_STARTED']._serialized_end=1864
-  _globals['_DELTA']._serialized_start=1866
-  _globals['_DELTA']._serialized_end=1976
-  _globals['_TOKENLOGPROB']._serialized_start=1978
-  _globals['_TOKENLOGPROB']._serialized_end=2088
-  _globals['_TOPLOGPROB']._serialized_start=2090
-  _globals['_TOPLOGPROB']._serialized_end=2151
-  _globals['_PROMPT']._serialized_start=2153
-  _globals['_PROMPT']._serialized_end=2212
-  _globals['_PROMPTTOKEN']._serialized_start=2214
-  _globals['_PROMPTTOKEN']._serialized_end=2340
-  _globals['_CHOICEFINISHED']._serialized_start=2342
-  _globals['_CHOICEFINISHED']._serialized_end=2454
-  _globals['_FINISHED']._serialized_start=2457
-  _globals['_FINISHED']._serialized_end=2607
-  _globals['_USAGE']._serialized_start=2609
-  _globals['_USAGE']._serialized_end=2690
-  _globals['_EMBEDREQUEST']._serialized_start=2693
-  _globals['_EMBEDREQUEST']._serialized_end=2862
-  _globals['_EMBEDINPUT']._serialized_start=2864
-  _globals['_EMBEDINPUT']._serialized_end=2954
-  _globals['_EMBEDRESPONSE']._serialized_start=2957
-  _globals['_EMBEDRESPONSE']._serialized_end=3098
-  _globals['_VECTOR']._serialized_start=3100
-  _globals['_VECTOR']._serialized_end=3124
-  _globals['_LISTMODELSREQUEST']._serialized_start=3126
-  _globals['_LISTMODELSREQUEST']._serialized_end=3145
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3147
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3212
-  _globals['_MODEL']._serialized_start=3214
-  _globals['_MODEL']._serialized_end=3287
-  _globals['_INFERENCESERVICE']._serialized_start=3565
-  _globals['_INFERENCESERVICE']._serialized_end=3855
+  _globals['_GENERATERESPONSE']._serialized_end=1784
+  _globals['_STARTED']._serialized_start=1786
+  _globals['_STARTED']._serialized_end=1881
+  _globals['_DELTA']._serialized_start=1883
+  _globals['_DELTA']._serialized_end=1993
+  _globals['_TOKENLOGPROB']._serialized_start=1995
+  _globals['_TOKENLOGPROB']._serialized_end=2105
+  _globals['_TOPLOGPROB']._serialized_start=2107
+  _globals['_TOPLOGPROB']._serialized_end=2168
+  _globals['_PROMPT']._serialized_start=2170
+  _globals['_PROMPT']._serialized_end=2229
+  _globals['_PROMPTTOKEN']._serialized_start=2231
+  _globals['_PROMPTTOKEN']._serialized_end=2357
+  _globals['_CHOICEFINISHED']._serialized_start=2359
+  _globals['_CHOICEFINISHED']._serialized_end=2471
+  _globals['_FINISHED']._serialized_start=2474
+  _globals['_FINISHED']._serialized_end=2624
+  _globals['_USAGE']._serialized_start=2626
+  _globals['_USAGE']._serialized_end=2707
+  _globals['_EMBEDREQUEST']._serialized_start=2710
+  _globals['_EMBEDREQUEST']._serialized_end=2879
+  _globals['_EMBEDINPUT']._serialized_start=2881
+  _globals['_EMBEDINPUT']._serialized_end=2971
+  _globals['_EMBEDRESPONSE']._serialized_start=2974
+  _globals['_EMBEDRESPONSE']._serialized_end=3115
+  _globals['_VECTOR']._serialized_start=3117
+  _globals['_VECTOR']._serialized_end=3141
+  _globals['_LISTMODELSREQUEST']._serialized_start=3143
+  _globals['_LISTMODELSREQUEST']._serialized_end=3162
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3164
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3229
+  _globals['_MODEL']._serialized_start=3231
+  _globals['_MODEL']._serialized_end=3304
+  _globals['_INFERENCESERVICE']._serialized_start=3582
+  _globals['_INFERENCESERVICE']._serialized_end=3872
 # @@protoc_insertion_point(module_scope)

@@ -492,6 +492,11 @@ class GenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     CHOICE_FINISHED_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    """Fills the message up to one size, for tenants whose answers shall tell nothing on the wire. Such a stream has
+    messages without an event as well; skip them.
+    """
     @_builtins.property
     def started(self) -> Global___Started:
         """The engine took the request up; always the first event."""
@@ -520,10 +525,11 @@ class GenerateResponse(_message.Message):
         finished: Global___Finished | None = ...,
         choice_finished: Global___ChoiceFinished | None = ...,
         prompt: Global___Prompt | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_finished", b"choice_finished", "delta", b"delta", "event", b"event", "finished", b"finished", "padding", b"padding", "prompt", b"prompt", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished", "choice_finished", "prompt"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -68,6 +68,8 @@ class ScriptedService:
     def __init__(self) -> None:
         self.script: Sequence[Step] = text_script("Hel", "lo")
         self.tenants = {"key:acme-1": "acme", "key:globex-1": "globex", SPIFFE_ID: "acme"}
+        self.padded: set[str] = set()
+        """Tenants whose answers are padded."""
         self.requests: list[GenerateRequest] = []
         self.embeds: list[EmbedRequest] = []
         self.contexts: list[CallContext] = []
@@ -139,6 +141,10 @@ class ScriptedService:
     def rates(self, principal: Principal) -> RateState:
         """Fixed figures; tokens are unlimited."""
         return RateState(60, 59, 1.0, 0, 0, 0.0)
+
+    def pads(self, principal: Principal) -> bool:
+        """By ``padded``."""
+        return principal.tenant in self.padded
 
     def authenticate(self, credential: str) -> Principal | None:
         """By ``tenants``."""

@@ -1,0 +1,148 @@
+"""A padded event stream: bytes of events go in whenever they come, a record of one size goes out at each tick.
+
+What has come since the last record is written together; what does not fit waits. The last events (reason, usage, end
+mark) are held back until the stream has one of the few lengths that ``padding`` allows: a client that hears them closes
+or asks again, and its doing so would show where the answer ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from appliance.api.deltas import merged
+from appliance.api.openai_objects import Writer
+from appliance.api.padding import Padding, Ticks, fill_events
+from appliance.request import Delta
+
+MOST_WAITING_BYTES = 64 << 10
+"""Bytes that may wait for records; beyond it a session waits too, and its stream's bound holds."""
+
+MOST_GATHERED = 1_024
+"""Deltas that may wait for a tick: a token each, of a client that takes no records."""
+
+
+class PacedEvents:
+    """One stream. ``send`` takes a record; ``until`` is the moment, if any, at which the caller no longer listens."""
+
+    def __init__(
+        self, padding: Padding, size: int, ticks: Ticks, send: Callable[[bytes], Awaitable[None]], until: float | None
+    ) -> None:
+        self.source: Callable[[], bytes] = bytes
+        """Asked at each tick, and before anything is added, for what has come elsewhere."""
+        self.on_room: Callable[[], None] | None = None
+        """Called at each tick at which there is room."""
+        self._padding = padding
+        self._size = size
+        self._ticks = ticks
+        self._send = send
+        self._until = until
+        self._waiting = bytearray()
+        self._closing: bytes | None = None
+        self._hurries = False
+        self._sent = 0
+        self._ticked = asyncio.Event()
+        self._pump = asyncio.ensure_future(self._run())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be added now."""
+        return len(self._waiting) < MOST_WAITING_BYTES and not self._pump.done()
+
+    async def add(self, events: bytes) -> None:
+        """Whole events, in their turn; waits for room."""
+        self._waiting += self.source() + events
+        await self.room()
+
+    async def room(self) -> None:
+        """Wait until more may be added."""
+        while not self.has_room and not self._pump.done():
+            self._ticked.clear()
+            await self._ticked.wait()
+
+    async def end(self, last: bytes) -> bytes:
+        """The record that ends the stream, when its time has come; all before it are sent by then.
+
+        Called once more while that is awaited (the session was cut), the stream ends soon, as the first call wanted.
+        """
+        if self._closing is None:
+            self._waiting += self.source()
+            self._closing = last
+        else:
+            self._hurries = True
+        # A session that is cut leaves the stream to whoever tells its client.
+        return await asyncio.shield(self._pump)
+
+    def hurry(self) -> None:
+        """End soon after the end of what is to be said, whatever that shows: nobody can wait any more."""
+        self._hurries = True
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._pump.cancel()
+
+    async def _run(self) -> bytes:
+        while True:
+            await self._ticks.next()
+            self._waiting += self.source()
+            last = self._closing is not None and self._may_close(self._closing)
+            record = fill_events(bytes(self._waiting[: self._size]), self._size)
+            del self._waiting[: self._size]
+            if last and not self._waiting:
+                return record
+            await self._send(record)
+            self._sent += 1
+            self._ticked.set()
+            if self.on_room is not None and self.has_room:
+                self.on_room()
+
+    def _may_close(self, closing: bytes) -> bool:
+        """Whether the stream's last records have come; their bytes then wait with the others."""
+        if not closing:
+            return True
+        needed = -(-(len(self._waiting) + len(closing)) // self._size)
+        late = self._until is not None and time.monotonic() >= self._until - (needed + 1) * self._padding.tick_s
+        if self._hurries or late or self._sent + needed == self._padding.records(self._sent + needed):
+            self._waiting += closing
+            self._closing = b""
+            return True
+        return False
+
+
+class PacedSink:
+    """``appliance.request.Sink`` over one: deltas are gathered, and written as one event a choice at each tick."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._paced: PacedEvents | None = None
+        self._writer = writer
+        self._gathered: list[Delta] = []
+
+    def attach(self, paced: PacedEvents) -> None:
+        """The stream has begun."""
+        self._paced = paced
+        paced.source = self._take
+
+    @property
+    def ready(self) -> bool:
+        """Whether the stream has room."""
+        return self._paced is not None and self._paced.has_room and len(self._gathered) < MOST_GATHERED
+
+    def on_ready(self, call: Callable[[], None] | None) -> None:
+        """Call this when room came."""
+        if self._paced is not None:
+            self._paced.on_room = call
+
+    async def event(self, delta: Delta) -> None:
+        """The same for a delta that a session gives as an event; waits for room."""
+        self.delta(delta)
+        if not self.ready and self._paced is not None:
+            await self._paced.room()
+
+    def delta(self, delta: Delta) -> None:
+        """Keep it for the next tick."""
+        self._gathered.append(delta)
+
+    def _take(self) -> bytes:
+        gathered, self._gathered = self._gathered, []
+        return b"".join(self._writer.delta(delta) or b"" for delta in merged(gathered))
