@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from appliance.errors import ConfigError
+from appliance.residency import ResidentLimits
 from policy.errors import PolicyError
 from policy.positions import dotted, load_yaml
 
@@ -111,6 +112,21 @@ class SandboxConfig(_Section):
     cores: Annotated[float, Field(ge=0)] = 0.0
     kernels: Path | None = Field(default=None, strict=False)
     step_timeout_s: Annotated[float, Field(ge=5, le=3_600)] = 300.0
+    own_engines: Annotated[int, Field(ge=0, le=64)] = 1
+    """Engines of tenants of class `dedicated` that may be resident at once, beside the shared ones. With fewer than
+    such tenants, they take turns: the one idle longest goes."""
+    own_texts: Annotated[int, Field(ge=0, le=256)] = 4
+    """The same of text sandboxes, which tenants of class `strict` have too."""
+    own_memory_bytes: Annotated[int, Field(ge=0)] = 1 << 40
+    """Memory of them all together; each counts with its limit, an engine `memory_bytes`, a text sandbox 1 GiB."""
+
+    @property
+    def residents(self) -> ResidentLimits:
+        """The last three as limits."""
+        return ResidentLimits(
+            engines=self.own_engines, texts=self.own_texts, memory_bytes=self.own_memory_bytes,
+            engine_bytes=self.memory_bytes,
+        )
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:

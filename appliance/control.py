@@ -1,9 +1,10 @@
 """The words between gateway and supervisor: typed messages, one datagram each, descriptors beside them.
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
-says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly two
-things: namespace keys, and the end of a sandbox that misbehaved. Besides, it reports what belongs into the audit log.
-There is no message that starts a program, names a file or reads a key of another kind, so a taken-over gateway gains
+says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly four
+things: namespace keys, the end of a sandbox that misbehaved, and the coming and going of the sandboxes that the policy
+grants to single tenants, which the supervisor looks up for itself. Besides, it reports what belongs into the audit log.
+There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
 nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
@@ -15,10 +16,11 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass, fields
+from typing import get_args
 
 from appliance.errors import StartError
 
-CONTROL_VERSION = 3
+CONTROL_VERSION = 4
 """Raised whenever a message changes its meaning; gateway and supervisor of different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -26,6 +28,10 @@ MAX_DATAGRAM_BYTES = 128 << 10
 
 MAX_FDS = 3
 """Descriptors beside one message: the segment and the host's two bell ends."""
+
+
+REFUSED = "refused"
+"""State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""
 
 
 class ControlError(StartError):
@@ -71,6 +77,24 @@ class Fault:
     role: str
     generation: int
     reason: str
+    tenant: str = ""
+    """Whose own it is; empty: shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Gateway: a request has come for the sandboxes that this tenant's class asks for, of this model."""
+
+    model: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Gateway: nobody uses these any more, and others need their place."""
+
+    model: str
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +108,13 @@ class SandboxUp:
     restarts: int
     layout: str
     ready: dict[str, int]
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxDown:
     """Supervisor: a sandbox is gone or could not start; it comes back after ``retry_in_s`` unless ``state`` says
-    otherwise."""
+    otherwise: one that is ``refused`` is never started."""
 
     model: str
     role: str
@@ -98,6 +123,7 @@ class SandboxDown:
     state: str
     cause: str
     retry_in_s: float
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +143,11 @@ class AuditState:
     refuses: int
 
 
-Control = Attach | Welcome | NamespaceQuery | Namespaces | Fault | SandboxUp | SandboxDown | Audited | AuditState
+FromGateway = Attach | NamespaceQuery | Fault | Want | Release | Audited
+FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | AuditState
+Control = FromGateway | FromSupervisor
 
-_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (Attach, Welcome, NamespaceQuery, Namespaces, Fault, SandboxUp, SandboxDown, Audited, AuditState)
-}
+_TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(FromGateway), *get_args(FromSupervisor))}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),

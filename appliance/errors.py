@@ -159,6 +159,12 @@ class UnavailableError(ApplianceError):
     wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "server_is_overloaded", "UNAVAILABLE")
 
 
+class NoPlaceLeftError(UnavailableError):
+    """The tenant's class asks for sandboxes of its own, and as many as there may be are in use."""
+
+    wire = Wire("RESOURCE_EXHAUSTED", 503, "service_unavailable_error", "no_place_left", "NO_PLACE_LEFT")
+
+
 class DeadlineExceededError(ApplianceError):
     """The request's deadline passed before its answer was complete."""
 

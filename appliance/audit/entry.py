@@ -36,7 +36,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
     "policy": {"outcome": _T, "policy": _T, "tenants": _N},
     "integrity": {"model": _T, "generation": _N, "count": _N},
     "sandbox": {
-        "state": _T, "model": _T, "role": _T, "generation": _N, "cause": _T, "image": _T, "model_digest": _T,
+        "state": _T, "model": _T, "role": _T, "tenant": _T, "generation": _N, "cause": _T, "image": _T,
+        "model_digest": _T,
     },
     "keys": {"what": _T, "count": _N},
     "gap": {"where": _T, "dropped": _N},
@@ -49,7 +50,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``refused``: calls without a valid credential, counted likewise;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
-* ``sandbox``: one came up or went down, with the digests of its image and model;
+* ``sandbox``: one came up or went down, of one tenant where it is one's own, with the digests of its image and model;
 * ``keys``: keys were made, or given to the gateway;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.

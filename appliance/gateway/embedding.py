@@ -23,6 +23,7 @@ from appliance.errors import (
 from appliance.gateway.answer import Outcome
 from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError
+from appliance.gateway.house import Place
 from appliance.gateway.ledger import Reservation
 from appliance.gateway.losses import EngineGoneError, raise_if_lost
 from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit
@@ -33,6 +34,7 @@ from appliance.request import Embeddings, EmbedRequest, Principal
 from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import Embed, EngineReady, Finish, Sampling, Submit
+from policy.model import Determinism
 
 MAX_TOKENS = 300_000
 """Tokens of all texts of one request, OpenAI's limit."""
@@ -56,6 +58,8 @@ class EmbeddingSession:
         self._vectors: list[array[float] | None] = [None] * len(request.inputs)
         self.outcome = Outcome()
         self.reservation: Reservation | None = None
+        self.place = Place(tools.rooms, tools.rooms)
+        """Where it is worked on; left when the request is over."""
 
     async def run(self) -> Embeddings:
         """The vectors.
@@ -66,7 +70,7 @@ class EmbeddingSession:
         if self._request.dimensions is not None and not self._tools.rooms.truncates:
             raise InvalidRequestError("this model's vectors have one length; leave dimensions out", param="dimensions")
         texts = await self._encode()
-        self._admit(texts, await self._tools.rooms.limits_by(self._until))
+        self._admit(texts, await self.place.engine.limits_by(self._until))
         try:
             async with asyncio.timeout(self._until - time.monotonic()):
                 await self._through_engines(texts)
@@ -84,8 +88,16 @@ class EmbeddingSession:
         decision = self.reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        assert decision.obligations is not None
+        if decision.obligations.deterministic is Determinism.ALWAYS:
+            raise InvalidRequestError(
+                "this tenant's answers are to be the same bits in any batch, and vectors are not computed so; ask the "
+                "operator for a tenant of another class",
+                param="model",
+            )
+        self.place = tools.house.place(tools.rooms, self._principal.tenant, decision.obligations.isolation_class)
         trace.begin(Phase.TEXT)
-        room = TextRoom(tools.rooms, tools.next_id, self._principal.tenant)
+        room = TextRoom(self.place.text, tools.next_id, self._principal.tenant)
         texts: list[array[int]] = []
         for text in request.inputs:
             texts.append(await room.encode(text, self._until))
@@ -127,7 +139,7 @@ class EmbeddingSession:
             if attempt:
                 self._trace.annotate(replays=attempt)
             try:
-                async with self._tools.rooms.enter_engine(
+                async with self.place.engine.enter_engine(
                     enter_by, suspect=standing is not Standing.CLEAN, alone_only=standing is Standing.ALONE_ONLY
                 ) as visit:
                     await self._visit(visit, texts, mark)

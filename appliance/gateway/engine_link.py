@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.delivery import Delivery
-from appliance.gateway.grammars import GrammarRun
+from appliance.gateway.grammars import GrammarRun, Grammars
 from appliance.gateway.link import Link, LinkFullError
 from appliance.gateway.prompt_report import PromptScores
 from appliance.gateway.stream import TokenStream
@@ -275,7 +275,7 @@ class EngineLink:
             return False
         logprobs = {item.index: item for item in message.logprobs}
         live = self._live
-        followed: list[tuple[GrammarRun, int]] = []
+        followed: dict[Grammars, list[tuple[GrammarRun, int]]] = {}
         tokens = zip(message.requests, message.token_ids, message.finishes, strict=True)
         for index, (request, token, finish) in enumerate(tokens):
             stream = live.get(request)
@@ -301,10 +301,9 @@ class EngineLink:
             else:
                 self._hand_on(stream)
             if stream.grammar is not None and not finish:
-                followed.append((stream.grammar, token))
-        if followed:
-            # All of a model's runs are at home in its one text sandbox, but for those whose sandbox has just ended.
-            followed[-1][0].home.advance(followed)
+                followed.setdefault(stream.grammar.home, []).append((stream.grammar, token))
+        for home, runs in followed.items():
+            home.advance(runs)
         return True
 
     def _hand_on(self, stream: TokenStream) -> None:

@@ -21,6 +21,7 @@ from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
+from appliance.gateway.house import House
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
@@ -82,12 +83,14 @@ class Gateway:
         self._rooms = {model.name: ModelRooms(model.name, model.runner, truncates=model.truncates)
             for model in config.models}
         self._telemetry: OtelTelemetry = open_telemetry(TelemetrySettings(version=VERSION))
+        house = House(config.sandbox.residents)
+        house.reconsider(policy)
         self._sandboxes = Sandboxes(
             config.run_dir / CONTROL_SOCKET, self._rooms, lambda: self._service.next_id(),
-            lambda rooms, link: self._service.engine_ended(rooms, link),
+            lambda rooms, link: self._service.engine_ended(rooms, link), house,
         )  # fmt: skip
         self._audit = self._sandboxes.audit if config.audit is not None else None
-        self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit)
+        self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit, house)
         self._report = Report(self._service, self._sandboxes, self._file)
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -170,6 +173,7 @@ class Gateway:
             tenants = len(self._service.ledger.policy.tenants)
             self._audit.add("policy", outcome=verdict, policy=outcome.digest, tenants=tenants)
         self._telemetry.metrics.know(tenants=self._service.ledger.policy.tenants)
+        self._service.house.reconsider(self._service.ledger.policy)
         if self._announced:
             notify.ready(outcome.message)
         return outcome

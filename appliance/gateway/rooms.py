@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from appliance.errors import UnavailableError
+from appliance.errors import NoPlaceLeftError, UnavailableError
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.text_link import TextLink
@@ -54,8 +54,10 @@ class EngineVisit:
 class ModelRooms:
     """One model's engine and text link, or their absence. All methods run in one event loop."""
 
-    def __init__(self, name: str, runner: str = "model", *, truncates: bool = False) -> None:
+    def __init__(self, name: str, runner: str = "model", *, truncates: bool = False, tenant: str = "") -> None:
         self.name = name
+        self.tenant = tenant
+        """Whose own they are; empty: shared."""
         self.runner = runner
         """``model``; ``embed`` for one that gives vectors; ``null`` in a benchmark."""
         self.truncates = truncates
@@ -70,6 +72,7 @@ class ModelRooms:
         """What the engine last announced; kept over restarts, since it is the same model."""
         self.table: VocabularyTable | None = None
         """The id-to-bytes table; kept likewise."""
+        self._refused = False
         self._waiters: set[asyncio.Future[None]] = set()
         self._inside = 0
         self._probation = False
@@ -109,6 +112,11 @@ class ModelRooms:
     def begin_drain(self) -> None:
         """Let nobody wait any more; who is in stays."""
         self.draining = True
+        self._tell()
+
+    def refuse(self) -> None:
+        """They will not come: who waits need wait no longer."""
+        self._refused = True
         self._tell()
 
     def end_probation(self) -> None:
@@ -222,6 +230,8 @@ class ModelRooms:
         while not predicate():
             if self.draining:
                 raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
+            if self._refused:
+                raise NoPlaceLeftError("the sandboxes that this tenant's class asks for are not granted now")
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)
             try:

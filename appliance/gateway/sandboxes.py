@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import structlog
 
 from appliance.control import (
     CONTROL_VERSION,
+    REFUSED,
     Attach,
     Audited,
     AuditState,
@@ -35,6 +36,7 @@ from appliance.control import (
 )
 from appliance.gateway.audit import AuditFeed
 from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.house import House
 from appliance.gateway.records import Attachment, SandboxRecord
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.text_link import TextLink, TextLostError
@@ -68,9 +70,12 @@ class Sandboxes:
         rooms: dict[str, ModelRooms],
         next_id: Callable[[], int],
         on_engine_end: Callable[[ModelRooms, EngineLink], None],
+        house: House | None = None,
     ) -> None:
         self._path = path
         self._rooms = rooms
+        self._house = house or House()
+        self._house.tell = self._tell
         self._next_id = next_id
         self._on_engine_end = on_engine_end
         self._sock: socket.socket | None = None
@@ -82,9 +87,10 @@ class Sandboxes:
         self._named = asyncio.Event()
         self.attachment = Attachment()
         self.audit = AuditFeed(self.report)
-        self.records = {
+        self.records: dict[tuple[str, ...], SandboxRecord] = {
             (name, role): SandboxRecord() for name in rooms for role in ("engine", "text")
         }
+        """By model, role and, of a tenant's own, tenant."""
 
     async def run(self) -> None:
         """Attach, and attach again whenever the supervisor was lost; ends by cancellation."""
@@ -163,7 +169,7 @@ class Sandboxes:
         self._sock = None
         self.attachment = Attachment()
         log.warning("supervisor is gone", reason=reason)
-        for rooms in self._rooms.values():
+        for rooms in (*self._rooms.values(), *self._house.rooms):
             engine, text = rooms.engine, rooms.text
             rooms.set_engine(None)
             rooms.set_text(None)
@@ -214,7 +220,7 @@ class Sandboxes:
             self._detach(f"it sent {type(message).__name__}")
 
     def _up(self, message: SandboxUp, fds: tuple[int, int, int]) -> None:
-        rooms = self._rooms.get(message.model)
+        rooms = self._find(message)
         channel = None
         try:
             if rooms is not None:
@@ -223,14 +229,16 @@ class Sandboxes:
                 channel = Channel.host(*fds, layout, role, established=True)
         except RemoteProtocolError as error:
             # The guest could write into the segment since the supervisor looked at it.
-            self._note_end(message.model, message.role, message.generation, f"broke the protocol: {error}", True)
+            reason = f"broke the protocol: {error}"
+            fault = Fault(message.model, message.role, message.generation, reason, message.tenant)
+            self._note_end(fault, at_fault=True)
         finally:
             if channel is None:
                 for fd in fds:
                     os.close(fd)
         if rooms is None or channel is None:
             return
-        self._record(message.model, message.role).generation = message.generation
+        self._record(message).generation = message.generation
         if role is Role.ENGINE:
             numbers = dict(message.ready)
             deterministic = bool(numbers.pop("deterministic", 0))
@@ -271,22 +279,21 @@ class Sandboxes:
         if rooms.engine is link:
             rooms.set_engine(None)
         self._on_engine_end(rooms, link)
-        self._note_end(rooms.name, "engine", link.generation, reason, at_fault)
+        self._note_end(Fault(rooms.name, "engine", link.generation, reason, rooms.tenant), at_fault=at_fault)
 
     def _text_ended(self, rooms: ModelRooms, link: TextLink, reason: str, at_fault: bool) -> None:
         if rooms.text is link:
             rooms.set_text(None)
-        self._note_end(rooms.name, "text", link.generation, reason, at_fault)
+        self._note_end(Fault(rooms.name, "text", link.generation, reason, rooms.tenant), at_fault=at_fault)
 
     def _note_up(self, message: SandboxUp) -> None:
-        record = self._record(message.model, message.role)
+        record = self._record(message)
         record.become("ready")
         record.pid, record.restarts = message.pid, message.restarts
 
-    def _note_end(self, model: str, role: str, generation: int, reason: str, at_fault: bool) -> None:
-        self._record(model, role).become("failed", reason)
-        log.warning("sandbox is lost", model=model, role=role, generation=generation, reason=reason)
-        fault = Fault(model, role, generation, reason)
+    def _note_end(self, fault: Fault, *, at_fault: bool) -> None:
+        self._record(fault).become("failed", fault.reason)
+        log.warning("sandbox is lost", **asdict(fault))
         if at_fault:
             self._tell(fault)
         else:
@@ -294,12 +301,22 @@ class Sandboxes:
             asyncio.get_running_loop().call_later(GONE_GRACE_S, self._tell_same, self._sock, fault)
 
     def _down(self, message: SandboxDown) -> None:
-        record = self._record(message.model, message.role)
-        record.generation, record.restarts = message.generation, message.restarts
-        record.become(message.state, message.cause)
-        rooms = self._rooms.get(message.model)
+        if message.state == REFUSED:
+            self._house.refuse(message.model, message.tenant, message.cause)
+            return
+        rooms = self._find(message)
         if rooms is not None:
+            record = self._record(message)
+            record.generation, record.restarts = message.generation, message.restarts
+            record.become(message.state, message.cause)
             rooms.note_failure()
 
-    def _record(self, model: str, role: str) -> SandboxRecord:
-        return self.records.setdefault((model, role), SandboxRecord())
+    def _find(self, message: SandboxUp | SandboxDown) -> ModelRooms | None:
+        """The rooms that a word is about; None when they are not, or no longer, wanted."""
+        if message.tenant:
+            return self._house.find(message.model, message.tenant)
+        return self._rooms.get(message.model)
+
+    def _record(self, message: SandboxUp | SandboxDown | Fault) -> SandboxRecord:
+        own = (message.tenant,) if message.tenant else ()
+        return self.records.setdefault((message.model, message.role, *own), SandboxRecord())

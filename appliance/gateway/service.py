@@ -20,6 +20,7 @@ from appliance.gateway.account import Account, Call
 from appliance.gateway.audit import AuditFeed
 from appliance.gateway.embedding import EmbeddingSession
 from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.house import House
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.session import Session, Tools
@@ -50,10 +51,16 @@ class GatewayService:
     """What the front ends call. One a gateway process."""
 
     def __init__(
-        self, rooms: dict[str, ModelRooms], ledger: Ledger, telemetry: Telemetry, audit: AuditFeed | None = None
+        self,
+        rooms: dict[str, ModelRooms],
+        ledger: Ledger,
+        telemetry: Telemetry,
+        audit: AuditFeed | None = None,
+        house: House | None = None,
     ) -> None:
-        """``audit``: where entries for the audit log go; None: nowhere."""
+        """``audit``: where entries for the audit log go; None: nowhere. ``house``: the sandboxes of single tenants."""
         self.rooms = rooms
+        self.house = house or House()
         self._account = Account(audit, rooms)
         self.ledger = ledger
         self.sandbox = "unknown"
@@ -170,6 +177,7 @@ class GatewayService:
         """Take nothing more; what runs goes on."""
         for rooms in self.rooms.values():
             rooms.begin_drain()
+        self.house.begin_drain()
 
     def _tools(self, model: str, *, embeds: bool) -> Tools:
         rooms = self.rooms.get(model)
@@ -182,7 +190,7 @@ class GatewayService:
         if embeds != (rooms.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {model} {what}", param="model")
-        return Tools(rooms, self.ledger, self._suspects[model], self.next_id)
+        return Tools(rooms, self.ledger, self._suspects[model], self.next_id, self.house)
 
     def _end(
         self,
@@ -197,6 +205,7 @@ class GatewayService:
             self.tally.add(principal.tenant, error=error)
             trace.finish(error=error)
             return
+        session.place.leave()
         outcome = session.outcome
         charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
         self.tally.add(principal.tenant, error=error, tokens=charged + outcome.output_tokens)

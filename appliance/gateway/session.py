@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from appliance.errors import (
     ContextLengthError,
@@ -27,6 +27,7 @@ from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
 from appliance.gateway.engine_link import EngineFullError
 from appliance.gateway.grammars import GrammarRun
+from appliance.gateway.house import House, Place
 from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.losses import EngineGoneError
 from appliance.gateway.output import LocalText, RemoteText
@@ -39,7 +40,7 @@ from appliance.telemetry.api import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady, Submit
 from policy.decision import Decision, Obligations
-from policy.model import Determinism, IsolationClass, Priority, Retention
+from policy.model import Determinism, Priority, Retention
 
 NO_DEADLINE_S = 3_600.0
 """Deadline of a request that names none: nothing may live for ever."""
@@ -68,6 +69,7 @@ class Tools:
     ledger: Ledger
     suspects: Suspects
     next_id: Callable[[], int]
+    house: House = field(default_factory=House)
 
 
 class Session:
@@ -83,6 +85,8 @@ class Session:
         self._until = request.deadline or time.monotonic() + NO_DEADLINE_S
         self.outcome = Outcome()
         self.reservation: Reservation | None = None
+        self.place = Place(tools.rooms, tools.rooms)
+        """Where it is worked on; left when the request is over."""
 
     async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
         """The request's events; deltas go into the sink instead, where there is one and the text can be decoded here.
@@ -91,7 +95,7 @@ class Session:
             ApplianceError: typed, at any point.
         """
         token_ids = await self._encode()
-        ready = await self._tools.rooms.limits_by(self._until)
+        ready = await self.place.engine.limits_by(self._until)
         decision = self._admit(token_ids, ready)
         submit = self._submit(token_ids, decision)
         mark = fingerprint(self._principal.tenant, self._request.model, submit)
@@ -107,7 +111,7 @@ class Session:
             grammar = await self._follow(enter_by)
             try:
                 async with (
-                    self._tools.rooms.enter_engine(
+                    self.place.engine.enter_engine(
                         enter_by,
                         suspect=standing is not Standing.CLEAN,
                         alone_only=standing is Standing.ALONE_ONLY,
@@ -144,8 +148,13 @@ class Session:
         decision = self.reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        assert decision.obligations is not None
+        # Not before the policy has agreed: nobody boots sandboxes by asking for what it may not have.
+        self.place = self._tools.house.place(
+            self._tools.rooms, self._principal.tenant, decision.obligations.isolation_class
+        )
         trace.begin(Phase.TEXT)
-        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
+        room = TextRoom(self.place.text, self._tools.next_id, self._principal.tenant)
         token_ids = await room.encode(request.prompt, self._until)
         # From here on, and for a replay, the ids are enough; the text may be megabytes.
         self._request = replace(request, prompt=TokenPrompt(token_ids))
@@ -206,7 +215,7 @@ class Session:
         if grammar is None:
             return None
         assert self.reservation is not None
-        room = TextRoom(self._tools.rooms, self._tools.next_id, self._principal.tenant)
+        room = TextRoom(self.place.text, self._tools.next_id, self._principal.tenant)
         return await room.follow(grammar, self.reservation.namespace, until)
 
     def _deterministic(self, obligations: Obligations) -> bool:
@@ -215,7 +224,7 @@ class Session:
         if granted is Determinism.NEVER and asked:
             raise PermissionDeniedError("this tenant may not ask for deterministic answers", param="deterministic")
         wanted = asked or granted is Determinism.ALWAYS
-        ready = self._tools.rooms.capacity
+        ready = self.place.engine.capacity
         if wanted and ready is not None and not ready.deterministic:
             raise InvalidRequestError(
                 "this model cannot be computed deterministically on this machine; leave deterministic out, or ask for "
@@ -266,7 +275,7 @@ class Session:
         """Whether the tenant's class wants each step's token at that step, whatever the others do."""
         assert self.reservation is not None
         obligations = self.reservation.decision.obligations
-        return obligations is not None and obligations.isolation_class is not IsolationClass.SHARED
+        return obligations is not None and obligations.isolation_class.pads
 
     def _left_us(self) -> int:
         """Microseconds until the deadline, as the engine takes them."""
@@ -278,10 +287,10 @@ class Session:
         if not request.echo and stream.scores is None:
             return None
         text = self._output_text(stops=()) if request.echo else None
-        return PromptReport(token_ids, stream.scores, self._tools.rooms.table, text)
+        return PromptReport(token_ids, stream.scores, self.place.text.table, text)
 
     def _output_text(self, stops: tuple[str, ...] | None = None) -> LocalText | RemoteText:
-        rooms = self._tools.rooms
+        rooms = self.place.text
         table, stops = rooms.table, self._request.stop if stops is None else stops
         if table is None or (rooms.text is not None and not rooms.text.ready.exact_vocabulary):
             room = TextRoom(rooms, self._tools.next_id, self._principal.tenant)

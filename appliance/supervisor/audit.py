@@ -163,19 +163,19 @@ def watching(
         model_digests: of every served model.
         image: digest of the sandboxes' image, empty where there is none.
     """
-    seen: dict[tuple[str, str], int] = {}
+    seen: dict[tuple[str, str, str], int] = {}
 
     def publish_and_record(message: Control, fds: tuple[int, ...]) -> bool:
         if isinstance(message, SandboxUp | SandboxDown):
             up = isinstance(message, SandboxUp)
-            place = message.model, message.role
+            place = message.model, message.role, message.tenant
             if not up or seen.get(place) != message.generation:
                 # A sandbox's last words are its own, and might repeat what it was given.
                 cause = "" if isinstance(message, SandboxUp) else message.cause.partition("; its last words")[0]
                 record(
                     entry(
                         "sandbox", state="up" if up else "down", model=message.model, role=message.role,
-                        generation=message.generation, cause=cause, image=image,
+                        tenant=message.tenant, generation=message.generation, cause=cause, image=image,
                         model_digest=model_digests.get(message.model, ""),
                     )
                 )  # fmt: skip

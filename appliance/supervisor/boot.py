@@ -66,6 +66,10 @@ MAX_VOCABULARY = 1 << 20
 MAX_NAME_CHARS = 16
 """Characters of the model's name in a sandbox's: the name is part of a socket's path (108 bytes in all)."""
 
+OWN_NAME_CHARS = 9
+OWN_TAG_CHARS = 13
+"""Of a tenant's own sandbox: characters of the model's name, and of the digest that tells it from all others."""
+
 SOCKET_NAME = "host.sock"
 """The socket that the guest connects to, in its directory mounted at /ipc."""
 
@@ -82,6 +86,8 @@ class BootPlan:
     configuration: bytes
     embeds: bool = False
     """Whether the engine gives vectors."""
+    tenant: str = ""
+    """Whose own it is; empty: shared."""
 
     @property
     def role_name(self) -> str:
@@ -112,33 +118,43 @@ class Booted:
 def plan_boots(
     config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime
 ) -> tuple[BootPlan, BootPlan]:
-    """The two sandboxes of one model."""
-    plans = []
-    for role in (Role.ENGINE, Role.TEXT):
-        name = sandbox_name(model.name, role)
-        socket_dir = config.run_dir / "ipc" / name
-        spec = sandbox_spec(config, files, role, name, socket_dir)
-        guest_model = runtime.guest_path(spec, "/model")
-        if role is Role.ENGINE:
-            configuration = EngineConfig(
-                model_dir=guest_model, model_digest=files.digest, dtype=model.dtype,
-                threads=spec_threads(spec), kv_bytes=model.kv_bytes, block_size=model.block_size,
-                max_context=model.max_context,
-                max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
-                runner=model.runner, pooling=model.pooling, step_us=model.step_us,
-                kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-                quantization="int8" if model.weights == "int8" else "none",
-            ).to_json()
-        else:
-            configuration = TextConfig(model_dir=guest_model).to_json()
-        plans.append(BootPlan(name, model.name, role, spec, socket_dir, configuration, model.runner == "embed"))
-    return plans[0], plans[1]
+    """The two sandboxes of one model that its tenants share."""
+    engine, text = (plan_boot(config, model, files, runtime, role) for role in (Role.ENGINE, Role.TEXT))
+    return engine, text
 
 
-def sandbox_name(model: str, role: Role) -> str:
-    """A name that a container may have: lower case, digits, hyphens; short; different for different models."""
+def plan_boot(
+    config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime, role: Role, tenant: str = ""
+) -> BootPlan:
+    """One sandbox of one model; a tenant's own differs from the shared one by its name alone."""
+    name = sandbox_name(model.name, role, tenant)
+    socket_dir = config.run_dir / "ipc" / name
+    spec = sandbox_spec(config, files, role, name, socket_dir)
+    guest_model = runtime.guest_path(spec, "/model")
+    if role is Role.ENGINE:
+        configuration = EngineConfig(
+            model_dir=guest_model, model_digest=files.digest, dtype=model.dtype,
+            threads=spec_threads(spec), kv_bytes=model.kv_bytes, block_size=model.block_size,
+            max_context=model.max_context,
+            max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
+            runner=model.runner, pooling=model.pooling, step_us=model.step_us,
+            kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
+            quantization="int8" if model.weights == "int8" else "none",
+        ).to_json()
+    else:
+        configuration = TextConfig(model_dir=guest_model).to_json()
+    return BootPlan(name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant)
+
+
+def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
+    """A name that a container may have: lower case, digits, hyphens; short; different for different models and tenants.
+    A tenant's is in it as a digest only: names of sandboxes stand in paths and logs."""
     plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in model.lower()).strip("-")
-    tag = "" if plain == model and len(plain) <= MAX_NAME_CHARS else hashlib.sha256(model.encode()).hexdigest()[:6]
+    if tenant:
+        tag = hashlib.sha256(f"{model}\0{tenant}".encode()).hexdigest()[:OWN_TAG_CHARS]
+        plain = plain[:OWN_NAME_CHARS]
+    else:
+        tag = "" if plain == model and len(plain) <= MAX_NAME_CHARS else hashlib.sha256(model.encode()).hexdigest()[:6]
     return "-".join(part for part in (role.name.lower(), plain[:MAX_NAME_CHARS].strip("-"), tag) if part)
 
 

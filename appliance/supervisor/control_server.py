@@ -1,4 +1,4 @@
-"""The supervisor's end of the control socket: one gateway at a time, typed messages, two kinds of wish, and reports."""
+"""The supervisor's end of the control socket: one gateway at a time, typed messages, four wishes, and reports."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from appliance.control import (
     Fault,
     NamespaceQuery,
     Namespaces,
+    Release,
+    Want,
     Welcome,
     receive,
     send,
@@ -67,7 +69,7 @@ class Namespace:
 
 
 class ControlServer:
-    """Listens for the gateway; calls back on attach, leave and fault. All methods run in one event loop."""
+    """Listens for the gateway; calls back on attach, leave and wish. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -75,15 +77,15 @@ class ControlServer:
         welcome: Welcome,
         on_attach: Callable[[], None],
         on_leave: Callable[[], None],
-        on_fault: Callable[[Fault], None],
+        on_wish: Callable[[Fault | Want | Release], None],
         *,
         on_audited: Callable[[Audited], None] = lambda _: None,
         on_keys: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``on_audited`` takes entries for the audit log, ``on_keys`` the number of namespace keys given out."""
+        """``on_wish`` is called for sandboxes that shall end or come, ``on_audited`` takes entries for the audit log, ``on_keys`` the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
-        self._on_attach, self._on_leave, self._on_fault = on_attach, on_leave, on_fault
+        self._on_attach, self._on_leave, self._on_wish = on_attach, on_leave, on_wish
         self._on_audited, self._on_keys = on_audited, on_keys
         self._namespace = Namespace()
         self._peer: socket.socket | None = None
@@ -172,8 +174,8 @@ class ControlServer:
             self._on_keys(len(message.tenants))
         elif isinstance(message, Audited):
             self._on_audited(message)
-        elif isinstance(message, Fault):
-            self._on_fault(message)
+        elif isinstance(message, Fault | Want | Release):
+            self._on_wish(message)
         else:
             raise ControlError(f"{type(message).__name__} is not for the supervisor")
 

@@ -137,7 +137,7 @@ class Keeper:
         message = SandboxUp(
             model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
             pid=booted.sandbox.pid, restarts=self.life.restarts, layout=booted.layout,
-            ready=booted.ready,
+            ready=booted.ready, tenant=self.plan.tenant,
         )
         if self._publish(message, booted.channel.fds()):
             booted.channel.close()
@@ -167,6 +167,7 @@ class Keeper:
         return SandboxDown(
             model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
             restarts=self.life.restarts, state=self.life.state.value, cause=cause, retry_in_s=delay_s,
+            tenant=self.plan.tenant,
         )
 
     async def _nap(self, delay_s: float) -> None:

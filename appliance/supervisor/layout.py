@@ -7,6 +7,7 @@ from pathlib import Path
 
 from appliance.catalog import ModelFiles
 from appliance.config import ApplianceConfig
+from appliance.residency import TEXT_MEMORY_BYTES
 from isolation.environment import guest_environment
 from isolation.image_rootfs import image_rootfs
 from isolation.ipc.messages import Role
@@ -18,9 +19,6 @@ GUEST_SOCKET = "/ipc/host.sock"
 
 GUEST_KERNELS = "/kernels"
 """Where an engine finds its compiled kernels."""
-
-TEXT_MEMORY_BYTES = 1 << 30
-"""Memory of a text sandbox: tokenizer tables of a few hundred MiB and one rendering."""
 
 
 def machine_cores() -> int:

@@ -1,4 +1,5 @@
-"""The supervisor process: no network, the only one that starts programs; two keepers a model, one control socket."""
+"""The supervisor process: no network, the only one that starts programs; two keepers a model and
+those of single tenants, one control socket."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from appliance.audit.entry import entry
 from appliance.audit.log import open_log
 from appliance.catalog import read_model
 from appliance.config import ApplianceConfig
-from appliance.control import CONTROL_VERSION, AuditState, Fault, Welcome
+from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, Want, Welcome
 from appliance.errors import StartError
 from appliance.supervisor.audit import Recorder, watching
-from appliance.supervisor.boot import plan_boots
+from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
+from appliance.supervisor.declared import DeclaredTenants
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.machine import check_image, choose_runtime
 from appliance.supervisor.paths import CONTROL_SOCKET
+from appliance.supervisor.residents import Residents
 
 log = structlog.get_logger()
 
@@ -39,9 +42,9 @@ async def supervise(config: ApplianceConfig) -> None:
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), [model.name for model in config.models]),
-        on_attach=lambda: _attached(keepers, recorder),
-        on_leave=lambda: _gateway_left(keepers),
-        on_fault=lambda fault: _fault(keepers, fault),
+        on_attach=lambda: _attached(keepers, residents, recorder),
+        on_leave=lambda: _gateway_left(keepers, residents),
+        on_wish=lambda wish: _wish(keepers, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
@@ -51,6 +54,12 @@ async def supervise(config: ApplianceConfig) -> None:
         for plan in plan_boots(config, model, files, runtime):
             keepers.append(Keeper(plan, runtime, publish))
     stop = asyncio.Event()
+    served = {model.name: (model, files) for model, files in zip(config.models, models, strict=True)}
+    residents = Residents(
+        config.sandbox.residents,
+        lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
+        runtime, publish, DeclaredTenants(config.policy).read,
+    )  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -59,7 +68,7 @@ async def supervise(config: ApplianceConfig) -> None:
     except OSError as error:
         raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
+    tasks = [asyncio.create_task(work) for work in (residents.run(), *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
     try:
@@ -70,6 +79,8 @@ async def supervise(config: ApplianceConfig) -> None:
         notify.stopping()
         for keeper in keepers:
             keeper.stop()
+        tasks[0].cancel()
+        await residents.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         writing.cancel()
@@ -88,21 +99,32 @@ async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], o
     return Recorder(audit, tell, refuses=config.audit.on_failure == "refuse")
 
 
-def _attached(keepers: list[Keeper], recorder: Recorder) -> None:
+def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -> None:
     recorder.greet()
+    residents.offer()
     for keeper in keepers:
         keeper.offer()
 
 
-def _gateway_left(keepers: list[Keeper]) -> None:
+def _gateway_left(keepers: list[Keeper], residents: Residents) -> None:
+    residents.gateway_left()
     for keeper in keepers:
         keeper.gateway_left()
 
 
-def _fault(keepers: list[Keeper], fault: Fault) -> None:
+def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Want | Release) -> None:
+    """What the gateway asks for: a sandbox's end, or the coming and going of a tenant's own."""
+    if isinstance(wish, Want):
+        residents.want(wish)
+    elif isinstance(wish, Release):
+        residents.release(wish)
+    elif wish.tenant:
+        residents.fault(wish)
     for keeper in keepers:
-        if (keeper.plan.model, keeper.plan.role_name) == (fault.model, fault.role):
-            keeper.fault(fault.generation, fault.reason)
+        if isinstance(wish, Fault) and (keeper.plan.model, keeper.plan.role_name, "") == (
+            wish.model, wish.role, wish.tenant,
+        ):  # fmt: skip
+            keeper.fault(wish.generation, wish.reason)
 
 
 async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:

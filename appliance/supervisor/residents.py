@@ -1,0 +1,158 @@
+"""The sandboxes of single tenants: booted at the gateway's word, where the policy grants them and there is a place.
+
+The gateway may have been taken over, so its word is a wish. The supervisor reads the policy itself, counts itself, and
+what it does not boot it refuses by name. Wishes are served one after the other; boots run beside each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from appliance.control import REFUSED, Fault, Release, SandboxDown, Want
+from appliance.residency import NOTHING, Key, Need, ResidentLimits, declared, total
+from appliance.supervisor.boot import BootPlan
+from appliance.supervisor.keeper import Keeper, Publish
+from appliance.supervisor.lifecycle import Life
+from isolation.ipc.messages import Role
+from isolation.runtime import Runtime
+from policy.model import PolicySet
+
+log = structlog.get_logger()
+
+MAX_WISHES = 256
+"""Wishes that wait; more are refused. A gateway asks once a second for each tenant and model at most."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One sandbox and the task that keeps it."""
+
+    keeper: Keeper
+    task: asyncio.Task[None]
+    leaving: bool = False
+
+    @property
+    def need(self) -> Need:
+        engine = self.keeper.plan.role is Role.ENGINE
+        return Need(int(engine), int(not engine))
+
+
+class Residents:
+    """Keeps them. All methods run in one event loop; ``run`` serves wishes until it is cancelled."""
+
+    def __init__(
+        self,
+        limits: ResidentLimits,
+        plan: Callable[[str, str, Role], BootPlan],
+        runtime: Runtime,
+        publish: Publish,
+        policy: Callable[[], PolicySet],
+    ) -> None:
+        """``plan`` raises ``KeyError`` for a model that is not served; ``policy`` reads the one in force and may
+        block."""
+        self._limits = limits
+        self._plan = plan
+        self._runtime = runtime
+        self._publish = publish
+        self._policy = policy
+        self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
+        self._held: dict[tuple[Key, Role], _Held] = {}
+        self._boots = 0
+
+    def want(self, wish: Want) -> None:
+        """The gateway wants a tenant's sandboxes."""
+        if self._wishes.qsize() < MAX_WISHES:
+            self._wishes.put_nowait(wish)
+        else:
+            self._refuse(wish, "too many wishes wait")
+
+    def release(self, wish: Release) -> None:
+        """The gateway needs them no longer."""
+        self._end(lambda key: key == (wish.model, wish.tenant))
+
+    def fault(self, fault: Fault) -> None:
+        """The gateway found one at fault."""
+        for (key, _), held in self._held.items():
+            if key == (fault.model, fault.tenant) and held.keeper.plan.role_name == fault.role:
+                held.keeper.fault(fault.generation, fault.reason)
+
+    def offer(self) -> None:
+        """A gateway is there: hand over what is ready."""
+        for held in self._held.values():
+            held.keeper.offer()
+
+    def gateway_left(self) -> None:
+        """Whoever comes next asks for what it needs."""
+        while not self._wishes.empty():
+            self._wishes.get_nowait()
+        self._end(lambda _key: True)
+
+    async def run(self) -> None:
+        """Serve wishes.
+
+        Raises:
+            BaseException: a keeper failed, which is a defect.
+        """
+        while True:
+            wish = await self._wishes.get()
+            if isinstance(wish, BaseException):
+                raise wish
+            try:
+                await self._serve(wish)
+            except KeyError:
+                self._refuse(wish, "the model is not served here")
+
+    async def close(self) -> None:
+        """End all of them; returns when nothing of them is left."""
+        self.gateway_left()
+        await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
+
+    async def _serve(self, wish: Want) -> None:
+        key = wish.model, wish.tenant
+        need = declared(await asyncio.to_thread(self._policy), key)
+        if need == NOTHING:
+            self._refuse(wish, "the policy grants this tenant no sandboxes of its own for this model")
+            return
+        roles = [Role.ENGINE] * need.engines + [Role.TEXT] * need.texts
+        missing = [role for role in roles if (key, role) not in self._held or self._held[key, role].leaving]
+        staying = [held.need for held in self._held.values() if not held.leaving]
+        more = Need(int(Role.ENGINE in missing), int(Role.TEXT in missing))
+        if not self._limits.hold(total([*staying, more])):
+            self._refuse(wish, "there are as many sandboxes of single tenants as there may be")
+            return
+        plans = [self._plan(wish.model, wish.tenant, role) for role in missing]
+        # Who leaves still has its memory, and maybe the very name that is needed.
+        await asyncio.gather(*(held.task for held in self._held.values() if held.leaving), return_exceptions=True)
+        for plan in plans:
+            self._keep(key, plan)
+        self.offer()
+
+    def _keep(self, key: Key, plan: BootPlan) -> None:
+        keeper = Keeper(plan, self._runtime, self._publish)
+        # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
+        keeper.life = Life(generation=self._boots, restarts=-1)
+        self._boots += 1
+        task = asyncio.create_task(keeper.run(), name=f"keeper of {plan.name}")
+        held = self._held[key, plan.role] = _Held(keeper, task)
+        task.add_done_callback(lambda done: self._ended(key, held, done))
+
+    def _ended(self, key: Key, held: _Held, done: asyncio.Task[None]) -> None:
+        role = held.keeper.plan.role
+        if self._held.get((key, role)) is held:
+            del self._held[key, role]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._wishes.put_nowait(error)
+
+    def _end(self, which: Callable[[Key], bool]) -> None:
+        for (key, _), held in self._held.items():
+            if which(key) and not held.leaving:
+                held.leaving = True
+                held.keeper.stop()
+
+    def _refuse(self, wish: Want, cause: str) -> None:
+        log.warning("sandboxes of a tenant are refused", model=wish.model, tenant=wish.tenant, cause=cause)
+        self._publish(SandboxDown(wish.model, "text", 0, 0, REFUSED, cause, 0.0, wish.tenant), ())
