@@ -168,7 +168,8 @@ class Residency:
                 candidates = [other for other in idle if other[1] == key[1] or now - staying[other].used_at >= IDLE_S]
             if not candidates:
                 waits = [IDLE_S - (now - staying[other].used_at) for other in idle]
-                raise NoPlaceError("all places for sandboxes of single tenants are taken", max([1.0, *waits]))
+                wait = max(1.0, min(waits, default=IDLE_S))
+                raise NoPlaceError("all places for sandboxes of single tenants are taken", wait)
             going.append(candidates[0])
             idle.remove(candidates[0])
             del staying[candidates[0]]

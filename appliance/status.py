@@ -58,6 +58,8 @@ class ModelStatus:
     text: TextStatus
     runner: str = "model"
     """``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
+    tenant: str = ""
+    """Whose own these are; empty: shared. The engine of one that has its own text sandbox only is ``shared``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,8 @@ class ApplianceStatus:
     models: tuple[ModelStatus, ...]
     tenants: tuple[TenantStatus, ...]
     policy: PolicyStatus
+    own: tuple[ModelStatus, ...] = ()
+    """Sandboxes of single tenants that are there, or are being booted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

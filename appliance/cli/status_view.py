@@ -44,7 +44,7 @@ def status_view(status: ApplianceStatus, now: float) -> RenderableType:
         (printable(status.sandbox), "bold red" if is_unsafe(status.sandbox) else ""),
     )
     parts += [heading, Text(printable(status.cgroup), "dim"), ""]
-    parts += [_Models(status.models), "", _tenants(status.tenants), "", _policy(status.policy), ""]
+    parts += [_Models((*status.models, *status.own)), "", _tenants(status.tenants), "", _policy(status.policy), ""]
     return Group(*parts)
 
 
@@ -65,7 +65,7 @@ class _Unsafe:
 
 
 class _Models:
-    """Two lines a model, its engine and its text sandbox; fewer columns on a narrow terminal."""
+    """Two lines a model, its engine and its text sandbox, then those of single tenants; fewer columns where narrow."""
 
     def __init__(self, models: tuple[ModelStatus, ...]) -> None:
         self._models = models
@@ -77,7 +77,11 @@ class _Models:
         for title in numbers if wide else numbers[1:]:
             table.add_column(title, justify="right", no_wrap=True)
         for model in self._models:
-            table.add_row(*_room(printable(model.name), "engine", model.engine, wide))
+            name = printable(f"{model.name} of {model.tenant}" if model.tenant else model.name)
+            if model.engine.state == "shared":
+                table.add_row(*_room(name, "text", model.text, wide))
+                continue
+            table.add_row(*_room(name, "engine", model.engine, wide))
             table.add_row(*_room("", "text", model.text, wide))
         yield table
 

@@ -51,6 +51,8 @@ class House:
     limits: ResidentLimits = NO_RESIDENTS
     tell: Callable[[Control], None] = lambda _message: None
     clock: Callable[[], float] = time.monotonic
+    forget: Callable[[Key], None] = lambda _key: None
+    """Told of sandboxes that are not shown any more."""
     _rooms: dict[Key, ModelRooms] = field(default_factory=dict)
     _asked: dict[Key, float] = field(default_factory=dict)
     _residency: Residency = field(init=False)
@@ -138,3 +140,4 @@ class House:
             if link is not None:
                 link.close()
         self.tell(Release(*key))
+        self.forget(key)

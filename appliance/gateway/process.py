@@ -237,6 +237,10 @@ class Gateway:
                     self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
                 for role, link in (("engine", engine), ("text", rooms.text)):
                     self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)
+                own = [one for one in self._service.house.rooms if one.name == name]
+                for role, count in (("engine", sum(one.engine is not None for one in own)),
+                                    ("text", sum(one.text is not None for one in own))):
+                    self._telemetry.gauge(names.OWN_SANDBOXES, count, model=name, role=role)
             if self._audit is not None:
                 self._telemetry.gauge(names.AUDIT_FAILING, int(bool(self._audit.problem)))
             await asyncio.sleep(GAUGE_PERIOD_S)

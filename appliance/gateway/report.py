@@ -6,6 +6,7 @@ import time
 
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.records import SandboxRecord
+from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from appliance.gateway.service import GatewayService
 from appliance.status import (
@@ -53,25 +54,29 @@ class Report:
         )
         return ApplianceStatus(
             version=VERSION, started_at=self._started_at, sandbox=attachment.sandbox, cgroup=attachment.limits,
-            models=tuple(self._model(name) for name in self._service.rooms),
+            models=tuple(self._model(rooms) for rooms in self._service.rooms.values()),
+            own=tuple(self._model(rooms) for rooms in self._service.house.rooms),
             tenants=tenants, policy=self._policy.status(ledger.policy),
         )
 
-    def _model(self, name: str) -> ModelStatus:
-        rooms = self._service.rooms[name]
+    def _model(self, rooms: ModelRooms) -> ModelStatus:
         kind = self._sandboxes.attachment.sandbox
-        engine, text = self._sandboxes.records[name, "engine"], self._sandboxes.records[name, "text"]
+        engine, text = self._sandboxes.record_of(rooms, "engine"), self._sandboxes.record_of(rooms, "text")
         stats = rooms.engine.stats if rooms.engine is not None else None
-        state = "draining" if rooms.draining else "ready" if rooms.ready else "starting"
-        return ModelStatus(
-            name=name, state=state, runner=rooms.runner,
-            engine=EngineStatus(
+        there = rooms.text is not None if engine is None else rooms.ready
+        state = "draining" if rooms.draining else "ready" if there else "starting"
+        shown = EngineStatus(state="shared", kind=kind)
+        if engine is not None:
+            shown = EngineStatus(
                 state=engine.state, kind=kind, generation=engine.generation, restarts=engine.restarts,
                 pid=engine.pid or None, uptime_s=_uptime(engine),
                 num_blocks=rooms.capacity.num_blocks if rooms.capacity else 0,
                 free_blocks=stats.free_blocks if stats else 0,
                 running=stats.running if stats else 0, waiting=stats.waiting if stats else 0,
-            ),
+            )
+        text = text or SandboxRecord()
+        return ModelStatus(
+            name=rooms.name, state=state, runner=rooms.runner, tenant=rooms.tenant, engine=shown,
             text=TextStatus(
                 state=text.state, kind=kind, generation=text.generation, restarts=text.restarts,
                 pid=text.pid or None, uptime_s=_uptime(text),

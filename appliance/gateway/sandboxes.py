@@ -75,7 +75,7 @@ class Sandboxes:
         self._path = path
         self._rooms = rooms
         self._house = house or House()
-        self._house.tell = self._tell
+        self._house.tell, self._house.forget = self._tell, self._forget
         self._next_id = next_id
         self._on_engine_end = on_engine_end
         self._sock: socket.socket | None = None
@@ -104,6 +104,11 @@ class Sandboxes:
                 await asyncio.sleep(RETRY_S)
         finally:
             self._detach("the gateway stops")
+
+    def record_of(self, rooms: ModelRooms, role: str) -> SandboxRecord | None:
+        """What is known of one of these rooms' sandboxes; None for one that was never heard of."""
+        own = (rooms.tenant,) if rooms.tenant else ()
+        return self.records.get((rooms.name, role, *own))
 
     async def namespaces(self, tenants: list[str], timeout_s: float = 30.0) -> dict[str, bytes]:
         """The namespace keys of these tenants.
@@ -143,6 +148,10 @@ class Sandboxes:
                 send(self._sock, message)
             except ControlError as error:
                 self._detach(error.message)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        for role in ("engine", "text"):
+            self.records.pop((key[0], role, key[1]), None)
 
     def _tell_same(self, sock: socket.socket | None, message: Control) -> None:
         if sock is self._sock:

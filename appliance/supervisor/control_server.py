@@ -82,7 +82,8 @@ class ControlServer:
         on_audited: Callable[[Audited], None] = lambda _: None,
         on_keys: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``on_wish`` is called for sandboxes that shall end or come, ``on_audited`` takes entries for the audit log, ``on_keys`` the number of namespace keys given out."""
+        """``on_wish`` is called for sandboxes that shall end or come, ``on_audited`` with entries for the audit log,
+        ``on_keys`` with the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_wish = on_attach, on_leave, on_wish

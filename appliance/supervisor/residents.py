@@ -61,7 +61,7 @@ class Residents:
         self._policy = policy
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
         self._held: dict[tuple[Key, Role], _Held] = {}
-        self._boots = 0
+        self._boots = 1
 
     def want(self, wish: Want) -> None:
         """The gateway wants a tenant's sandboxes."""

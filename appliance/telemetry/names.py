@@ -99,6 +99,7 @@ INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 SANDBOX_READY = "athanor.sandbox.ready"
+OWN_SANDBOXES = "athanor.sandbox.own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +195,7 @@ GAUGES = {
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
+    OWN_SANDBOXES: Instrument(
+        "{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})
+    ),
 }

@@ -57,14 +57,16 @@ class Scripted:
         assert self.peer is not None
         control.send(self.peer, message, fds)
 
-    def up(self, role: Role, model: str = "m", generation: int = 1, ready: object = None) -> Pair:
+    def up(
+        self, role: Role, model: str = "m", generation: int = 1, ready: object = None, tenant: str = ""
+    ) -> Pair:
         """Announce a sandbox and hand its channel over."""
         told = ready or (ENGINE_READY if role is Role.ENGINE else TEXT_READY)
         pair = make_pair(role, told)  # type: ignore[arg-type]
         self.pairs.append(pair)
         numbers = {name: int(value) for name, value in asdict(told).items()}  # type: ignore[call-overload]
         layout = segment.standard_layout().encode().hex()
-        self.say(SandboxUp(model, role.name.lower(), generation, 1, 0, layout, numbers), pair.host.fds())
+        self.say(SandboxUp(model, role.name.lower(), generation, 1, 0, layout, numbers, tenant), pair.host.fds())
         pair.host.close()
         return pair
 

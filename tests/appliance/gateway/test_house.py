@@ -1,0 +1,187 @@
+"""Where requests are worked on: shared rooms, own rooms, and what the supervisor is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.control import Control, Release, SandboxDown, Want
+from appliance.errors import InvalidRequestError, NoPlaceLeftError
+from appliance.gateway.embedding import EmbeddingSession
+from appliance.gateway.house import ASK_AGAIN_S, House
+from appliance.gateway.rooms import ModelRooms
+from appliance.gateway.sandboxes import Sandboxes
+from appliance.request import EmbedRequest, Principal, TextPrompt
+from appliance.residency import IDLE_S, ResidentLimits
+from isolation.ipc.messages import Role
+from policy.loader import Source, load_policy
+from policy.model import IsolationClass
+
+from .test_sandboxes import Scripted, until
+from .test_session import Quiet, Stage
+
+LIMITS = ResidentLimits(engines=1, texts=3, memory_bytes=1 << 40, engine_bytes=1)
+SHARED, STRICT, DEDICATED = IsolationClass.SHARED, IsolationClass.STRICT, IsolationClass.DEDICATED
+
+
+class Told:
+    """A house with a clock of the test's, and what it told the supervisor."""
+
+    def __init__(self) -> None:
+        self.said: list[Control] = []
+        self.now = 0.0
+        self.house = House(LIMITS, self.said.append, lambda: self.now)
+        self.shared = ModelRooms("m")
+
+
+@pytest.fixture
+def told() -> Told:
+    """An empty house."""
+    return Told()
+
+
+def test_each_class_has_its_place(told: Told) -> None:
+    """Shared tenants need nobody; strict ones have their own text beside the shared engine, dedicated ones both."""
+    place = told.house.place(told.shared, "a", SHARED)
+    assert place.engine is place.text is told.shared
+    assert told.said == []
+    strict = told.house.place(told.shared, "b", STRICT)
+    assert strict.engine is told.shared
+    assert strict.text is not told.shared
+    dedicated = told.house.place(told.shared, "c", DEDICATED)
+    assert dedicated.engine is dedicated.text
+    assert dedicated.engine not in (told.shared, strict.text)
+    assert told.said == [Want("m", "b"), Want("m", "c")]
+    assert told.house.place(told.shared, "c", DEDICATED).engine is dedicated.engine
+
+
+def test_what_does_not_come_is_asked_for_again(told: Told) -> None:
+    """Once a second, however many requests wait."""
+    for _ in range(10):
+        told.house.place(told.shared, "b", STRICT)
+    told.now += ASK_AGAIN_S
+    told.house.place(told.shared, "b", STRICT)
+    assert told.said == [Want("m", "b")] * 2
+
+
+def test_who_goes_for_another_is_released(told: Told) -> None:
+    """The longest idle one's rooms are gone, and the supervisor hears of it before it hears of the next."""
+    told.house.place(told.shared, "b", DEDICATED).leave()
+    told.now = IDLE_S
+    told.house.place(told.shared, "c", DEDICATED)
+    assert told.said == [Want("m", "b"), Release("m", "b"), Want("m", "c")]
+    assert told.house.find("m", "b") is None
+    with pytest.raises(NoPlaceLeftError) as caught:
+        told.house.place(told.shared, "b", DEDICATED)
+    assert caught.value.retry_after_s == IDLE_S
+    assert "'c'" not in caught.value.message
+
+
+def test_a_place_is_left_once(told: Told) -> None:
+    """A second leave frees nobody else's place."""
+    first, second = (told.house.place(told.shared, "b", DEDICATED) for _ in range(2))
+    first.leave()
+    first.leave()
+    told.now = IDLE_S
+    with pytest.raises(NoPlaceLeftError):
+        told.house.place(told.shared, "c", DEDICATED)
+    second.leave()
+    told.now += IDLE_S
+    assert told.house.place(told.shared, "c", DEDICATED)
+
+
+def test_without_a_house_nobody_is_served_as_less() -> None:
+    """Where there may be no sandboxes of single tenants, whose class asks for some is refused."""
+    with pytest.raises(NoPlaceLeftError):
+        House().place(ModelRooms("m"), "b", STRICT)
+
+
+async def test_a_refusal_reaches_who_waits(told: Told) -> None:
+    """The supervisor says no: a waiting request hears so at once; when it has left, the next one asks anew."""
+    place = told.house.place(told.shared, "b", STRICT)
+    waiting = asyncio.ensure_future(place.text.wait_text(time.monotonic() + 30))
+    await asyncio.sleep(0)
+    told.house.refuse("m", "b", "not granted")
+    async with asyncio.timeout(1):
+        with pytest.raises(NoPlaceLeftError):
+            await waiting
+    place.leave()
+    assert told.house.find("m", "b") is None
+    told.house.place(told.shared, "b", STRICT)
+    assert told.said == [Want("m", "b"), Release("m", "b"), Want("m", "b")]
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncGenerator[Scripted]:
+    """A scripted supervisor that listens."""
+    made = Scripted(tmp_path / "control.sock")
+    yield made
+    made.close()
+
+
+async def test_a_tenants_sandboxes_come_into_its_own_rooms(
+    supervisor: Scripted, tmp_path: Path, counter: Callable[[], int], told: Told
+) -> None:
+    """Over the real control socket: wanted, handed over, lost and released; the shared rooms see nothing of it."""
+    house = House(LIMITS)
+    gateway = Sandboxes(tmp_path / "control.sock", {"m": told.shared}, counter, lambda _rooms, _link: None, house)
+    task = asyncio.create_task(gateway.run())
+    await supervisor.attach()
+    await until(lambda: gateway._sock is not None)
+    place = house.place(told.shared, "b", DEDICATED)
+    assert await supervisor.hear() == Want("m", "b")
+    supervisor.up(Role.ENGINE, tenant="b")
+    await until(lambda: place.engine.engine is not None)
+    assert told.shared.engine is None
+    assert gateway.records["m", "engine", "b"].state == "ready"
+    supervisor.up(Role.ENGINE, tenant="nobody")
+    supervisor.say(SandboxDown("m", "text", 1, 0, "failed", "no tokenizer", 0.5, "b"))
+    await until(lambda: place.engine.failed)
+    assert told.shared.failed is False
+    place.leave()
+    house.reconsider(load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")]))
+    assert await supervisor.hear() == Release("m", "b")
+    assert ("m", "engine", "b") not in gateway.records
+    assert place.engine.engine is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_strict_request_waits_for_its_own_text_sandbox(counter: Callable[[], int]) -> None:
+    """A session of a strict tenant asks for its text sandbox only once the policy has agreed, and not the shared
+    one's; it is always deterministic."""
+    stage = Stage(counter)
+    said: list[Control] = []
+    stage.tools.house = House(LIMITS, said.append)
+    stage.grant("class: strict, limits: {concurrency: 1}")
+    stage.boot()
+    session = stage.session()
+    events = session.run()
+    first = asyncio.ensure_future(anext(events))
+    await until(lambda: bool(said))
+    assert said == [Want("m", "alpha")]
+    assert session.place.engine is stage.rooms
+    assert session.place.text is stage.tools.house.find("m", "alpha")
+    with pytest.raises(Exception, match="running"):
+        await anext(stage.session().run())
+    assert len(said) == 1
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    session.place.leave()
+    stage.rooms.engine.close()
+    stage.close()
+
+
+async def test_vectors_are_refused_to_who_must_have_the_same_bits(counter: Callable[[], int]) -> None:
+    """Vectors are computed in batches of any shape: a strict tenant is told so instead of getting less."""
+    stage = Stage(counter)
+    stage.tools.house = House(LIMITS)
+    stage.grant("class: strict")
+    request = EmbedRequest(request_id="r", model="m", inputs=(TextPrompt("x"),))
+    session = EmbeddingSession(stage.tools, Principal("alpha", "key:a"), request, Quiet())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="same bits"):
+        await session.run()

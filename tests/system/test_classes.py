@@ -1,0 +1,117 @@
+"""Tenants of the classes strict and dedicated in the whole appliance: sandboxes of their own, and what they share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from appliance.demo import run_directory
+
+from .conftest import Appliance, running
+
+pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+
+POLICY = """\
+version: 1
+tenants:
+  alpha: {{credentials: ["key:alpha-1"], models: ["*"], class: {alpha}}}
+  beta: {{credentials: ["key:beta-1"], models: ["*"], class: {beta}}}
+"""
+
+
+def classes(appliance: Appliance, alpha: str, beta: str) -> None:
+    """Put the tenants into these classes."""
+    (appliance.state / "policy.yaml").write_text(POLICY.format(alpha=alpha, beta=beta))
+    httpx.post(appliance.ready["admin"] + "/reload", timeout=30).raise_for_status()
+
+
+def ask(appliance: Appliance, tenant: str, **options: object) -> str:
+    """The text of one short greedy answer; waits for a sandbox that boots."""
+    client = appliance.openai(tenant, max_retries=3)
+    fields = {"model": "athanor-mini", "prompt": "The sandbox", "max_tokens": 8, "temperature": 0, **options}
+    return client.completions.create(**fields).choices[0].text
+
+
+def own(appliance: Appliance) -> dict[str, dict[str, object]]:
+    """Sandboxes of single tenants, by tenant."""
+    return {one["tenant"]: one for one in appliance.status()["own"]}
+
+
+@pytest.fixture(scope="module")
+def classed(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """A demo with one strict and one dedicated tenant."""
+    with running(tmp_path_factory.mktemp("classes") / "state") as appliance:
+        shared = ask(appliance, "alpha", extra_body={"deterministic": True})
+        classes(appliance, "strict", "dedicated")
+        assert ask(appliance, "alpha") == ask(appliance, "beta") == shared
+        yield appliance
+
+
+def test_each_class_has_the_sandboxes_that_it_promises(classed: Appliance) -> None:
+    """A strict tenant has a text sandbox of its own beside the shared engine, a dedicated one both."""
+    found = own(classed)
+    assert found["alpha"]["engine"]["state"] == "shared"
+    assert found["alpha"]["text"]["state"] == "ready"
+    assert (found["beta"]["engine"]["state"], found["beta"]["text"]["state"]) == ("ready", "ready")
+    pids = {one["text"]["pid"] for one in found.values()} | {found["beta"]["engine"]["pid"]}
+    shared = {classed.sandbox_pid(role) for role in ("engine", "text")}
+    assert len(pids | shared) == 5
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        lines = httpx.get(classed.ready["admin"] + "/metrics", timeout=10).text.splitlines()
+        counts = {line.split('role="')[1].split('"')[0]: line[-3:] for line in lines if "sandbox_own{" in line}
+        if counts == {"engine": "1.0", "text": "2.0"}:
+            break
+        time.sleep(0.2)
+    assert counts == {"engine": "1.0", "text": "2.0"}
+
+
+def test_what_ends_the_shared_sandboxes_does_not_touch_the_dedicated_tenant(classed: Appliance) -> None:
+    """With the shared engine and text sandbox stopped, the dedicated tenant is answered and nobody else; so its
+    requests are in neither."""
+    pids = [classed.sandbox_pid(role) for role in ("engine", "text")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert ask(classed, "beta")
+        with pytest.raises(openai.APITimeoutError):
+            classed.openai("alpha", timeout=1.0).completions.create(model="athanor-mini", prompt="x", max_tokens=1)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_the_dedicated_engine_dies_alone(classed: Appliance) -> None:
+    """Its death is nobody else's: the shared engine goes on in the same life, and the tenant gets a fresh one."""
+    before = classed.status()["models"][0]["engine"]["generation"]
+    first = own(classed)["beta"]["engine"]["pid"]
+    os.kill(first, signal.SIGKILL)
+    assert ask(classed, "alpha")
+    assert ask(classed, "beta")
+    assert classed.status()["models"][0]["engine"]["generation"] == before
+    assert own(classed)["beta"]["engine"]["pid"] != first
+
+
+def test_a_place_that_is_taken_is_refused_by_name(classed: Appliance) -> None:
+    """One engine of a single tenant may be resident: a second dedicated tenant is told so. Sandboxes that the policy
+    grants to nobody any more are gone without a trace."""
+    classes(classed, "dedicated", "dedicated")
+    assert ask(classed, "beta")
+    with pytest.raises(openai.InternalServerError) as caught:
+        classed.openai("alpha").completions.create(model="athanor-mini", prompt="x", max_tokens=1)
+    assert (caught.value.status_code, caught.value.code) == (503, "no_place_left")
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    classes(classed, "shared", "shared")
+    deadline = time.monotonic() + 20
+    folder = run_directory(classed.state) / "ipc"
+    while time.monotonic() < deadline and len(list(folder.iterdir())) > 2:
+        time.sleep(0.05)
+    assert own(classed) == {}
+    assert len(list(folder.iterdir())) == 2
