@@ -1,0 +1,97 @@
+"""G3, content non-interference: a strict tenant's answers are the same bits alone and beside any co-batch.
+
+``G3.dense`` and ``G3.experts`` count answers (tokens, reason, log-probabilities) that differ between a run alone in a
+roomy engine and runs beside fuzzed loads (``co_batches``) with cancels, preemptions, penalties, masks that come late,
+several outputs, and chunks of any size. Control: the same loads without the class differ.
+
+Not covered: another processor, other kernels or another number of threads, each of which has bits of its own; when an
+answer comes (G6, G7). Compiled kernels compute every row alike for everybody, so what is looked at is the plain path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bench.guarantees.co_batches import MODELS, Load, content, engine_of, reckless, requests_of, small_engine
+from bench.guarantees.result import Result, judged
+
+COMMAND = "athanor selftest --only G3"
+SHORT, FULL, CONTROL = 50, 2_000, 5
+"""Co-batches of all models together, and those without the class."""
+
+ROUNDS = 5
+"""Co-batches in one engine, with the same requests of the tenant, before both are drawn anew."""
+
+VICTIMS = 4
+OTHERS = 12
+"""The most requests of others in one co-batch."""
+
+TENANT = 1
+OTHER_IDS = 1_000
+
+
+@dataclass(slots=True)
+class Counted:
+    """What was seen."""
+
+    batches: int = 0
+    answers: int = 0
+    mismatches: int = 0
+    preempted: int = 0
+
+
+def run(full: bool) -> list[Result]:
+    """The rows of G3."""
+    batches = FULL if full else SHORT
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with reckless():
+            claims = {name: co_batches(name, batches // len(MODELS), strict=True) for name in MODELS}
+            control = co_batches("dense", CONTROL, strict=False)
+    finally:
+        torch.set_num_threads(before)
+    rows = [
+        judged(
+            f"G3.{name}",
+            seen.mismatches == 0 and seen.preempted > 0,
+            figure=f"{seen.mismatches} of {seen.answers} answers differ, in {seen.batches} co-batches with "
+            f"{seen.preempted} preemptions",
+            bar=f"0 in {FULL // len(MODELS)} co-batches of each kind of model; some are preempted",
+            command=COMMAND,
+        )
+        for name, seen in claims.items()
+    ]
+    figure = f"{control.mismatches} of {control.answers} answers differ without the class"
+    return [*rows, judged("G3.control", control.mismatches > 0, figure=figure, bar="at least 1", command=COMMAND)]
+
+
+def co_batches(model: str, batches: int, *, strict: bool) -> Counted:
+    """Run so many, of one model; the tenant's requests are deterministic where it is strict."""
+    draw = np.random.default_rng(3)
+    seen = Counted()
+    while seen.batches < batches:
+        wanted = requests_of(draw, 0, VICTIMS, tenant=TENANT, longest=40, deterministic=strict)
+        alone = engine_of(model, prefix_caching=False)
+        expected = {}
+        for one in wanted:
+            load = Load(alone, draw)
+            load.run([one])
+            expected |= {number: content(answer) for number, answer in load.answers.items()}
+        crowded = small_engine(model, draw)
+        for _ in range(min(ROUNDS, batches - seen.batches)):
+            others = requests_of(
+                draw, OTHER_IDS, int(draw.integers(OTHERS)), tenant=int(draw.integers(2, 5)), longest=70,
+                deterministic=bool(draw.integers(2)), retain=bool(draw.integers(2)),
+            )  # fmt: skip
+            load = Load(crowded, draw)
+            preempted = crowded.scheduler.num_preempted
+            load.run([*wanted, *others], [one.request for one in others])
+            seen.batches += 1
+            seen.answers += len(expected)
+            seen.mismatches += sum(content(load.answers[number]) != one for number, one in expected.items())
+            seen.preempted += crowded.scheduler.num_preempted - preempted
+    return seen
