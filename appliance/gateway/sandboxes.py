@@ -279,6 +279,8 @@ class Sandboxes:
             log.warning("text sandbox was lost at once", model=rooms.name, reason=str(error))
         finally:
             self._reading.discard(link)
+        if rooms.tenant and self._house.find(rooms.name, rooms.tenant) is not rooms:
+            link.close()  # Others have needed its place meanwhile.
         # It may have ended between its last answer and this turn of the loop.
         if not link.closed:
             rooms.set_text(link)

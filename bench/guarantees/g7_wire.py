@@ -5,6 +5,7 @@ all of them names the prompt of another by its nearest neighbour, and its topic 
 by sizes and moments, once by sizes alone.
 
 * ``G7.sizes``: all streams, and all answers that are not streamed, have the same sizes in the same order.
+* ``G7.cost``: what that takes; where the machine is so busy that ticks are missed, it takes longer.
 * ``G7.fingerprint``, ``G7.topic``: the observer does no better than by chance. The short form has few samples, so its
   bars are wider by three standard deviations.
 
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.api.padding import Padding
 from bench.guarantees.result import Result, judged
 from bench.guarantees.wire_capture import PROMPTS, TOPICS, Record, capture_all
 
@@ -54,6 +56,7 @@ def run(full: bool) -> list[Result]:
     slack = 0.0 if full else 3.0
     return [
         sizes_row(padded, whole),
+        cost_row(padded, plain),
         *observer_rows("G7", padded, slack),
         *observer_rows("G7.control", plain, slack),
     ]
@@ -68,6 +71,20 @@ def sizes_row(*captures: dict[tuple[int, int], list[Record]]) -> Result:
     passed = all(len(kind) == 1 for kind in kinds) and len(apart) == 1
     bar = "one total and one order of sizes of each kind"
     return judged("G7.sizes", passed, figure=figure, bar=bar, command=COMMAND)
+
+
+def cost_row(padded: dict[tuple[int, int], list[Record]], plain: dict[tuple[int, int], list[Record]]) -> Result:
+    """What padding costs a stream: bytes, and seconds to its end; held against the least that the rules ask for."""
+    costs = []
+    for capture in (padded, plain):
+        sizes = [sum(record.size for record in one) for one in capture.values()]
+        ends = [one[-1].at_s for one in capture.values()]
+        costs.append((np.mean(sizes) / 1_000, np.median(ends)))
+    rules = Padding()
+    least = rules.records(1) * rules.tick_s
+    figure = " instead of ".join(f"{kilobytes:.1f} kB in {seconds:.2f} s" for kilobytes, seconds in costs)
+    passed = bool(costs[0][1] <= 2 * least)
+    return judged("G7.cost", passed, figure=figure, bar=f"at most {2 * least:.1f} s", command=COMMAND)
 
 
 def observer_rows(name: str, captures: dict[tuple[int, int], list[Record]], slack: float) -> list[Result]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,19 @@ import pytest
 from appliance.control import Control, Release, SandboxDown, Want
 from appliance.errors import InvalidRequestError, NoPlaceLeftError
 from appliance.gateway.embedding import EmbeddingSession
+from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.house import ASK_AGAIN_S, House
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from appliance.request import EmbedRequest, Principal, TextPrompt
 from appliance.residency import IDLE_S, ResidentLimits
-from isolation.ipc.messages import Role
+from isolation.ipc.grammar_messages import Advance
+from isolation.ipc.messages import Role, Sampling, StepOutput, Submit
 from policy.loader import Source, load_policy
 from policy.model import IsolationClass
 
+from .conftest import ENGINE_READY, Pair
+from .test_grammars import Bench
 from .test_sandboxes import Scripted, until
 from .test_session import Quiet, Stage
 
@@ -185,3 +191,19 @@ async def test_vectors_are_refused_to_who_must_have_the_same_bits(counter: Calla
     session = EmbeddingSession(stage.tools, Principal("alpha", "key:a"), request, Quiet())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="same bits"):
         await session.run()
+
+
+async def test_each_text_sandbox_hears_of_its_own_requests_tokens(engine_pair: Pair) -> None:
+    """Two structured requests of one engine, each with its grammar in another text sandbox: the step's tokens go to the
+    sandbox that follows them, and the masks of both to the engine."""
+    link = EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None)
+    homes = Bench(), Bench()
+    submit = Submit(0, b"k" * 32, array("I", [1]), 4, Sampling(temperature=0.0), structured=True)
+    for request, home in zip((5, 6), homes, strict=True):
+        link.submit(replace(submit, request=request), b"", grammar=await home.opened(request))
+    engine_pair.guest.send(StepOutput(array("Q", [5, 6]), array("I", [7, 8]), bytes(2)))
+    await until(lambda: all(isinstance(home.sent[-1], Advance) for home in homes))
+    assert [home.sent[-1] for home in homes] == [
+        Advance(array("Q", [5]), array("I", [7])), Advance(array("Q", [6]), array("I", [8])),
+    ]  # fmt: skip
+    link.close()
