@@ -226,10 +226,10 @@ class Session:
         wanted = asked or granted is Determinism.ALWAYS
         ready = self.place.engine.capacity
         if wanted and ready is not None and not ready.deterministic:
+            mend = "leave deterministic out, or ask for another model" if asked else "ask for another model"
             raise InvalidRequestError(
-                "this model cannot be computed deterministically on this machine; leave deterministic out, or ask for "
-                "another model",
-                param="deterministic",
+                f"this model cannot be computed deterministically on this machine; {mend}",
+                param="deterministic" if asked else "model",
             )
         return wanted
 

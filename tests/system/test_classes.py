@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 
 from appliance.demo import run_directory
+from tests.appliance.api.support import post, talk
 
 from .conftest import Appliance, running
 
@@ -71,6 +74,24 @@ def test_each_class_has_the_sandboxes_that_it_promises(classed: Appliance) -> No
             break
         time.sleep(0.2)
     assert counts == {"engine": "1.0", "text": "2.0"}
+
+
+@pytest.mark.parametrize("tenant", ["alpha", "beta"])
+async def test_streams_of_both_classes_are_padded(classed: Appliance, tenant: str) -> None:
+    """Over a real connection: answers of one token and of forty have the same number of records of the same size, and
+    heads of the same size."""
+    port = urlsplit(classed.ready["http"]).port
+    proof = {"authorization": f"Bearer {classed.key(tenant)}"}
+    shapes = []
+    for tokens in (1, 40):
+        body = {"model": "athanor-mini", "prompt": "The", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+        answer = await talk(port, post("/v1/completions", json.dumps(body).encode(), proof), timeout_s=30)
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        assert b" 200 " in head
+        assert rest.count(b'"text":') >= 2
+        shapes.append((len(head), rest.count(b"\r\n400\r\n") + rest.startswith(b"400\r\n"), len(rest)))
+    assert shapes[0] == shapes[1]
+    assert shapes[0][1] == 32
 
 
 def test_what_ends_the_shared_sandboxes_does_not_touch_the_dedicated_tenant(classed: Appliance) -> None:
