@@ -64,9 +64,9 @@ class Restarts:
     """Turns the supervisor's counts of restarts into what has been added; a new supervisor counts from nothing."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
+        self._seen: dict[tuple[str, ...], int] = {}
 
-    def since(self, sandbox: tuple[str, str], total: int) -> int:
+    def since(self, sandbox: tuple[str, ...], total: int) -> int:
         """Restarts since the last call."""
         before, self._seen[sandbox] = self._seen.get(sandbox, 0), total
         return total - before if total >= before else total
@@ -113,7 +113,9 @@ class Gateway:
             self._service.ledger.replace(policy, namespaces)
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
-            background.append(asyncio.create_task(self._refresh_gauges()))
+            gauges = asyncio.create_task(self._refresh_gauges(), name="gauges")
+            gauges.add_done_callback(_log_failure)
+            background.append(gauges)
             if self._audit is not None:
                 self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
                 background.append(asyncio.create_task(self._audit.run(), name="audit feed"))
@@ -222,14 +224,16 @@ class Gateway:
     async def _refresh_gauges(self) -> None:
         restarts = Restarts()
         while True:
-            for (name, role), record in self._sandboxes.records.items():
-                if more := restarts.since((name, role), record.restarts):
-                    self._telemetry.count(names.SANDBOX_RESTARTS, more, model=name, role=role)
+            for sandbox, record in self._sandboxes.records.items():
+                if more := restarts.since(sandbox, record.restarts):
+                    self._telemetry.count(names.SANDBOX_RESTARTS, more, model=sandbox[0], role=sandbox[1])
+            for rooms in (*self._rooms.values(), *self._service.house.rooms):
+                if rooms.engine is not None:
+                    self._service.take_integrity(rooms, rooms.engine)
+                    rooms.engine.check_progress(self._config.sandbox.step_timeout_s)
             for name, rooms in self._rooms.items():
                 engine = rooms.engine
                 if engine is not None:
-                    self._service.take_integrity(rooms, engine)
-                    engine.check_progress(self._config.sandbox.step_timeout_s)
                     self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
                     self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
                     self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
