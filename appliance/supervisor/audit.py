@@ -19,7 +19,7 @@ import structlog
 
 from appliance.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.audit.log import AuditLog, AuditWriteError
-from appliance.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
+from appliance.control import REFUSED, Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
 
 log = structlog.get_logger()
 
@@ -174,7 +174,7 @@ def watching(
                 cause = "" if isinstance(message, SandboxUp) else message.cause.partition("; its last words")[0]
                 record(
                     entry(
-                        "sandbox", state="up" if up else "down", model=message.model, role=message.role,
+                        "sandbox", state=_state(message), model=message.model, role=message.role,
                         tenant=message.tenant, generation=message.generation, cause=cause, image=image,
                         model_digest=model_digests.get(message.model, ""),
                     )
@@ -184,3 +184,9 @@ def watching(
         return publish(message, fds)
 
     return publish_and_record
+
+
+def _state(message: SandboxUp | SandboxDown) -> str:
+    if isinstance(message, SandboxUp):
+        return "up"
+    return REFUSED if message.state == REFUSED else "down"

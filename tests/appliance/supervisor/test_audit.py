@@ -135,3 +135,14 @@ def test_sandboxes_are_recorded_once_and_without_their_words() -> None:
     assert records[1].fields["cause"] == "the process ended with status 1"
     assert records[0].fields["model_digest"] == "ab" * 32
     assert records[0].fields["image"] == "cd" * 32
+
+
+def test_a_tenants_own_sandboxes_are_recorded_as_its_own() -> None:
+    """Of the same model, role and generation: each counts for itself, a refusal too, with the tenant's name."""
+    records: list[Entry] = []
+    watched = watching(lambda _message, _fds: True, records.append, {"m": "ab" * 32}, "")
+    for tenant in ("", "a", "b", "a"):
+        watched(SandboxUp("m", "text", 3, 77, 0, "", {}, tenant), ())
+    watched(SandboxDown("m", "text", 0, 0, "refused", "not granted", 0.0, "c"), ())
+    told = [(one.fields["state"], one.fields["tenant"]) for one in records]
+    assert told == [("up", ""), ("up", "a"), ("up", "b"), ("refused", "c")]
