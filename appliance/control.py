@@ -12,9 +12,12 @@ Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import sys
+import termios
 from dataclasses import asdict, dataclass, fields
 from typing import get_args
 
@@ -216,6 +219,11 @@ def send(sock: socket.socket, message: Control, fds: tuple[int, ...] = ()) -> No
             sock.send(encode(message))
     except OSError as error:
         raise ControlError(f"the other host process does not take messages: {error.strerror}") from error
+
+
+def num_unread(sock: socket.socket) -> int:
+    """Bytes sent on a socket that the peer has not taken yet, as the kernel accounts for them (unix(7), SIOCOUTQ)."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def receive(sock: socket.socket) -> tuple[Control, tuple[int, ...]] | None:

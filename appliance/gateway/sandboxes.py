@@ -31,6 +31,7 @@ from appliance.control import (
     SandboxDown,
     SandboxUp,
     Welcome,
+    num_unread,
     receive,
     send,
 )
@@ -56,6 +57,9 @@ is ended."""
 
 TENANTS_PER_QUERY = 500
 """Tenants of one question for namespace keys: the answer must fit one datagram."""
+
+MAX_UNREAD = 32 << 10
+"""Bytes of the control socket, of some 200 kB, that reports may take up: the rest is for what cannot wait."""
 
 SUPERVISOR_GONE = "the supervisor is gone"
 """Cause that status shows of a sandbox whose supervisor was lost."""
@@ -130,8 +134,9 @@ class Sandboxes:
         return dict(self._namespaces)
 
     def report(self, message: Audited) -> bool:
-        """Hand entries for the audit log to the supervisor; False when it is not there, or does not take them now."""
-        if self._sock is None:
+        """Hand entries for the audit log to the supervisor; False when it is not there, or has not read those before:
+        a full socket would cost the attachment, with which every sandbox goes."""
+        if self._sock is None or num_unread(self._sock) > MAX_UNREAD:
             return False
         try:
             send(self._sock, message)

@@ -36,7 +36,7 @@ from engine.scheduler.plan import StepPlan
 
 COMMAND = "athanor selftest --only G4"
 SEED = 4
-SHORT, FULL = 16, 1_500
+SHORT, FULL = 16, 500
 """Requests of one run."""
 
 MOST_INT = 0x7FC0

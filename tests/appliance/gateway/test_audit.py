@@ -120,10 +120,10 @@ def test_texts_from_outside_are_made_harmless() -> None:
     peer = Peer()
     feed = AuditFeed(peer.send)
     hostile = Principal("alpha", '"\\\n\x1b[31m\u202e' * 60)
-    for _ in range(2_000):
+    for _ in range(500):
         Account(feed, {"m"}).served(hostile, CALL, YES, Outcome(), None)
     feed.flush()
-    assert len(peer.entries) == 2_000
+    assert len(peer.entries) == 500
     text = str(peer.entries[0].fields["principal"])
     assert text.isprintable()
     assert text.isascii()

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from appliance import control
-from appliance.control import Attach, Control, Fault, NamespaceQuery, Namespaces, SandboxDown, SandboxUp
+from appliance.audit.entry import from_wire
+from appliance.control import Attach, Audited, Control, Fault, NamespaceQuery, Namespaces, SandboxDown, SandboxUp
 from appliance.gateway import sandboxes as sandboxes_module
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
@@ -207,3 +208,41 @@ async def test_a_failure_of_the_first_boot_is_known(gateway: Sandboxes, supervis
     supervisor.say(SandboxDown("m", "engine", 1, 0, "failed", "no weights", 0.5))
     await waiting
     assert gateway.records["m", "engine"].cause == "no weights"
+
+
+async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(
+    gateway: Sandboxes, supervisor: Scripted
+) -> None:
+    """While the supervisor reads nothing, entries wait in the gateway, and questions and faults still pass; once it
+    reads, everything arrives, in order."""
+    for number in range(5_000):
+        gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number)
+    for _ in range(50):
+        gateway.audit.flush()
+    for number in range(20):
+        gateway._tell(NamespaceQuery([f"tenant-{number}-{place}" for place in range(100)]))
+    supervisor.up(Role.ENGINE)
+    assert gateway._sock is not None
+    seen, questions = [], 0
+    async with asyncio.timeout(20):
+        while len(seen) < 5_000 or questions < 20:
+            gateway.audit.flush()
+            message = await supervisor.hear()
+            if isinstance(message, Audited):
+                seen += [from_wire(text).fields["tenants"] for text in message.entries]
+            questions += isinstance(message, NamespaceQuery)
+    assert seen == list(range(5_000))
+
+
+async def test_without_that_bound_a_flood_costs_the_attachment(
+    gateway: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control of the last test: entries that fill the socket, and the next question takes the supervisor for gone."""
+    monkeypatch.setattr(sandboxes_module, "MAX_UNREAD", 1 << 30)
+    for number in range(5_000):
+        gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number)
+    for _ in range(50):
+        gateway.audit.flush()
+    for number in range(20):
+        gateway._tell(NamespaceQuery([f"tenant-{number}-{place}" for place in range(100)]))
+    assert gateway._sock is None
