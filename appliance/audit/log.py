@@ -184,8 +184,8 @@ class AuditLog:
         for one in (path, path.with_suffix(files.CHECKPOINT_SUFFIX)):
             one.unlink(missing_ok=True)
         note = self.checkpoint().encode() if self._tree.size else b""
-        _write_file(path, files.header(self.name, self._tree))
         _write_file(path.with_suffix(files.CHECKPOINT_SUFFIX), note)
+        _write_file(path, files.header(self.name, self._tree))
         self._open_files(path)
 
     def _open_files(self, path: Path) -> None:
@@ -263,13 +263,16 @@ def _resume(log: AuditLog, directory: Path) -> None:
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    """Make a file and force it and its name to disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    """Make a file and force it and its name to disk; whoever reads meanwhile sees all of it, or no file."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     try:
         _write_all(fd, data)
         os.fsync(fd)
     finally:
         os.close(fd)
+    draft.rename(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
