@@ -100,12 +100,13 @@ def read_segment(path: Path) -> Segment:
         LogFormatError: the header is none, or a file is too large.
         OSError: a file cannot be read.
     """
+    # The checkpoints first: of a log that is being written they then cover no more than what is read of it.
+    beside = path.with_suffix(CHECKPOINT_SUFFIX)
+    text = _read(beside).decode("utf-8", "replace") if beside.exists() else ""
     data = _read(path)
     first, _, rest = data.partition(b"\n")
     name, start, peaks = _read_header(path, first)
     body, end, torn = rest.rpartition(b"\n")
-    beside = path.with_suffix(CHECKPOINT_SUFFIX)
-    text = _read(beside).decode("utf-8", "replace") if beside.exists() else ""
     parts = text.split("\n")
     whole = (len(parts) - 1) // CHECKPOINT_LINES * CHECKPOINT_LINES
     notes = ["\n".join(parts[at : at + CHECKPOINT_LINES]) + "\n" for at in range(0, whole, CHECKPOINT_LINES)]

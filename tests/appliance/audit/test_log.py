@@ -203,3 +203,25 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "key").chmod(0o600)
     with pytest.raises(AuditError, match="32 bytes, not 5"):
         open_log(tmp_path / "log", tmp_path / "key")
+
+
+def test_a_log_verifies_at_any_moment_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that arrives between any two reads of the verifier, with a new segment now and then, is no problem."""
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 2_000)
+    audit = open_log(tmp_path)
+    audit.append(batch(5))
+    real = files._read
+
+    def read(path: Path) -> bytes:
+        data = real(path)
+        audit.append(batch(3, audit.size))
+        return data
+
+    monkeypatch.setattr(files, "_read", read)
+    for _ in range(12):
+        report = judge(tmp_path)
+        assert (report.problems, report.live) == ([], True)
+    monkeypatch.undo()
+    audit.close()
+    assert judge(tmp_path).problems == []
+    assert len(files.segment_paths(tmp_path)) > 3
