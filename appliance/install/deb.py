@@ -225,7 +225,7 @@ fi
 #!/bin/sh
 set -e
 if [ "$1" = purge ]; then
-    rm -rf /etc/athanor /var/lib/athanor
+    rm -rf /etc/athanor /var/lib/athanor /var/lib/athanor-supervisor
     for user in athanor-gateway athanor-supervisor; do
         if getent passwd "$user" >/dev/null; then userdel "$user"; fi
     done
