@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs/install.md"
@@ -86,7 +86,7 @@ class Container:
         """Run a block of the document as root in its home, ended by the first command that fails."""
         done = subprocess.run(
             [*self._enter(), f"KEY={self.keys.get('alpha', '')}", "sh", "-ec", f"cd /root\n{script}"],
-            capture_output=True, text=True, timeout=300, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, (script, done.stdout, done.stderr)
         for key in re.findall(r"ath_[a-z]+-1_[0-9a-f]{64}", done.stdout):
@@ -148,7 +148,7 @@ def package(tmp_path_factory):
     assert words[0] == ".venv/bin/athanor"
     folder = tmp_path_factory.mktemp("package")
     done = subprocess.run(
-        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=500
+        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return next((folder / words[-1]).iterdir())
@@ -171,7 +171,7 @@ def container(runsc_path, package):
         packages = "systemd,systemd-sysv,dbus,python3,curl"
         done = subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "bookworm", str(root)],
-            capture_output=True, text=True, check=False, timeout=300,
+            capture_output=True, text=True, check=False, timeout=600,
         )
         if done.returncode != 0:
             pytest.skip(f"no Debian can be installed from here: {done.stderr[-300:]}")

@@ -47,6 +47,12 @@ sys.exit(main())
 BUILD_S = 1800.0
 """Longest that packing may take: a gigabyte of libraries at a few megabytes a second."""
 
+SERVED = ("appliance.cli.app", "appliance.gateway.process", "appliance.supervisor.service", "uvloop")
+"""What the services import; the sandboxes' packages are checked when a sandbox is made."""
+
+TRIAL_S = 120.0
+"""Longest that the imports may take."""
+
 EPOCH_S = 1_767_225_600
 """Time of every file, 2026-01-01: a package's bytes shall not depend on when it was built."""
 
@@ -122,6 +128,8 @@ def fill(root: Path, *, slim: bool, say: Say) -> None:
         shutil.copytree(source / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
     if not slim:
         _copy_requirements(site, say)
+        say("trying it")
+        check_whole(site)
     compileall.compile_dir(site, quiet=2, workers=1, stripdir=str(root), prependdir="/",
                            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)  # fmt: skip
     try:
@@ -147,6 +155,23 @@ def _copy_requirements(site: Path, say: Say) -> None:
             target = site / below
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+
+
+def check_whole(site: Path) -> None:
+    """Import what both services run from the copied packages and nothing else: an editable installation's record of
+    what it needs may be older than its sources.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {', '.join(SERVED)}"
+    try:
+        run([sys.executable, "-I", "-S", "-c", code, str(site)], timeout_s=TRIAL_S)
+    except ProcessError as error:
+        raise ConfigError(
+            f"the package would not run: {str(error).strip().splitlines()[-1]}; what this Python knows of athanor's "
+            "requirements may be older than its sources: run `make setup`"
+        ) from error
 
 
 def write_control(root: Path, architecture: str, *, slim: bool) -> None:
@@ -200,7 +225,7 @@ fi
 #!/bin/sh
 set -e
 if [ "$1" = purge ]; then
-    rm -rf /etc/athanor /var/lib/athanor
+    rm -rf /etc/athanor /var/lib/athanor /var/lib/athanor-supervisor
     for user in athanor-gateway athanor-supervisor; do
         if getent passwd "$user" >/dev/null; then userdel "$user"; fi
     done

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.errors import ConfigError
 from appliance.install import deb
 from appliance.install.closure import package_files, requirement_closure
 from tests.appliance.cli.conftest import Run, run
@@ -73,3 +74,17 @@ def test_what_is_needed_is_packed_and_nothing_of_the_tests() -> None:
     below = {str(path) for _, path in package_files(distribution("typer"))}
     assert "typer/__init__.py" in below
     assert not any(path.startswith(("..", "/")) or "__pycache__" in path for path in below)
+
+
+def test_a_package_that_would_not_run_is_not_built(tmp_path: Path) -> None:
+    """A tree without what ours needs is told by the name of what is missing; this Python's own tree is whole."""
+    import sysconfig
+
+    (tmp_path / "appliance").symlink_to(Path(deb.appliance.__path__[0]))
+    with pytest.raises(ConfigError, match="No module named 'typer'"):
+        deb.check_whole(tmp_path)
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    for name in ("isolation", "policy", "engine", "bench"):
+        (tmp_path / name).symlink_to(Path(deb.appliance.__path__[0]).parent / name)
+    deb.check_whole(tmp_path)

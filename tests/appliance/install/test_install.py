@@ -103,6 +103,7 @@ def test_uninstall_keeps_keys_and_purge_does_not(run: Run, install: Run, tmp_pat
     wants = tmp_path / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir()
     (wants / "athanor.target").symlink_to("/etc/systemd/system/athanor.target")
+    (tmp_path / "var/lib/athanor-supervisor/audit").mkdir(parents=True)
     drop_in = tmp_path / f"{GATEWAY}.d/override.conf"
     drop_in.parent.mkdir()
     drop_in.write_text("[Service]\n")
