@@ -31,11 +31,8 @@ class PagedLayer:
     values: Tensor
     """``(blocks, block_size, heads, value_dim)``; of a latent layer the first numbers of ``keys``."""
     reach: Reach
-
-    @property
-    def latent(self) -> bool:
-        """Whether values lie in keys."""
-        return self.keys.data_ptr() == self.values.data_ptr()
+    latent: bool = False
+    """Whether values lie in keys."""
 
     @property
     def heads(self) -> int:

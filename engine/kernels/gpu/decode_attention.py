@@ -48,42 +48,15 @@ class Partials:
 
 @triton.jit
 def _decode(
-    q: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    outputs: tl.tensor,
-    scales: tl.tensor,
-    unit_rows: tl.tensor,
-    unit_splits: tl.tensor,
-    begins: tl.tensor,
-    tables: tl.tensor,
-    lengths: tl.tensor,
-    scale: tl.tensor,
-    cap: tl.tensor,
-    q_row: tl.tensor,
-    table_row: tl.tensor,
-    key_block: tl.tensor,
-    key_slot: tl.tensor,
-    value_block: tl.tensor,
-    value_slot: tl.tensor,
-    heads: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    VALUE: tl.constexpr,
-    VALUE_PAD: tl.constexpr,
-    LATENT: tl.constexpr,
-    REACH: tl.constexpr,
-    SIZE: tl.constexpr,
-    CAPPED: tl.constexpr,
-    TILE: tl.constexpr,
-    SPAN: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HEADS: tl.constexpr,
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, outputs: tl.tensor, scales: tl.tensor, unit_rows: tl.tensor,
+    unit_splits: tl.tensor, begins: tl.tensor, tables: tl.tensor, lengths: tl.tensor, scale: tl.tensor,
+    cap: tl.tensor, q_row: tl.tensor, table_row: tl.tensor, key_block: tl.tensor, key_slot: tl.tensor,
+    value_block: tl.tensor, value_slot: tl.tensor, heads: tl.tensor,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
+    VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, LATENT: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr,
+    CAPPED: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr,
     PARTS: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // PARTS
     member = tl.program_id(1) % PARTS * HEADS + tl.arange(0, HEADS)
@@ -110,27 +83,11 @@ def _decode(
             present = (place >= first) & (place < length)
             block = tl.load(tables + row * table_row + place // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
             largest, weight, total = attend_tile(
-                query,
-                query_tail,
-                largest,
-                weight,
-                total,
-                keys + kv_head * DIM,
-                values + kv_head * VALUE,
+                query, query_tail, largest, weight, total, keys + kv_head * DIM, values + kv_head * VALUE,
                 block * key_block + (place % BLOCK_SIZE) * key_slot,
-                block * value_block + (place % BLOCK_SIZE) * value_slot,
-                present,
-                present[None, :],
-                scale,
-                cap,
-                DIM,
-                MAIN,
-                TAIL,
-                VALUE,
-                VALUE_PAD,
-                LATENT,
-                CAPPED,
-            )
+                block * value_block + (place % BLOCK_SIZE) * value_slot, present, present[None, :], scale, cap, DIM,
+                MAIN, TAIL, VALUE, VALUE_PAD, LATENT, CAPPED,
+            )  # fmt: skip
         out = (row * SPLITS + split) * heads + head
         tl.store(scales + out, largest + tl.log2(weight), mask=live)
         tl.store(
@@ -229,6 +186,7 @@ def decode_attention(
         **shape_constants,
         HEADS=together,
         PARTS=parts,
+        **shape.launch.options,
     )
     kept = {name: constants[name] for name in ("VALUE", "VALUE_PAD", "REACH", "SIZE")}
     sinks = partials.scales if rule.sinks is None else rule.sinks

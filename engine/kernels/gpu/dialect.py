@@ -9,7 +9,8 @@ In kernels, lower case names are values and addresses, upper case ones are fixed
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -27,8 +28,20 @@ REACHES = {"full": 0, "window": 1, "chunk": 2}
 LEAST_DOT = 16
 """Least extent of a product's operands on a GPU."""
 
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""What Triton calls a dtype."""
+
+class Launch(NamedTuple):
+    """With how many threads a kernel runs, and how many tiles it has under way."""
+
+    warps: int = 4
+    stages: int = 2
+
+    @property
+    def options(self) -> dict[str, int]:
+        """As Triton names them."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+PLAIN_LAUNCH = Launch()
 
 
 def power_of_two(number: int, least: int = 1) -> int:

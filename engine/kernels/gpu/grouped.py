@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.gpu.dialect import ceil_div, dot, narrow, power_of_two
+from engine.kernels.gpu.dialect import PLAIN_LAUNCH, Launch, ceil_div, dot, narrow, power_of_two
 from engine.kernels.gpu.routing import NO_EXPERT, Routed
 
 PAIRS_AT_ONCE = 1_024
@@ -28,6 +28,7 @@ class Tile:
     rows: int = 64
     columns: int = 64
     depth: int = 32
+    launch: Launch = PLAIN_LAUNCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,7 @@ def multiply(
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
+            **tile.launch.options,
         )
 
 

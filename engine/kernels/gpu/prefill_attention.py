@@ -21,12 +21,23 @@ from engine.kernels.gpu.attention_tile import (
     load_query,
     seen_tokens,
 )
-from engine.kernels.gpu.dialect import LOG2_E, ceil_div, first_seen, narrow, power_of_two
+from engine.kernels.gpu.dialect import LOG2_E, PLAIN_LAUNCH, Launch, ceil_div, first_seen, narrow, power_of_two
 from engine.kernels.gpu.tile_map import ChunkMap
 from engine.model.attention import AttentionRule
 
 MOST_HEADS = 16
 """Query heads of a key-value head that one program computes together; more would leave few queries to a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """Extents of a tile, powers of two; 16 at least."""
+
+    lines: int
+    """Queries times the heads that are computed together."""
+    tile: int
+    """Tokens of keys and values."""
+    launch: Launch = PLAIN_LAUNCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +55,15 @@ class Chunks:
 
 @triton.jit
 def _prefill(
-    q: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    out: tl.tensor,
-    tile_chunks: tl.tensor,
-    tile_firsts: tl.tensor,
-    begins: tl.tensor,
-    lengths: tl.tensor,
-    starts: tl.tensor,
-    tables: tl.tensor,
-    sinks: tl.tensor,
-    scale: tl.tensor,
-    cap: tl.tensor,
-    q_row: tl.tensor,
-    table_row: tl.tensor,
-    key_block: tl.tensor,
-    key_slot: tl.tensor,
-    value_block: tl.tensor,
-    value_slot: tl.tensor,
-    heads: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    VALUE: tl.constexpr,
-    VALUE_PAD: tl.constexpr,
-    LATENT: tl.constexpr,
-    REACH: tl.constexpr,
-    SIZE: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
-    TILE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    HEADS: tl.constexpr,
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, out: tl.tensor, tile_chunks: tl.tensor, tile_firsts: tl.tensor,
+    begins: tl.tensor, lengths: tl.tensor, starts: tl.tensor, tables: tl.tensor, sinks: tl.tensor, scale: tl.tensor,
+    cap: tl.tensor, q_row: tl.tensor, table_row: tl.tensor, key_block: tl.tensor, key_slot: tl.tensor,
+    value_block: tl.tensor, value_slot: tl.tensor, heads: tl.tensor,
+    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
+    VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, LATENT: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     PARTS: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     chunk = tl.load(tile_chunks + tl.program_id(0))
     if chunk >= 0:
         kv_head = tl.program_id(1) // PARTS
@@ -112,27 +95,11 @@ def _prefill(
             block = block.to(tl.int64)
             visible = (place[None, :] <= position[:, None]) & (place[None, :] >= first[:, None])
             largest, weight, total = attend_tile(
-                query,
-                query_tail,
-                largest,
-                weight,
-                total,
-                keys + kv_head * DIM,
-                values + kv_head * VALUE,
+                query, query_tail, largest, weight, total, keys + kv_head * DIM, values + kv_head * VALUE,
                 block * key_block + (place % BLOCK_SIZE) * key_slot,
-                block * value_block + (place % BLOCK_SIZE) * value_slot,
-                present,
-                visible,
-                scale,
-                cap,
-                DIM,
-                MAIN,
-                TAIL,
-                VALUE,
-                VALUE_PAD,
-                LATENT,
-                CAPPED,
-            )
+                block * value_block + (place % BLOCK_SIZE) * value_slot, present, visible, scale, cap, DIM, MAIN,
+                TAIL, VALUE, VALUE_PAD, LATENT, CAPPED,
+            )  # fmt: skip
         if SINKS:
             sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2_E
             peak = tl.maximum(largest, sink)
@@ -158,7 +125,7 @@ def prefill_attention(
     q: Tensor,
     layer: PagedLayer,
     chunks: Chunks,
-    mapped: tuple[ChunkMap, int, int],
+    mapped: tuple[ChunkMap, PrefillShape],
     rule: AttentionRule,
     out: Tensor,
 ) -> None:
@@ -168,14 +135,13 @@ def prefill_attention(
         q: ``(N, heads, key_dim)`` of all tokens of the step, contiguous in the last two axes.
         layer: keys and values, this step's own written already.
         chunks: where they are.
-        mapped: the step's map, made for the queries of a tile that ``heads_together`` gives; lines of a tile, and
-            tokens of a tile of keys: powers of two.
+        mapped: the step's map, made for the queries of a tile that ``heads_together`` gives; and the tile's shape.
         rule: how the layer weighs.
         out: ``(N, heads, value_dim)``, contiguous.
     """
-    map_, lines, tile = mapped
+    map_, shape = mapped
     heads = q.shape[1]
-    together, parts, queries = heads_together(heads, layer.heads, lines)
+    together, parts, queries = heads_together(heads, layer.heads, shape.lines)
     _prefill[(len(map_.tile_chunks), layer.heads * parts)](
         q,
         layer.keys,
@@ -197,10 +163,11 @@ def prefill_attention(
         heads,
         **layer_constants(layer, heads, rule),
         SINKS=rule.sinks is not None,
-        TILE=tile,
+        TILE=shape.tile,
         QUERIES=queries,
         HEADS=together,
         PARTS=parts,
+        **shape.launch.options,
     )
 
 

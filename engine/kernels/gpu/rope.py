@@ -97,8 +97,8 @@ def _rope(
     is_query = head < heads
     if head >= heads + kv_heads:
         address = values + slot * value_slot + (head - heads - kv_heads) * DIM
-        live = (number < DIM) & (slot >= 0)
-        tl.store(address + number, tl.load(source + number, mask=live, other=0.0), mask=live)
+        kept = (number < DIM) & (slot >= 0)
+        tl.store(address + number, tl.load(source + number, mask=kept, other=0.0), mask=kept)
     else:
         target = keys + slot * key_slot + (head - heads) * DIM
         if is_query:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.gpu.dialect import ceil_div, first_seen, power_of_two, reach_code
+from engine.kernels.gpu.dialect import PLAIN_LAUNCH, Launch, ceil_div, first_seen, power_of_two, reach_code
 from engine.kv.layout import Reach
 
 AT_ONCE = 16
@@ -35,6 +35,7 @@ class DecodeShape:
     """Tiles of a split while a row has few."""
     splits: int
     """Most splits of a row, a power of two: a longer row has longer splits."""
+    launch: Launch = PLAIN_LAUNCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class LayerCase:
         rows = (blocks, self.block_size + self.gap, self.kv_heads)
         keys = poisoned(*rows, self.key_dim, dtype=dtype)[:, self.gap // 2 : self.gap // 2 + self.block_size]
         if self.latent:
-            return PagedLayer(keys, keys[..., : self.value_dim], self.reach)
+            return PagedLayer(keys, keys[..., : self.value_dim], self.reach, latent=True)
         values = poisoned(*rows, self.value_dim, dtype=dtype)[:, self.gap // 2 : self.gap // 2 + self.block_size]
         return PagedLayer(keys, values, self.reach)
 

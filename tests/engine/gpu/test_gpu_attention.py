@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.kernels.gpu import decode_attention, prefill_attention
 from engine.kernels.gpu.attention_tile import PagedLayer
 from engine.kernels.gpu.decode_attention import Partials
-from engine.kernels.gpu.prefill_attention import Chunks, heads_together
+from engine.kernels.gpu.prefill_attention import Chunks, PrefillShape, heads_together
 from engine.kernels.gpu.tile_map import ChunkMap, DecodeMap, DecodeShape, map_chunks, map_decode
 from engine.kv.layout import FULL, Reach
 from tests.engine.gpu.support import (
@@ -138,7 +138,7 @@ def attend_chunks(case: LayerCase, drawn: list[Chunk], dtype: torch.dtype) -> tu
     map_ = ChunkMap.empty(place, len(drawn), queries, CPU)
     map_chunks(chunks.lengths, queries, map_)
     out = poisoned(place, heads, case.value_dim, dtype=dtype)
-    prefill_attention.prefill_attention(q, layer, chunks, (map_, LINES, 16), case.rule(), out)
+    prefill_attention.prefill_attention(q, layer, chunks, (map_, PrefillShape(LINES, 16)), case.rule(), out)
     wanted = torch.full_like(out, torch.nan, dtype=torch.float64)
     prefill_attention.reference(q, layer, chunks, case.rule(), wanted)
     inside = torch.arange(place) >= 3
