@@ -1,7 +1,8 @@
-"""KV blocks made zero, and owners' tags compared before a step: in one launch each, however many blocks.
+"""KV blocks made zero, and their stamps compared before a step: in one launch each, however many blocks.
 
-A block has a tag that changes with its owner. A step brings, for each row, the blocks that it is going to read and the
-tags that it expects; a row of which one is different must not be computed (its tokens would be somebody else's).
+A block has a stamp that changes with its holder (``engine.kv.tags``). A step brings, for each row, the blocks that it
+is going to read and the stamps that it expects; a row of which one is different must not be computed: its tokens would
+be somebody else's.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def _compare(
     expected: tl.tensor,
     begins: tl.tensor,
     ends: tl.tensor,
-    tags: tl.tensor,
+    stamps: tl.tensor,
     faults: tl.tensor,
     width: tl.tensor,
+    num_blocks: tl.tensor,
     AT_ONCE: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -46,8 +48,10 @@ def _compare(
         place = start + tl.arange(0, AT_ONCE)
         live = place < end
         block = tl.load(tables + row * width + place, mask=live, other=0).to(tl.int64)
-        tag = tl.load(tags + block, mask=live, other=0)
-        wrong += (live & (tag != tl.load(expected + row * width + place, mask=live, other=0))).to(tl.int32)
+        exists = (block >= 0) & (block < num_blocks)
+        stamp = tl.load(stamps + block, mask=live & exists, other=0)
+        wanted = tl.load(expected + row * width + place, mask=live, other=0)
+        wrong += (live & ((stamp != wanted) | (exists == 0))).to(tl.int32)
     tl.store(faults + row, tl.sum(wrong, 0))
 
 
@@ -64,25 +68,27 @@ def zero_blocks(memory: Tensor, blocks: Tensor) -> None:
         _zero[grid](blocks, memory, memory.stride(0), size, WIDTH=NUMBERS_AT_ONCE)
 
 
-def compare_tags(
-    tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], tags: Tensor, faults: Tensor
+def compare_stamps(
+    tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor, faults: Tensor
 ) -> None:
-    """Count, for each row, the blocks whose tag is not what the row expects.
+    """Count, for each row, the blocks whose stamp is not what the row expects, and those that do not exist.
 
     Args:
         tables: int32 ``(rows, width)``, contiguous.
-        expected: int64, the same shape: the tag of each entry.
+        expected: int64, the same shape: the stamp of each entry.
         seen: int32 ``(rows,)`` each: first entry that the step reads, and the one behind the last.
-        tags: int64 ``(blocks,)``.
+        stamps: int64 ``(blocks,)``.
         faults: int32 ``(rows,)``, written for every row.
     """
     rows, width = tables.shape
     if rows:
-        _compare[(rows,)](tables, expected, *seen, tags, faults, width, AT_ONCE=PAIRS_AT_ONCE)
+        _compare[(rows,)](tables, expected, *seen, stamps, faults, width, len(stamps), AT_ONCE=PAIRS_AT_ONCE)
 
 
-def reference_faults(tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], tags: Tensor) -> Tensor:
-    """The specification of ``compare_tags``."""
+def reference_faults(tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
+    """The specification of ``compare_stamps``."""
     place = torch.arange(tables.shape[1])
     inside = (place >= seen[0].unsqueeze(1)) & (place < seen[1].unsqueeze(1))
-    return ((tags[tables.long()] != expected) & inside).sum(1).int()
+    exists = (tables >= 0) & (tables < len(stamps))
+    found = stamps[torch.where(exists, tables, 0).long()]
+    return (((found != expected) | ~exists) & inside).sum(1).int()

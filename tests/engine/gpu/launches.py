@@ -127,7 +127,7 @@ def guards() -> None:
     blocks.zero_blocks(tensor(BLOCKS, 16, 8, 128), whole(32))
     tables = whole(ROWS, 512)
     expected = tensor(ROWS, 512, dtype=torch.int64)
-    blocks.compare_tags(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
+    blocks.compare_stamps(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
 
 
 LAUNCHES = {

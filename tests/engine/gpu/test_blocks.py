@@ -1,4 +1,4 @@
-"""Blocks made zero, and owners' tags compared."""
+"""Blocks made zero, and stamps compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from engine.kernels.gpu.blocks import compare_tags, reference_faults, zero_blocks
+from engine.kernels.gpu.blocks import compare_stamps, reference_faults, zero_blocks
 from tests.engine.gpu.support import COUNTS, DTYPES, for_each, poisoned
 
 
@@ -29,24 +29,28 @@ def test_blocks_become_zero_and_nothing_else_does(count: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_foreign_blocks_are_counted(count: int) -> None:
-    """Every wrong tag among the entries that a row reads is counted, those that it does not read are not; the controls
-    are rows without a wrong one."""
+    """Every wrong stamp among the entries that a row reads is counted, and none that it does not read; rows without a
+    wrong one are the controls."""
 
     def check(case: tuple[int, int, int, float]) -> None:
         rows, width, seed, wrong = case
         generator = torch.Generator().manual_seed(seed)
-        tags = torch.randint(-(1 << 62), 1 << 62, (50,), generator=generator)
+        stamps = torch.randint(-(1 << 62), 1 << 62, (50,), generator=generator)
         tables = torch.randint(0, 50, (rows, width), generator=generator, dtype=torch.int32)
-        expected = tags[tables.long()]
+        expected = stamps[tables.long()]
         # One bit anywhere makes another owner.
         flips = torch.ones_like(expected) << torch.randint(0, 63, expected.shape, generator=generator)
         foreign = torch.rand(expected.shape, generator=generator) < wrong
         expected = torch.where(foreign, expected ^ flips, expected)
+        # Now and then a table names a block that does not exist.
+        nowhere = torch.rand(expected.shape, generator=generator) < wrong / 4
+        tables = torch.where(nowhere, torch.where(foreign, -1, 50), tables).int()
+        foreign |= nowhere
         begins = torch.randint(0, width + 1, (rows,), generator=generator, dtype=torch.int32)
         ends = torch.maximum(begins, torch.randint(0, width + 1, (rows,), generator=generator, dtype=torch.int32))
         faults = torch.full((rows,), -1, dtype=torch.int32)
-        compare_tags(tables, expected, (begins, ends), tags, faults)
-        assert faults.tolist() == reference_faults(tables, expected, (begins, ends), tags).tolist()
+        compare_stamps(tables, expected, (begins, ends), stamps, faults)
+        assert faults.tolist() == reference_faults(tables, expected, (begins, ends), stamps).tolist()
         read = (torch.arange(width) >= begins.unsqueeze(1)) & (torch.arange(width) < ends.unsqueeze(1))
         assert ((faults > 0) == (foreign & read).any(1)).all()
 
