@@ -86,6 +86,12 @@ def test_an_engine_of_one_rank_loads_no_process_group(root: Path) -> None:
     assert users == ["process_group.py"]
 
 
+def test_an_engine_on_a_cpu_loads_no_triton(root: Path) -> None:
+    """Nothing that serves on a CPU imports the GPU's kernels or their compiler; control: the kernels do."""
+    assert "triton" not in loaded_by(root, ["engine.load", "engine.serve", "engine.__main__"])
+    assert "triton" in loaded_by(root, ["engine.kernels.gpu.dialect"])
+
+
 def test_describing_a_model_loads_nothing(root: Path) -> None:
     """What a model wants is listed on a device of no memory without torch's Python implementation of it: hundreds of
     modules, some of which make system calls when the process ends. Control: one operation there does load it."""

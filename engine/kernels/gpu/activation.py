@@ -1,0 +1,92 @@
+"""What stands between the two maps of a gated MLP: SwiGLU, GeGLU (Shazeer, arXiv 2002.05202), gpt-oss' clamped gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.gpu.dialect import ceil_div, narrow, sigmoid, tanh
+
+AT_ONCE = 1_024
+"""Numbers of a row that one program computes."""
+
+SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+CUBE = tl.constexpr(0.044715)
+"""Of the approximation of GELU by a hyperbolic tangent (Hendrycks and Gimpel, arXiv 1606.08415)."""
+
+KINDS = {"silu": 0, "gelu": 1, "clamped": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Which gate: ``silu`` and ``gelu`` of rows that hold all gates, then all inputs; ``clamped`` of neighbours."""
+
+    kind: Literal["silu", "gelu", "clamped"] = "silu"
+    alpha: float = 1.702
+    """Of ``clamped``: the gate is multiplied by it in the sigmoid."""
+    limit: float = 7.0
+    """Of ``clamped``: gates end here, inputs at it and at its negative."""
+
+
+@triton.jit
+def gated(gate: tl.tensor, up: tl.tensor, alpha: tl.tensor, limit: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """One gated number, float32."""
+    if KIND == 0:
+        result = gate * sigmoid(gate) * up
+    elif KIND == 1:
+        result = 0.5 * gate * (1.0 + tanh(SQRT_2_OVER_PI * (gate + CUBE * gate * gate * gate))) * up
+    else:
+        # Comparisons, so that what is no number stays none.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        result = (up + 1.0) * gate * sigmoid(gate * alpha)
+    return result
+
+
+@triton.jit
+def _activate(
+    x: tl.tensor,
+    out: tl.tensor,
+    alpha: tl.tensor,
+    limit: tl.tensor,
+    x_row: tl.tensor,
+    inner: tl.tensor,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    live = number < inner
+    if KIND == 2:
+        first, second = 2 * number, 2 * number + 1
+    else:
+        first, second = number, inner + number
+    gate = tl.load(x + row * x_row + first, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(x + row * x_row + second, mask=live, other=0.0).to(tl.float32)
+    result = gated(gate, up, alpha, limit, KIND)
+    tl.store(out + row * inner + number, narrow(result, out.dtype.element_ty), mask=live)
+
+
+def activate(x: Tensor, gate: Gate, out: Tensor) -> None:
+    """Apply to rows ``(N, 2 I)``, which may be further apart than that; ``out`` is ``(N, I)``, contiguous."""
+    rows, inner = out.shape
+    if rows:
+        _activate[(rows, ceil_div(inner, AT_ONCE))](
+            x, out, gate.alpha, gate.limit, x.stride(0), inner, KIND=KINDS[gate.kind], WIDTH=AT_ONCE
+        )
+
+
+def reference(x: Tensor, gate: Gate) -> Tensor:
+    """The specification, in float64."""
+    x = x.double()
+    if gate.kind == "clamped":
+        gates, ups = x[:, 0::2].clamp(max=gate.limit), x[:, 1::2].clamp(-gate.limit, gate.limit)
+        return (ups + 1) * gates * torch.sigmoid(gates * gate.alpha)
+    gates, ups = x.chunk(2, -1)
+    return (F.silu(gates) if gate.kind == "silu" else F.gelu(gates, approximate="tanh")) * ups

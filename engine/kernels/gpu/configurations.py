@@ -1,0 +1,64 @@
+"""Extents of tiles by architecture and by a head's width: a small table, chosen from when an engine starts.
+
+Nothing is tried at run time: a kernel that is compiled while requests wait would stop them all, and what serves has no
+compiler. A row is made by measuring on that architecture; an architecture without one takes the default.
+
+The rows here were made without a GPU: each was chosen so that a kernel keeps its numbers in registers and its tiles in
+shared memory, which the assembler says (``tests/engine/gpu/test_compile.py``), and none has been timed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kernels.gpu.dialect import Launch, ceil_div
+from engine.kernels.gpu.grouped import Tile
+from engine.kernels.gpu.prefill_attention import PrefillShape
+from engine.kernels.gpu.tile_map import DecodeShape
+
+PROGRAMS_OF_A_PROCESSOR = 2
+"""Programs of the persistent grid for each multiprocessor: while one waits for memory the other computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What launches are made with."""
+
+    decode: DecodeShape
+    prefill: PrefillShape
+    experts: Tile
+
+    def programs(self, rows: int, kv_heads: int, processors: int) -> int:
+        """Programs for each key-value head of a bucket of so many rows, on a GPU of so many multiprocessors: as many as
+        keep it busy, and not more than there can be splits. The same for all steps of the bucket, so that its launches
+        can be recorded."""
+        return max(1, min(rows * self.decode.splits, ceil_div(processors * PROGRAMS_OF_A_PROCESSOR, kv_heads)))
+
+
+EXPERTS = Tile(64, 64, 64, Launch(4, 3))
+
+DEFAULT = {
+    128: Configuration(DecodeShape(64, 4, 32, Launch(4, 2)), PrefillShape(64, 32, Launch(4, 2)), EXPERTS),
+    256: Configuration(DecodeShape(32, 8, 32, Launch(4, 2)), PrefillShape(64, 32, Launch(8, 2)), EXPERTS),
+    1 << 30: Configuration(DecodeShape(16, 16, 32, Launch(8, 1)), PrefillShape(32, 16, Launch(8, 1)), EXPERTS),
+}
+"""By the widest head that a row is for. A split is 256 tokens while a context is short."""
+
+TABLE = {
+    "sm_90": {
+        128: Configuration(DecodeShape(64, 4, 32, Launch(4, 3)), PrefillShape(128, 64, Launch(8, 2)), EXPERTS),
+        256: Configuration(DecodeShape(32, 8, 32, Launch(4, 3)), PrefillShape(64, 64, Launch(8, 2)), EXPERTS),
+        1 << 30: Configuration(DecodeShape(32, 8, 32, Launch(8, 2)), PrefillShape(64, 32, Launch(8, 2)), EXPERTS),
+    },
+}
+
+
+def configuration(architecture: str, width: int) -> Configuration:
+    """The configuration for heads of this width, of keys or of values, whichever is wider.
+
+    Args:
+        architecture: as compilers name it, ``sm_90``.
+        width: numbers.
+    """
+    rows = TABLE.get(architecture, DEFAULT)
+    return next(row for widest, row in rows.items() if width <= widest)

@@ -1,0 +1,137 @@
+"""Log-probabilities of chosen tokens and their alternatives, under the model's own distribution within the mask.
+
+Alternatives go by falling logit, equal ones by rising id; each is one more pass over the row, which only rows that
+asked pay for.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.gpu.draw import NO_TOKEN
+from engine.sampler import LOWEST_LOGPROB
+
+STRETCH = 1_024
+"""Logits that are looked at together."""
+
+LOWEST = tl.constexpr(LOWEST_LOGPROB)
+
+
+@triton.jit
+def masked(
+    logits: tl.tensor, token: tl.tensor, size: tl.tensor, words: tl.tensor, line: tl.tensor, width: tl.tensor
+) -> tl.tensor:
+    """Logits in float32, minus infinity for what the row's mask forbids and behind the vocabulary."""
+    raw = tl.load(logits + token, mask=token < size, other=-float("inf")).to(tl.float32)
+    known = (token < width * 32) & (line >= 0)
+    word = tl.load(words + line.to(tl.int64) * width + token // 32, mask=known, other=0)
+    return tl.where((line < 0) | ((word >> (token % 32)) & 1 == 1), raw, -float("inf"))
+
+
+@triton.jit
+def _next_best(
+    logits: tl.tensor,
+    size: tl.tensor,
+    words: tl.tensor,
+    line: tl.tensor,
+    width: tl.tensor,
+    last: tl.tensor,
+    last_id: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """Of the logits that come after ``last`` (falling, equal ones by rising id) the first, and its id."""
+    best = tl.cast(-float("inf"), tl.float32)
+    best_id = tl.cast(NO_TOKEN, tl.int32)
+    for start in range(0, size, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        raw = masked(logits, token, size, words, line, width)
+        after = (raw < last) | ((raw == last) & (token > last_id))
+        value = tl.where(after & (token < size), raw, -float("inf"))
+        peak = tl.max(value, 0)
+        found = tl.min(tl.where((value == peak) & after & (token < size), token, NO_TOKEN), 0)
+        better = peak > best
+        best = tl.where(better, peak, best)
+        best_id = tl.where(better, found, best_id)
+    return best, best_id
+
+
+@triton.jit
+def _report(
+    logits: tl.tensor,
+    logits_row: tl.tensor,
+    rows: tl.tensor,
+    wanted: tl.tensor,
+    mask_line: tl.tensor,
+    masks: tl.tensor,
+    mask_width: tl.tensor,
+    tokens: tl.tensor,
+    logprobs: tl.tensor,
+    top_ids: tl.tensor,
+    top_logprobs: tl.tensor,
+    size: tl.tensor,
+    alternatives: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    line = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + line)
+    count = tl.load(wanted + row)
+    chosen = tl.load(tokens + line)
+    for place in range(alternatives):
+        tl.store(top_ids + line * alternatives + place, -1)
+        tl.store(top_logprobs + line * alternatives + place, LOWEST)
+    tl.store(logprobs + line, LOWEST)
+    if (count >= 0) & (chosen >= 0):
+        mask = tl.load(mask_line + row)
+        own = logits + line * logits_row
+        peak, _ = _next_best(own, size, masks, mask, mask_width, float("inf"), -1, BLOCK)
+        whole = tl.cast(0.0, tl.float64)
+        for start in range(0, size, BLOCK):
+            raw = masked(own, start + tl.arange(0, BLOCK), size, masks, mask, mask_width)
+            whole += tl.sum(tl.exp(raw - peak), 0).to(tl.float64)
+        log_whole = tl.log(whole).to(tl.float32)
+        raw = tl.load(own + chosen).to(tl.float32)
+        tl.store(logprobs + line, tl.maximum(raw - peak - log_whole, LOWEST))
+        last = tl.cast(float("inf"), tl.float32)
+        last_id = tl.cast(-1, tl.int32)
+        for place in range(tl.minimum(count, alternatives)):
+            last, last_id = _next_best(own, size, masks, mask, mask_width, last, last_id, BLOCK)
+            if last > -float("inf"):
+                tl.store(top_ids + line * alternatives + place, last_id)
+                tl.store(top_logprobs + line * alternatives + place, tl.maximum(last - peak - log_whole, LOWEST))
+
+
+def report(
+    logits: Tensor,
+    rows: Tensor,
+    asked: tuple[Tensor, Tensor, Tensor],
+    tokens: Tensor,
+    out: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Log-probabilities of a step's tokens.
+
+    Args:
+        logits: ``(lines, vocab)``, any float dtype; lines may be further apart than that.
+        rows: int32 ``(lines,)``: the row of each line.
+        asked: by row how many alternatives (int32, -1: nothing), and its line of the masks (-1 for none); the masks.
+        tokens: int32 ``(lines,)``: what was chosen; nothing is reported of negative ones.
+        out: log-probabilities float32 ``(lines,)``; ids int32 and log-probabilities float32 of alternatives,
+            ``(lines, most)``, -1 and ``LOWEST_LOGPROB`` behind those that were asked for and that a mask allows.
+    """
+    lines, size = logits.shape
+    wanted, mask_line, masks = asked
+    _report[(lines,)](
+        logits,
+        logits.stride(0),
+        rows,
+        wanted,
+        mask_line,
+        masks,
+        masks.shape[1],
+        tokens,
+        *out,
+        size,
+        out[1].shape[1],
+        BLOCK=STRETCH,
+    )

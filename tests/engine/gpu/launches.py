@@ -1,0 +1,142 @@
+"""Launches at the shapes of served models: what test_compile compiles. Nothing is computed; memory is ``meta``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gpu import (
+    activation,
+    blocks,
+    decode_attention,
+    grouped,
+    norm,
+    prefill_attention,
+    rope,
+    routing,
+    sampler,
+    tile_map,
+)  # fmt: skip
+from engine.kernels.gpu.attention_tile import PagedLayer
+from engine.kernels.gpu.configurations import configuration
+from engine.kv.layout import FULL, Reach
+from engine.model.attention import AttentionRule
+from engine.model.routing import GroupedSigmoid, Softmax
+
+ROWS, TOKENS, BLOCKS, VOCAB = 64, 256, 1_000, 128_256
+META = torch.device("meta")
+ARCHITECTURE = f"sm_{sys.argv[1]}" if sys.argv[1:] and sys.argv[1].isdigit() else "sm_90"
+PROCESSORS = 132
+BF16 = torch.bfloat16
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    """Something with a shape, strides and a dtype."""
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def whole(*shape: int) -> Tensor:
+    """The same of int32."""
+    return tensor(*shape, dtype=torch.int32)
+
+
+def attention(
+    kv_heads: int, group: int, key_dim: int, value_dim: int, *, latent: bool = False, cap: float = 0.0,
+    sinks: bool = False, reach: Reach = FULL,
+) -> Callable[[], None]:  # fmt: skip
+    """Both kinds of attention of one layer, and the maps in front of them."""
+
+    def start() -> None:
+        heads = kv_heads * group
+        keys = tensor(BLOCKS, 16, kv_heads, key_dim)
+        values = keys[..., :value_dim] if latent else tensor(BLOCKS, 16, kv_heads, value_dim)
+        layer = PagedLayer(keys, values, reach, latent)
+        rule = AttentionRule(key_dim**-0.5, cap, tensor(heads) if sinks else None)
+        chosen = configuration(ARCHITECTURE, max(key_dim, value_dim))
+        shape = chosen.decode
+        programs = chosen.programs(ROWS, kv_heads, PROCESSORS)
+        map_ = tile_map.DecodeMap.empty(ROWS, programs, shape, META)
+        lengths, tables = whole(ROWS), whole(ROWS, 512)
+        tile_map.map_decode(lengths, reach, shape, map_)
+        partials = decode_attention.Partials.empty(ROWS, heads, value_dim, shape, META)
+        decode_attention.decode_attention(
+            tensor(ROWS, heads, key_dim), layer, (tables, lengths), (map_, shape, partials), rule,
+            tensor(ROWS, heads, value_dim),
+        )  # fmt: skip
+        _, _, queries = prefill_attention.heads_together(heads, kv_heads, chosen.prefill.lines)
+        chunk_map = tile_map.ChunkMap.empty(TOKENS, 4, queries, META)
+        tile_map.map_chunks(whole(4), queries, chunk_map)
+        chunks = prefill_attention.Chunks(whole(4), whole(4), whole(4), whole(4, 512))
+        prefill_attention.prefill_attention(
+            tensor(TOKENS, heads, key_dim), layer, chunks, (chunk_map, chosen.prefill), rule,
+            tensor(TOKENS, heads, value_dim),
+        )  # fmt: skip
+
+    return start
+
+
+def rows() -> None:
+    """Norms, gates and rotations of Llama 3.1 8B and of Qwen3."""
+    x, out = tensor(TOKENS, 4_096), tensor(TOKENS, 4_096)
+    norm.rms_norm(x, tensor(TOKENS, 4_096), tensor(4_096), out, eps=1e-5)
+    norm.rms_norm(x, None, tensor(4_096), out, eps=1e-5, offset=True)
+    for kind in activation.KINDS:
+        activation.activate(tensor(TOKENS, 28_672), activation.Gate(kind), tensor(TOKENS, 14_336))  # type: ignore[arg-type]
+    layer = PagedLayer(tensor(BLOCKS, 16, 8, 128), tensor(BLOCKS, 16, 8, 128), FULL)
+    rotation = rope.Rotation(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128))
+    slots = tensor(TOKENS, dtype=torch.int64)
+    for head_norm in (None, rope.HeadNorm(tensor(128), tensor(128), 1e-6)):
+        rope.rope_and_write(tensor(TOKENS, 48, 128), tensor(TOKENS, 32, 128), layer, slots, rotation, head_norm)
+
+
+def experts() -> None:
+    """DeepSeek-V3's routing, and the products of Qwen3-30B-A3B's experts."""
+    bias = tensor(256, dtype=torch.float32)
+    routing.route(tensor(TOKENS, 256), GroupedSigmoid(8, bias, 8, 4, True, 2.5), routing.empty(TOKENS, 8, META))
+    routed = routing.empty(TOKENS, 8, META)
+    routing.route(tensor(TOKENS, 128), Softmax(8, True), routed)
+    tile = configuration(ARCHITECTURE, 128).experts
+    dealt = grouped.Dealt.empty(TOKENS, 8, 128, tile.rows, META)
+    grouped.deal(routed, tile.rows, dealt)
+    inner = tensor(TOKENS * 8, 1_536)
+    gate_up = grouped.ExpertMap(tensor(128, 1_536, 2_048))
+    grouped.multiply(tensor(TOKENS, 2_048), gate_up, routed, dealt, inner, tile=tile)
+    parts = tensor(TOKENS * 8, 2_048, dtype=torch.float32)
+    down = grouped.ExpertMap(tensor(128, 2_048, 768))
+    grouped.multiply(tensor(TOKENS * 8, 768), down, routed, dealt, parts, tile=tile, weigh="after")
+    grouped.add_up(parts, routed, tensor(TOKENS, 2_048))
+
+
+def sampling() -> None:
+    """A step's choice with everything that a row may ask for, of Llama 3's vocabulary."""
+    numbers = tensor(ROWS, dtype=torch.float32)
+    state = sampler.SamplingRows(
+        numbers, whole(ROWS), tensor(ROWS, dtype=torch.float64), numbers, tensor(ROWS, dtype=torch.int64),
+        tensor(ROWS, dtype=torch.int64), whole(ROWS, 8), whole(ROWS), whole(ROWS), whole(ROWS),
+        tensor(4, 3, dtype=torch.float32), whole(4, VOCAB), whole(4, 4_008),
+    )  # fmt: skip
+    out = sampler.Chosen.empty(ROWS, VOCAB, 20, META)
+    sampler.sample(tensor(ROWS, VOCAB), whole(ROWS), tensor(ROWS, dtype=torch.int64), state, out)
+
+
+def guards() -> None:
+    """Blocks made zero, and tags."""
+    blocks.zero_blocks(tensor(BLOCKS, 16, 8, 128), whole(32))
+    tables = whole(ROWS, 512)
+    expected = tensor(ROWS, 512, dtype=torch.int64)
+    blocks.compare_stamps(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
+
+
+LAUNCHES = {
+    "llama": attention(8, 4, 128, 128),
+    "gemma": attention(4, 2, 256, 256, cap=50.0, reach=Reach("window", 4_096)),
+    "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
+    "deepseek": attention(1, 128, 576, 512, latent=True),
+    "rows": rows,
+    "experts": experts,
+    "sampling": sampling,
+    "guards": guards,
+}
