@@ -2,9 +2,9 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly two
-things: namespace keys, and the end of a sandbox that misbehaved. Besides, it reports what belongs into the audit log.
-There is no message that starts a program, names a file or reads a key of another kind, so a taken-over gateway gains
-nothing here.
+things: namespace keys, and the end of a sandbox that misbehaved. Besides, it says whose KV may be kept outside of
+engines, and reports what belongs into the audit log. There is no message that starts a program, names a file or reads a
+key of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 
 from appliance.errors import StartError
 
-CONTROL_VERSION = 3
+CONTROL_VERSION = 4
 """Raised whenever a message changes its meaning; gateway and supervisor of different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -61,6 +61,14 @@ class Namespaces:
     """Supervisor: tenant to key, hex; random per boot of the supervisor."""
 
     keys: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Gateway: of these tenants, whether the policy lets their KV live outside of an engine (1) or not (0); those never
+    named count as 0."""
+
+    kept: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +125,15 @@ class AuditState:
     refuses: int
 
 
-Control = Attach | Welcome | NamespaceQuery | Namespaces | Fault | SandboxUp | SandboxDown | Audited | AuditState
+Control = (
+    Attach | Welcome | NamespaceQuery | Namespaces | Retention | Fault | SandboxUp | SandboxDown | Audited | AuditState
+)
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Attach, Welcome, NamespaceQuery, Namespaces, Fault, SandboxUp, SandboxDown, Audited, AuditState)
+    for kind in (
+        Attach, Welcome, NamespaceQuery, Namespaces, Retention, Fault, SandboxUp, SandboxDown, Audited, AuditState
+    )
 }
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),

@@ -1,12 +1,10 @@
-"""The supervisor's end of the control socket: one gateway at a time, typed messages, two kinds of wish, and reports."""
+"""The supervisor's end of the control socket: one gateway at a time, typed messages, few kinds of wish, and reports."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,49 +19,20 @@ from appliance.control import (
     Fault,
     NamespaceQuery,
     Namespaces,
+    Retention,
     Welcome,
     receive,
     send,
 )
-from isolation.ipc.messages import NAMESPACE_KEY_BYTES
+from appliance.supervisor.namespaces import Namespace
 
 log = structlog.get_logger()
-
-MAX_TENANTS = 10_000
-"""Tenants with a namespace key, as many as a policy may have; beyond it the one not asked for longest gets a new key
-when it comes again, which costs it its cached prefixes and nothing else."""
-
-MAX_QUERY = 1_000
-"""Tenants of one question: what one datagram carries."""
 
 READ_BATCH = 16
 """Messages taken in one turn of the event loop, so that a flood of them keeps nothing else from running."""
 
 SOCKET_MODE = 0o660
 """The gateway's user reaches the socket through its group; the folder keeps everybody else out."""
-
-
-class Namespace:
-    """Random namespace keys, one a tenant, drawn at first need and kept until the supervisor ends."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[str, str] = OrderedDict()
-
-    def keys(self, tenants: list[str]) -> dict[str, str]:
-        """Tenant to key in hex.
-
-        Raises:
-            ControlError: more tenants than ``MAX_QUERY``.
-        """
-        if len(tenants) > MAX_QUERY:
-            raise ControlError(f"more than {MAX_QUERY} tenants in one question")
-        for tenant in tenants:
-            if tenant not in self._keys:
-                self._keys[tenant] = secrets.token_hex(NAMESPACE_KEY_BYTES)
-            self._keys.move_to_end(tenant)
-        while len(self._keys) > MAX_TENANTS:
-            self._keys.popitem(last=False)
-        return {tenant: self._keys[tenant] for tenant in tenants}
 
 
 class ControlServer:
@@ -79,13 +48,16 @@ class ControlServer:
         *,
         on_audited: Callable[[Audited], None] = lambda _: None,
         on_keys: Callable[[int], None] = lambda _: None,
+        namespace: Namespace | None = None,
+        on_retention: Callable[[dict[str, int]], None] = lambda _kept: None,
     ) -> None:
         """``on_audited`` takes entries for the audit log, ``on_keys`` the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_fault = on_attach, on_leave, on_fault
         self._on_audited, self._on_keys = on_audited, on_keys
-        self._namespace = Namespace()
+        self._namespace = namespace or Namespace()
+        self._on_retention = on_retention
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has said that it speaks our version; before that it is told nothing."""
@@ -172,6 +144,8 @@ class ControlServer:
             self._on_keys(len(message.tenants))
         elif isinstance(message, Audited):
             self._on_audited(message)
+        elif isinstance(message, Retention):
+            self._on_retention(message.kept)
         elif isinstance(message, Fault):
             self._on_fault(message)
         else:

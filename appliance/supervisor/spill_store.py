@@ -1,8 +1,8 @@
 """KV blocks that left the engines: sealed, in host memory first and on a disk after that, bounded, by tenant.
 
-Everything kept here is sealed (``isolation.keys.seal``), also in memory. When a tier is full, the tenant that holds most
-of it gives way, with its object that was not used for longest: whoever floods a tier evicts itself, and nobody who
-holds less than an equal share loses anything. What leaves memory goes to the disk, what leaves the disk is gone.
+Everything kept here is sealed (``isolation.keys.seal``), also in memory. When a tier is full, the tenant that holds
+most of it gives way, with its object that was not used for longest: whoever floods a tier evicts itself, and nobody
+who holds less than an equal share loses anything. What leaves memory goes to the disk, what leaves the disk is gone.
 
 Nothing is fsynced, for nothing outlives the run: the keys take in a secret of this process's memory, and files of an
 earlier run are removed at start. Only what a shred removes is overwritten and brought to the medium first.
@@ -18,6 +18,7 @@ import secrets
 import shutil
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +91,13 @@ class _Tier:
         self.bytes_of[tenant] -= item.size
         if not items:
             del self.objects[tenant], self.bytes_of[tenant]
+        return item
+
+    def use(self, tenant: str, key: Key) -> _Object | None:
+        items = self.objects.get(tenant)
+        item = items.get(key) if items is not None else None
+        if items is not None and item is not None:
+            items.move_to_end(key)
         return item
 
     def victim(self) -> tuple[str, Key]:
@@ -186,7 +194,7 @@ class SpillStore:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _drop(self, chosen, *, thoroughly: bool = False) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def _drop(self, chosen: Callable[[str, Key], bool], *, thoroughly: bool = False) -> int:
         count = 0
         with self._lock:
             for tier in (self._memory, self._disk):
@@ -200,16 +208,12 @@ class SpillStore:
         return count
 
     def _find(self, tenant: str, key: Key) -> tuple[_Object | None, bytes | None]:
-        items = self._memory.objects.get(tenant, {})
-        if (item := items.get(key)) is not None:
-            assert isinstance(items, OrderedDict), "a tier keeps its objects in order"
-            items.move_to_end(key)
+        item = self._memory.use(tenant, key)
+        if item is not None:
             return item, item.sealed
-        items = self._disk.objects.get(tenant, {})
-        if (item := items.get(key)) is None or item.path is None:
+        item = self._disk.use(tenant, key)
+        if item is None or item.path is None:
             return None, None
-        assert isinstance(items, OrderedDict), "a tier keeps its objects in order"
-        items.move_to_end(key)
         try:
             # One byte more than there should be: what grew is not taken for whole.
             with item.path.open("rb") as file:
@@ -245,7 +249,8 @@ class SpillStore:
         self._count()
 
     def _write(self, item: _Object) -> bool:
-        assert self._folder is not None and item.sealed is not None, "an object in memory has no bytes"
+        assert self._folder is not None, "a tier without a folder holds nothing"
+        assert item.sealed is not None, "an object in memory has no bytes"
         path = self._folder / (secrets.token_hex(16) + _SUFFIX)
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

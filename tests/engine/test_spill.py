@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from appliance.supervisor.spill_port import ModelName, SpillPort
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from engine.kv.spill import LONGEST_NS, MAX_WAITING_OF_ONE, PATIENCE_NS
 from engine.loop import Engine
+from isolation.ipc.errors import RingFull
 from isolation.ipc.messages import FailureCode, Role, StepOutput, Submit
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 from isolation.keys.keyring import Keyring
@@ -242,18 +243,11 @@ def test_a_full_ring_drops_blocks_and_holds_up_nobody(tmp_path: Path) -> None:
     wire = connect(Role.SPILL)
     engine = make_engine(MODEL, num_blocks=24, max_context=80, spill=wire.guest)
     frames = 0
-    while True:  # Fill the ring with frames that nobody reads.
-        try:
-            wire.guest.send(Keep(namespace(1), b"x", bytes(1 << 20)))
-            frames += 1
-        except Exception as error:
-            assert type(error).__name__ == "RingFull"
-            break
-    while True:
-        try:
-            wire.guest.send(Keep(namespace(1), b"x", bytes(64)))
-        except Exception:
-            break
+    for size in (1 << 20, 64):  # Fill the ring with frames that nobody reads, then what is left of it.
+        with suppress(RingFull):
+            while True:
+                wire.guest.send(Keep(namespace(1), b"x", bytes(size)))
+                frames += 1
     one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
     one.run(*(submit(number, prompt(number)) for number in range(1, 8)))
     assert engine.spill is not None
