@@ -167,6 +167,9 @@ class ApplianceConfig(_Section):
     sandbox: SandboxConfig = SandboxConfig()
     audit: AuditConfig | None = None
     keys: KeysConfig | None = None
+    wipe_memory: bool = True
+    """Whether host processes and text sandboxes overwrite memory that they free; what ``retention: none`` says of
+    memory needs it."""
 
     @model_validator(mode="after")
     def _keyed(self) -> Self:

@@ -21,6 +21,7 @@ from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
+from appliance.gateway.forgetting import keep_forgetting
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
@@ -113,10 +114,15 @@ class Gateway:
             self._sandboxes.tell_retention(retention_of(policy))
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
+            if self._forgets() and not self._config.wipe_memory:
+                log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
             background.append(asyncio.create_task(self._refresh_gauges()))
             if self._audit is not None:
                 self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
                 background.append(asyncio.create_task(self._audit.run(), name="audit feed"))
+            forgetting = asyncio.create_task(keep_forgetting(self._forgets), name="forgetting")
+            forgetting.add_done_callback(_log_failure)
+            background.append(forgetting)
             await self._serve(background)
         finally:
             if self._audit is not None:
@@ -178,6 +184,10 @@ class Gateway:
         if self._announced:
             notify.ready(outcome.message)
         return outcome
+
+    def _forgets(self) -> bool:
+        """Whether the policy has a tenant of whom nothing may stay."""
+        return any(one.retention is Retention.NONE for one in self._service.ledger.policy.tenants.values())
 
     def _use_names(self, namespaces: dict[str, bytes]) -> None:
         """Namespace keys have come: of a supervisor that came anew, or of a tenant whose key was destroyed."""

@@ -48,16 +48,15 @@ class ControlServer:
         *,
         on_audited: Callable[[Audited], None] = lambda _: None,
         on_keys: Callable[[int], None] = lambda _: None,
-        namespace: Namespace | None = None,
-        on_retention: Callable[[dict[str, int]], None] = lambda _kept: None,
     ) -> None:
         """``on_audited`` takes entries for the audit log, ``on_keys`` the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_fault = on_attach, on_leave, on_fault
         self._on_audited, self._on_keys = on_audited, on_keys
-        self._namespace = namespace or Namespace()
-        self._on_retention = on_retention
+        self.namespace = Namespace()
+        self.on_retention: Callable[[dict[str, int]], None] = lambda _kept: None
+        """Takes what the gateway says of whose KV may be kept outside of engines."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has said that it speaks our version; before that it is told nothing."""
@@ -140,12 +139,12 @@ class ControlServer:
         elif not self._attached:
             raise ControlError(f"the gateway's first word is {type(message).__name__}")
         elif isinstance(message, NamespaceQuery):
-            self.publish(Namespaces(self._namespace.keys(message.tenants)), ())
+            self.publish(Namespaces(self.namespace.keys(message.tenants)), ())
             self._on_keys(len(message.tenants))
         elif isinstance(message, Audited):
             self._on_audited(message)
         elif isinstance(message, Retention):
-            self._on_retention(message.kept)
+            self.on_retention(message.kept)
         elif isinstance(message, Fault):
             self._on_fault(message)
         else:

@@ -20,7 +20,6 @@ from appliance.supervisor.boot import plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.machine import check_image, choose_runtime
-from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.paths import CONTROL_SOCKET, OPERATOR_SOCKET
 from appliance.supervisor.vault import open_vault
@@ -39,8 +38,6 @@ async def supervise(config: ApplianceConfig) -> None:
     config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     keepers: list[Keeper] = []
     recorder = await _open_recorder(config, lambda state: server.publish(state, ()))
-    namespace = Namespace()
-    vault = open_vault(config, namespace)
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), [model.name for model in config.models]),
@@ -49,9 +46,10 @@ async def supervise(config: ApplianceConfig) -> None:
         on_fault=lambda fault: _fault(keepers, fault),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
-        namespace=namespace,
-        on_retention=(lambda _kept: None) if vault is None else vault.set_retention,
     )
+    vault = open_vault(config, server.namespace)
+    if vault is not None:
+        server.on_retention = vault.set_retention
     operator = OperatorSocket(config.run_dir / OPERATOR_SOCKET, vault, server.publish)
     digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)

@@ -27,7 +27,7 @@ from enum import IntEnum
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""

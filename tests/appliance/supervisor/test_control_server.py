@@ -41,8 +41,9 @@ class Watched:
         self.keys: list[int] = []
         self.server = ControlServer(
             path, Welcome(CONTROL_VERSION, "s", "l", ["m"]), self._on_attach, self._on_leave, self.faults.append,
-            on_audited=self._on_audited, on_keys=self.keys.append, on_retention=self.kept.append,
+            on_audited=self._on_audited, on_keys=self.keys.append,
         )  # fmt: skip
+        self.server.on_retention = self.kept.append
         self.server.open()
 
     def _on_attach(self) -> None:
