@@ -28,7 +28,7 @@ MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
 
 STEP_BYTES = 4 << 20
-"""Bytes copied out, and as many in, in one step at the most, but always one block: about a millisecond each way."""
+"""Bytes copied out, and as many in, in one step at the most, but always one block: some milliseconds."""
 
 LOOK_AHEAD = 64
 """Cached blocks nearest to eviction that are looked at in a step."""
