@@ -87,11 +87,15 @@ class SpillPort:
             while not self._closing.is_set():
                 while self._forgets:
                     self._send(Forget(self._forgets.popleft()))
+                began = time.thread_time()
                 messages = self._channel.receive(READ_BATCH)
                 for message in messages:
                     self._serve(message)
                 if not messages:
                     self._channel.wait(WAIT_S)
+                elif len(messages) == READ_BATCH:
+                    # An engine that sends without end has half a core of ours, not the interpreter.
+                    self._closing.wait(time.thread_time() - began)
         except PeerGoneError:
             log.debug("an engine has closed its spill channel", sandbox=self._name)
         except ProtocolError as error:

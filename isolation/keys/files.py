@@ -13,15 +13,17 @@ from pathlib import Path
 
 from isolation.keys.errors import KeyringError
 
-_OTHERS = 0o077
+OTHERS = 0o077
 """Permission bits of everybody but the owner."""
 
 _WIPE_CHUNK = 1 << 20
 """Bytes overwritten by one call."""
 
 
-def read_private(path: Path, limit: int) -> bytes:
+def read_private(path: Path, limit: int, others: int = OTHERS) -> bytes:
     """At most ``limit`` bytes of a file that only its owner may read.
+
+    ``others``: permission bits that it must not have.
 
     Raises:
         FileNotFoundError: there is none.
@@ -34,7 +36,7 @@ def read_private(path: Path, limit: int) -> bytes:
         status = os.fstat(fd)
         if status.st_mode & 0o170000 != 0o100000 or status.st_size > limit:
             raise KeyringError(f"{path} is no plain file of at most {limit} bytes")
-        if status.st_mode & _OTHERS:
+        if status.st_mode & others:
             raise KeyringError(f"{path} is open to others", hint=f"close it with: chmod 0600 '{path}'")
         return file.read(limit)
 

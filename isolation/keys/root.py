@@ -18,6 +18,10 @@ from isolation.keys.files import read_private, sync_folder
 ROOT_KEY_BYTES = 32
 """AES-256."""
 
+EVERYBODY = 0o007
+"""Permission bits that a root key must not have. Those of the group may show on a credential of systemd, where they
+stand for an access list; the folder keeps everybody else out there."""
+
 
 def read_root(path: Path) -> bytes:
     """The root key.
@@ -26,7 +30,7 @@ def read_root(path: Path) -> bytes:
         RootKeyError: it is absent, of another length, or open to others.
     """
     try:
-        key = read_private(path, 2 * ROOT_KEY_BYTES)
+        key = read_private(path, 2 * ROOT_KEY_BYTES, EVERYBODY)
     except FileNotFoundError:
         raise RootKeyError(
             f"there is no root key at {path}", hint="make one with: athanor tenant root-key PATH"
