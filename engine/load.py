@@ -88,7 +88,7 @@ def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | Non
     )
     engine = Engine(Scheduler(limits, pool, cache), runner)
     if spill is not None and not spill_obstacle(config, layout):
-        engine.spill = SpillTier(spill, BlockContent(storage), pool, cache)
+        engine.spill = SpillTier(spill, BlockContent(storage), pool, cache, runner.adopt)
     return engine
 
 

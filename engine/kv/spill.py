@@ -15,6 +15,7 @@ Content comes from the supervisor, which has authenticated it; one of another le
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -120,6 +121,8 @@ class SpillTier:
     contents: Contents
     pool: BlockPool
     cache: PrefixCache
+    adopt: Callable[[list[int], list[int]], None]
+    """Tells the runner of blocks that were filled here, and of their stamps (``engine.kv.tags``)."""
     counts: SpillCounts = field(default_factory=SpillCounts)
     _index: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
     """Id to namespace of what was sent away, the oldest first."""
@@ -251,6 +254,7 @@ class SpillTier:
                 return
             self._save_evicted(1)  # Its place is overwritten now.
             self.contents.write(block, message.content)
+            self.adopt([block], self.pool.new_stamps([block]))
             self.counts.restored += 1
         if one.come == len(one.blocks):
             self._end(message.request, returned)
