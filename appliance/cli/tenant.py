@@ -35,9 +35,9 @@ def shred(
     config: Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml.")],
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Destroy a tenant's key: what it sealed is unreadable from then on, wherever copies lie.
+    """Destroy a tenant's key.
 
-    A running appliance forgets the tenant's cached KV as well and goes on serving the tenant under
+    What it sealed is unreadable from then on, wherever copies lie. A running appliance forgets the tenant's cached KV as well and goes on serving the tenant under
     a new key. Needs the supervisor's user, or root.
     """
     from appliance.config import load_config
