@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_json
+from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def shred(
         answer = _shred_offline(loaded, tenant)
     if not answer.get("ok"):
         fail(exits.REFUSED, str(answer.get("problem", "the supervisor refused")))
-    if output_format is Format.JSON:
-        print_json(answer)
+    if output_format is not Format.TABLE:
+        print_data(answer, output_format)
         return
     key = "its key is destroyed" if answer["had_key"] else "it had no key"
     output().print(f"{tenant}: {key}, {answer['objects']} sealed objects removed")
