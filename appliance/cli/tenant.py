@@ -37,8 +37,9 @@ def shred(
 ) -> None:
     """Destroy a tenant's key.
 
-    What it sealed is unreadable from then on, wherever copies lie. A running appliance forgets the tenant's cached KV as well and goes on serving the tenant under
-    a new key. Needs the supervisor's user, or root.
+    What it sealed is unreadable from then on, wherever copies lie. A running appliance forgets the
+    tenant's cached KV as well and goes on serving the tenant under a new key. Needs the
+    supervisor's user, or root.
     """
     from appliance.config import load_config
     from appliance.errors import ConfigError
