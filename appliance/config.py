@@ -148,7 +148,7 @@ class AuditConfig(_Section):
 
 
 class KeysConfig(_Section):
-    """Tenants' keys: ``root_key`` is a file of 32 random bytes that only its owner may read (`athanor tenant root-key`
+    """Tenants' keys: ``root_key`` is a file of 32 random bytes that only its owner may read (`athanor tenant root`
     makes one; under systemd a credential), ``keyring`` the folder of the keys wrapped under it."""
 
     root_key: Path = Field(strict=False)

@@ -21,7 +21,7 @@ athanor tenant shred acme --config /etc/athanor/athanor.yaml | running or not
 """
 
 ROOT_EXAMPLES = """
-athanor tenant root-key /etc/athanor/root-key | before the first start with spill
+athanor tenant root /etc/athanor/root-key | before the first start with spill
 """
 
 ANSWER_S = 120.0

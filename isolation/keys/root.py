@@ -33,7 +33,7 @@ def read_root(path: Path) -> bytes:
         key = read_private(path, 2 * ROOT_KEY_BYTES, EVERYBODY)
     except FileNotFoundError:
         raise RootKeyError(
-            f"there is no root key at {path}", hint="make one with: athanor tenant root-key PATH"
+            f"there is no root key at {path}", hint="make one with: athanor tenant root PATH"
         ) from None
     except KeyringError as error:
         raise RootKeyError(str(error)) from None
@@ -42,7 +42,7 @@ def read_root(path: Path) -> bytes:
     if len(key) != ROOT_KEY_BYTES:
         raise RootKeyError(
             f"the root key {path} has {len(key)} bytes instead of {ROOT_KEY_BYTES} random ones",
-            hint="make one with: athanor tenant root-key PATH",
+            hint="make one with: athanor tenant root PATH",
         )
     return key
 

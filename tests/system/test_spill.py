@@ -85,7 +85,7 @@ def spilling(tmp_path: Path, runsc_path: Path) -> Iterator[Spilling]:
     write_private(state / "pepper", pepper)
     write_private(state / "credentials.json", serialise_records(records).encode())
     (state / "policy.yaml").write_text(POLICY)
-    assert subprocess.run([ATHANOR, "tenant", "root-key", str(state / "root-key")], check=False).returncode == 0
+    assert subprocess.run([ATHANOR, "tenant", "root", str(state / "root-key")], check=False).returncode == 0
     http, rpc, admin = choose_ports((0, 0, 0))
     run_dir = run_directory(state)
     config = {

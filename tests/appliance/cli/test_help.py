@@ -36,7 +36,7 @@ COMMANDS = [
     ("key", "create"),
     ("tenant",),
     ("tenant", "shred"),
-    ("tenant", "root-key"),
+    ("tenant", "root"),
     ("audit",),
     ("audit", "verify"),
     ("audit", "show"),

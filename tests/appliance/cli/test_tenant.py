@@ -18,8 +18,8 @@ def test_a_key_is_destroyed_offline(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "athanor.yaml"
     config.write_text(GOOD + KEYS)
     assert run("tenant", "shred", "alpha", "-c", str(config)).exit_code == 1
-    assert run("tenant", "root-key", str(tmp_path / "root-key")).exit_code == 0
-    again = run("tenant", "root-key", str(tmp_path / "root-key"))
+    assert run("tenant", "root", str(tmp_path / "root-key")).exit_code == 0
+    again = run("tenant", "root", str(tmp_path / "root-key"))
     assert (again.exit_code, "already" in again.stderr) == (1, True)
     keyring = Keyring(tmp_path / "keyring", read_root(tmp_path / "root-key"))
     for tenant in ("alpha", "beta"):
