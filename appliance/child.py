@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -67,6 +68,8 @@ def main(argv: list[str]) -> int:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if parent and os.getppid() != int(parent[0]):
         return 0
+    # No core files: prompts and keys would be in them. (That nobody may look into our memory is the roles' own step.)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # A reload that comes before anybody listens for it shall not end us. A handler, since to ignore is inherited.
     signal.signal(signal.SIGHUP, lambda *_: None)
     from appliance import notify

@@ -97,6 +97,23 @@ class ModelConfig(_Section):
         return self
 
 
+class SpillConfig(_Section):
+    """Where KV goes that finds no place in an engine: bytes of host memory, then bytes below ``directory``, both sealed
+    under the tenants' keys. Needs ``keys``. A tenant with ``retention: none`` is never among it."""
+
+    memory: Annotated[int, Field(ge=0)] = 0
+    disk: Annotated[int, Field(ge=0)] = 0
+    directory: Path | None = Field(default=None, strict=False)
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if not self.memory and not self.disk:
+            raise ValueError("memory or disk must be above 0; without either leave spill out")
+        if bool(self.disk) != (self.directory is not None):
+            raise ValueError("disk and directory go together")
+        return self
+
+
 class SandboxConfig(_Section):
     """How sandboxes are made. Without ``image`` the running Python is mounted read-only; with one, ``image_digest``
     pins it (`athanor image build` prints it) and another image is refused. ``cores`` bounds each sandbox where the
@@ -119,10 +136,11 @@ class SandboxConfig(_Section):
     """The same of text sandboxes, which tenants of class `strict` have too."""
     own_memory_bytes: Annotated[int, Field(ge=0)] = 1 << 40
     """Memory of them all together; each counts with its limit, an engine `memory_bytes`, a text sandbox 1 GiB."""
+    spill: SpillConfig | None = None
 
     @property
     def residents(self) -> ResidentLimits:
-        """The last three as limits."""
+        """Of sandboxes of single tenants."""
         return ResidentLimits(
             engines=self.own_engines, texts=self.own_texts, memory_bytes=self.own_memory_bytes,
             engine_bytes=self.memory_bytes,
@@ -145,6 +163,14 @@ class AuditConfig(_Section):
     on_failure: Literal["continue", "refuse"] = "continue"
 
 
+class KeysConfig(_Section):
+    """Tenants' keys: ``root_key`` is a file of 32 random bytes that only its owner may read (`athanor tenant root`
+    makes one; under systemd a credential), ``keyring`` the folder of the keys wrapped under it."""
+
+    root_key: Path = Field(strict=False)
+    keyring: Path = Field(strict=False)
+
+
 class ApplianceConfig(_Section):
     """Everything ``athanor serve`` needs."""
 
@@ -156,6 +182,16 @@ class ApplianceConfig(_Section):
     run_dir: Path = Field(strict=False)
     sandbox: SandboxConfig = SandboxConfig()
     audit: AuditConfig | None = None
+    keys: KeysConfig | None = None
+    wipe_memory: bool = True
+    """Whether host processes and text sandboxes overwrite memory that they free; what ``retention: none`` says of
+    memory needs it."""
+
+    @model_validator(mode="after")
+    def _keyed(self) -> Self:
+        if self.sandbox.spill is not None and self.keys is None:
+            raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
+        return self
 
     @field_validator("models")
     @classmethod
@@ -237,5 +273,13 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
     if audit is not None:
         key = None if audit.key is None else folder / audit.key
         audit = audit.model_copy(update={"directory": folder / audit.directory, "key": key})
+    if sandbox.spill is not None and sandbox.spill.directory is not None:
+        spill = sandbox.spill.model_copy(update={"directory": folder / sandbox.spill.directory})
+        sandbox = sandbox.model_copy(update={"spill": spill})
+    keys = config.keys
+    if keys is not None:
+        moved = {"root_key": folder / keys.root_key, "keyring": folder / keys.keyring}
+        keys = keys.model_copy(update=moved)
     paths = {name: folder / getattr(config, name) for name in ("policy", "credentials", "pepper", "run_dir")}
-    return config.model_copy(update={"models": models, "listen": listen, "sandbox": sandbox, "audit": audit, **paths})
+    paths |= {"models": models, "listen": listen, "sandbox": sandbox, "audit": audit, "keys": keys}
+    return config.model_copy(update=paths)

@@ -3,9 +3,9 @@
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly four
 things: namespace keys, the end of a sandbox that misbehaved, and the coming and going of the sandboxes that the policy
-grants to single tenants, which the supervisor looks up for itself. Besides, it reports what belongs into the audit log.
-There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
-nothing here.
+grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside of
+engines, and reports what belongs into the audit log. There is no message that names a program or a file or reads a key
+of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -23,7 +23,7 @@ from typing import get_args
 
 from appliance.errors import StartError
 
-CONTROL_VERSION = 4
+CONTROL_VERSION = 5
 """Raised whenever a message changes its meaning; gateway and supervisor of different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -70,6 +70,14 @@ class Namespaces:
     """Supervisor: tenant to key, hex; random per boot of the supervisor."""
 
     keys: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Gateway: of these tenants, whether the policy lets their KV live outside of an engine (1) or not (0); those never
+    named count as 0."""
+
+    kept: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class AuditState:
     refuses: int
 
 
-FromGateway = Attach | NamespaceQuery | Fault | Want | Release | Audited
+FromGateway = Attach | NamespaceQuery | Retention | Fault | Want | Release | Audited
 FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | AuditState
 Control = FromGateway | FromSupervisor
 

@@ -64,10 +64,19 @@ class Addresses:
 class Launcher:
     """Keeps supervisor and gateway running; ``run`` is its life."""
 
-    def __init__(self, config: Path, run_dir: Path, on_ready: Callable[[Addresses], None]) -> None:
+    def __init__(
+        self,
+        config: Path,
+        run_dir: Path,
+        on_ready: Callable[[Addresses], None],
+        *,
+        environment: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """``environment``: further variables of the children."""
         self._config = config
         self._run_dir = run_dir
         self._on_ready = on_ready
+        self._environment = dict(environment)
         self._stop = asyncio.Event()
         self._children: dict[str, Child] = {}
         self._ready: asyncio.Future[Addresses] | None = None
@@ -127,7 +136,8 @@ class Launcher:
         argv = (sys.executable, "-m", "appliance.child", role, str(self._config), str(os.getpid()))
         address = self._run_dir / NOTIFY_SOCKET
         environment = {
-            **MINIMAL_ENVIRONMENT, **notify.telemetry_environment(), "NOTIFY_SOCKET": str(address),
+            **MINIMAL_ENVIRONMENT, **self._environment, **notify.telemetry_environment(),
+            "NOTIFY_SOCKET": str(address),
         }
         return start(argv, env=environment, stdio=STDERR, own_group=True)
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from engine.allowed_calls import Bells, engine_calls
-from engine.attach import attach
+from engine.attach import attach, attach_spill
 from engine.config import EngineConfig
 from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
-from engine.load import load_engine, memory_need
+from engine.load import load_engine, memory_need, spill_obstacle
 from engine.lockdown import generates_code, lock_down, read_maps
 from engine.loop import Engine
 from engine.runner import Runner
@@ -47,11 +47,14 @@ def main(arguments: list[str]) -> int:
     try:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
-        engine = load_engine(config)
+        spill = attach_spill(arguments[0]) if config.spill else None
+        engine = load_engine(config, spill=spill)
         sys.stderr.write(f"engine computes with {engine.runner.backend}\n")
         if isinstance(engine.runner, Runner):
             sys.stderr.write(f"engine holds {memory_need(config, engine.runner)}\n")
-        _lock_down(engine, channel, config.threads)
+        if spill is not None and engine.spill is None:
+            sys.stderr.write(f"engine keeps its KV: {spill_obstacle(config, engine.runner.storage.layout)}\n")
+        _lock_down(engine, channel, spill, config.threads)
         channel.send(engine.ready())
         gc.disable()
         serve(engine, channel)
@@ -66,12 +69,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _lock_down(engine: Engine, channel: Channel, threads: int) -> None:
+def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, threads: int) -> None:
     """Allow what a warm engine does. Kernels that are written while it runs need executable memory: the runner knows of
     them, or warm-up has left code without a file."""
-    _memory, bell_in, bell_out = channel.fds()
     writes_code = engine.runner.writes_code or generates_code(read_maps())
-    lock_down(engine_calls(Bells(bell_in, bell_out), threads=threads, generates_code=writes_code))
+    second = None if spill is None else _bells(spill)
+    lock_down(engine_calls(_bells(channel), threads=threads, generates_code=writes_code, spill=second))
+
+
+def _bells(channel: Channel) -> Bells:
+    _memory, inbound, outbound = channel.fds()
+    return Bells(inbound, outbound)
 
 
 def _place(error: Exception) -> str:

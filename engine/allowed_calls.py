@@ -64,23 +64,27 @@ class Bells:
     outbound: int
 
 
-def engine_calls(bells: Bells, *, threads: int, generates_code: bool) -> tuple[Call, ...]:
+def engine_calls(
+    bells: Bells, *, threads: int, generates_code: bool, spill: Bells | None = None
+) -> tuple[Call, ...]:
     """The list of an engine on the CPU.
 
     Args:
         bells: the channel's pipes.
+        spill: those of the channel to the supervisor, if there is one.
         threads: compute threads, the loop's own included.
         generates_code: whether its kernels are written while it runs.
     """
     pool = POOL if threads > 2 else ()
-    return (*_wire(bells), *WAITING, *MEMORY, GENERATED_CODE if generates_code else NO_CODE, *pool, *ENDING)
+    wire = _wire((bells,) if spill is None else (bells, spill))
+    return (*wire, *WAITING, *MEMORY, GENERATED_CODE if generates_code else NO_CODE, *pool, *ENDING)
 
 
-def _wire(bells: Bells) -> tuple[Call, ...]:
+def _wire(bells: tuple[Bells, ...]) -> tuple[Call, ...]:
     return (
         Call("write", 1, 64, "ring the host's bell; the last line on stderr",
-             (Argument(0, (bells.outbound, STDERR)),)),
-        Call("read", 0, 63, "take the rings off our own bell", (Argument(0, (bells.inbound,)),)),
+             (Argument(0, (*(pair.outbound for pair in bells), STDERR)),)),
+        Call("read", 0, 63, "take the rings off our own bell", (Argument(0, tuple(pair.inbound for pair in bells)),)),
     )  # fmt: skip
 
 

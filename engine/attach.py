@@ -73,6 +73,28 @@ def attach(
         raise
 
 
+def attach_spill(path: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
+    """Connect a second time: the channel over which blocks of KV leave the engine and come back.
+
+    It has said ``Hello``; the host answers nothing.
+
+    Raises:
+        AttachError, RemoteProtocolError, PeerGoneError: as ``attach``.
+    """
+    layout, fds = _introduced(path, connect_timeout_s)
+    try:
+        channel = Channel.guest(*fds, layout, Role.SPILL)
+    except BaseException:
+        _close_all(fds)
+        raise
+    try:
+        channel.send(Hello(PROTOCOL_VERSION, Role.SPILL))
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
 def socket_pair() -> tuple[LocalSocket, LocalSocket]:
     """Two ends over which processes of one sandbox hand each other descriptors; packets keep their bounds."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

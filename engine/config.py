@@ -50,6 +50,8 @@ class EngineConfig:
     ``cls``; these with ``+normalise`` for unit length."""
     quantization: str = "none"
     """``none``, or ``int8``: weights with a scale an output, activations with a scale a row."""
+    spill: bool = False
+    """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
 
     def to_json(self) -> bytes:
         """The configuration as it travels."""

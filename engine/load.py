@@ -18,6 +18,8 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.groups import divide
 from engine.kv.layout import KvLayout, fit_layout
 from engine.kv.prefix_cache import PrefixCache
+from engine.kv.spill import MAX_BLOCK_BYTES, SpillChannel, SpillTier
+from engine.kv.spill_content import BlockContent
 from engine.kv.storage import KvStorage
 from engine.loop import Engine
 from engine.memory import Form, MemoryNeed, predict_memory
@@ -36,8 +38,12 @@ QUANTIZATIONS = ("none", "int8")
 """Forms that weights may be brought into while they are loaded."""
 
 
-def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True) -> Engine:
+def load_engine(
+    config: EngineConfig, *, device: str = "cpu", warm: bool = True, spill: SpillChannel | None = None
+) -> Engine:
     """Load the model that the configuration names and make it ready.
+
+    ``spill``: where KV blocks go that find no place; without effect for what ``spill_obstacle`` names.
 
     Raises:
         ConfigurationError: the configuration asks for what this build or machine cannot do.
@@ -55,7 +61,7 @@ def load_engine(config: EngineConfig, *, device: str = "cpu", warm: bool = True)
     model = load_model(
         config.model_dir, description, dtype=config.dtype, device=torch.device(device), packed=False, headless=embeds
     )
-    engine = build_embedding_engine(config, model) if embeds else build_engine(config, model)
+    engine = build_embedding_engine(config, model) if embeds else build_engine(config, model, spill)
     release_free_memory()
     if warm:
         engine.warm_up()
@@ -69,7 +75,7 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def build_engine(config: EngineConfig, model: Decoder) -> Engine:
+def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | None = None) -> Engine:
     """Put KV memory, scheduler and runner around a loaded model, on compiled kernels where there are some."""
     layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."), model.parallel)
     limits = limits_for(config, model.config, layout)
@@ -80,7 +86,22 @@ def build_engine(config: EngineConfig, model: Decoder) -> Engine:
     cache = PrefixCache(
         pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
     )
-    return Engine(Scheduler(limits, pool, cache), runner)
+    engine = Engine(Scheduler(limits, pool, cache), runner)
+    if spill is not None and not spill_obstacle(config, layout):
+        engine.spill = SpillTier(spill, BlockContent(storage), pool, cache, runner.adopt)
+    return engine
+
+
+def spill_obstacle(config: EngineConfig, layout: KvLayout) -> str:
+    """Why the blocks of such an engine cannot leave it; empty when they can."""
+    if config.runner != "model" or not config.prefix_caching:
+        return "it caches no prefixes"
+    if len(layout.tables) > 1 or layout.groups:
+        return "its layers keep windows, and a prefix is then more than a row of blocks"
+    if layout.block_bytes > MAX_BLOCK_BYTES:
+        size = layout.block_bytes
+        return f"a block has {size} bytes and {MAX_BLOCK_BYTES} can leave at once; take a smaller block_size"
+    return ""
 
 
 def build_embedding_engine(config: EngineConfig, model: Decoder) -> Engine:

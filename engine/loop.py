@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from engine.embedding import VectorSource, as_submit, pair_vectors
 from engine.errors import RequestRejectedError
+from engine.kv.spill import LOOK_S, SpillTier
 from engine.masks import rows_of
 from engine.sampler import Samples
 from engine.scheduler.plan import StepResult
@@ -27,6 +28,9 @@ from isolation.ipc.messages import (
     Submit,
     TokenLogprobs,
 )
+
+IDLE_LOOK_S = 1.0
+"""Seconds after which an idle engine hears that a tenant is to be forgotten."""
 
 
 class Engine:
@@ -47,18 +51,39 @@ class Engine:
         self._vectors = vectors
         self._embeddings: list[Embedding] = []
         self._failures: list[RequestFailure] = []
+        self.spill: SpillTier | None = None
+        """Where blocks go that find no place, if anywhere."""
         self.urgent = True
         """Whether the last output has something that its reader waits for: a start, a first token, an end."""
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do or to say."""
-        return bool(self._failures) or self.scheduler.has_work
+        return bool(self._failures) or self.scheduler.has_work or self._awaits_spill
+
+    @property
+    def _awaits_spill(self) -> bool:
+        return self.spill is not None and self.spill.num_waiting > 0
+
+    def look(self) -> None:
+        """Take what the supervisor has to say, while there is nothing else to do."""
+        if self.spill is not None:
+            for one in self.spill.take(self._clock_ns()):
+                self._enter(one.submit, one.arrival_ns)
+
+    def idle_wait_s(self, longest: float) -> float:
+        """How long an idle engine may sleep: the supervisor cannot ring."""
+        return longest if self.spill is None else min(longest, IDLE_LOOK_S)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds to sleep after a step that gave nothing: requests may wait for what is on its way."""
+        return LOOK_S if self._awaits_spill and not self.scheduler.has_work else 0.0
 
     @property
     def has_live_requests(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self.scheduler.num_waiting or self.scheduler.num_running)
+        return bool(self.scheduler.num_waiting or self.scheduler.num_running or self._awaits_spill)
 
     def ready(self) -> EngineReady:
         """What the engine says about itself once it is warm."""
@@ -78,8 +103,23 @@ class Engine:
 
     def add(self, submit: Submit) -> None:
         """Queue a request; one that cannot be served is answered by a failure in the next output."""
+        now_ns = self._clock_ns()
+        if self.spill is not None:
+            ids = range(submit.request, submit.request + submit.choices)
+            clash = next(filter(None, map(self.spill.holding, ids)), None)
+            if clash is not None:
+                # As the scheduler has it: whoever reuses an id loses both.
+                self.spill.abort(clash)
+                self.refuse_all(clash, FailureCode.INVALID)
+                self.refuse_all(submit, FailureCode.INVALID)
+                return
+            if self.spill.park(submit, now_ns):
+                return
+        self._enter(submit, now_ns)
+
+    def _enter(self, submit: Submit, now_ns: int) -> None:
         try:
-            self.scheduler.add(submit, now_ns=self._clock_ns())
+            self.scheduler.add(submit, now_ns=now_ns)
         except RequestRejectedError as error:
             self.refuse_all(submit, error.code)
 
@@ -115,16 +155,22 @@ class Engine:
         """End a request, if it is live; its blocks are free at once, the answer comes with the next output."""
         if self.scheduler.abort(request_id):
             self.refuse(request_id, FailureCode.ABORTED)
+        elif self.spill is not None and (parked := self.spill.holding(request_id)) is not None:
+            self.spill.abort(parked)
+            self.refuse_all(parked, FailureCode.ABORTED)
 
     def step(self) -> StepOutput | None:
         """Run one step. Gives what it produced, or None when there was nothing to do or nothing to say."""
         now_ns = self._clock_ns()
+        self.look()
         for request_id in self.scheduler.expire(now_ns=now_ns):
             self.refuse(request_id, FailureCode.DEADLINE)
         plan = self.scheduler.schedule(now_ns=now_ns)
         self.urgent = True
         if plan is None:
             return self._output(StepResult(), ()) if self._failures else None
+        if self.spill is not None:
+            self.spill.save()
         samples = self.runner.execute(plan)
         result = self.scheduler.commit(plan, samples.token_ids, samples.foreign)
         if self._vectors is not None:
@@ -155,7 +201,7 @@ class Engine:
             prompts=prompts,
             failures=failures,
             running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
+            waiting=self.scheduler.num_waiting + (self.spill.num_waiting if self.spill is not None else 0),
             free_blocks=self.scheduler.num_available_blocks,
             defects=self.scheduler.num_defects,
         )

@@ -83,6 +83,10 @@ class Runner:
         """Whether rows that ask for it get the same bits in any batch."""
         return self._deterministic
 
+    def adopt(self, blocks: list[int], stamps: list[int]) -> None:
+        """These blocks have been filled from outside, for the holders of these stamps."""
+        self._batches.stamp(blocks, stamps)
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""

@@ -100,6 +100,8 @@ def serve(engine: Engine, channel: Channel) -> None:
                 _send(channel, embedding, backlog, urgent=False)
             if output is not None:
                 _send(channel, output, backlog, urgent=engine.urgent)
+            elif engine.rest_s:
+                channel.wait(engine.rest_s)
         elif engine.has_live_requests:
             # All of them wait for masks, which come in a moment.
             channel.wait(IDLE_WAIT_S)
@@ -107,7 +109,9 @@ def serve(engine: Engine, channel: Channel) -> None:
             return
         else:
             collector.idle()
-            channel.wait(IDLE_WAIT_S)
+            engine.look()
+            if not engine.has_work:
+                channel.wait(engine.idle_wait_s(IDLE_WAIT_S))
 
 
 def _take(engine: Engine, message: Message, *, draining: bool) -> bool:

@@ -14,6 +14,15 @@ _TOP_PAD_BYTES = 256 << 20
 """The heap grows by this much at a time."""
 
 
+WIPING: tuple[tuple[str, str], ...] = (
+    ("GLIBC_TUNABLES", "glibc.malloc.perturb=165:glibc.malloc.tcache_count=0"),
+    ("PYTHONMALLOC", "malloc"),
+)
+"""Freed memory is overwritten: by the C library (mallopt(3), M_PERTURB), whose per-thread cache, which overwrites
+nothing, is off; and Python gives every object back to it instead of keeping pools of its own. For programs that hold
+prompts. Read by both at the start of a program only."""
+
+
 def guest_environment(*, threads: int, extra: tuple[tuple[str, str], ...] = ()) -> tuple[tuple[str, str], ...]:
     """The environment for an engine or text process.
 

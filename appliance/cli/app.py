@@ -26,6 +26,7 @@ from appliance.cli import (
     selftest,
     serve,
     status,
+    tenant,
     top,
     traces,
     version,
@@ -100,6 +101,9 @@ _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
 _package = _group("package", "Build packages of this installation.", MORE)
 _add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
+_tenant = _group("tenant", "Destroy tenants' keys.", GOVERN)
+_add("Commands", "shred", tenant.shred, tenant.SHRED_EXAMPLES, _tenant)
+_add("Commands", "root", tenant.root_key, tenant.ROOT_EXAMPLES, _tenant)
 _image = _group("image", "Build and verify the sandbox image.", MORE)
 _add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
 _add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)

@@ -74,8 +74,9 @@ class TextRoom:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         return answer.token_ids
 
-    async def follow(self, grammar: Grammar, namespace: bytes, until: float) -> GrammarRun:
-        """The grammar compiled, or found compiled for this namespace, ready to be followed by one request.
+    async def follow(self, grammar: Grammar, namespace: bytes, until: float, *, keep: bool = True) -> GrammarRun:
+        """The grammar compiled, or found compiled for this namespace, ready to be followed by one request. ``keep``:
+        whether it may be found by later ones.
 
         Raises:
             ApplianceError: it cannot be used, or could not be compiled in time.
@@ -86,7 +87,7 @@ class TextRoom:
             link = await self._rooms.wait_text(until)
             try:
                 async with asyncio.timeout(until - time.monotonic()):
-                    return await link.grammars.open(self._next_id(), tenant, grammar)
+                    return await link.grammars.open(self._next_id(), tenant, grammar, keep=keep)
             except TimeoutError:
                 raise UnavailableError(
                     "too many grammars wait to be compiled", retry_after_s=RETRY_AFTER_S

@@ -126,8 +126,9 @@ class Grammars:
         """Whether an answer is owed."""
         return any(run.asked is not None for run in self._runs.values())
 
-    async def open(self, request: int, tenant: bytes, grammar: Grammar) -> GrammarRun:
-        """Have the grammar compiled, or found, and followed from its beginning.
+    async def open(self, request: int, tenant: bytes, grammar: Grammar, *, keep: bool = True) -> GrammarRun:
+        """Have the grammar compiled, or found, and followed from its beginning. ``keep``: whether later requests of the
+        tenant may find it.
 
         Raises:
             ApplianceError: it cannot be used, or too many are asked for.
@@ -140,7 +141,7 @@ class Grammars:
         self._opening[tenant] += 1
         self._runs[request] = run
         try:
-            self._send(OpenGrammar(request, tenant, grammar.kind, grammar.source))
+            self._send(OpenGrammar(request, tenant, grammar.kind, grammar.source, keep))
             self._watch()
             await run.first
         except BaseException:

@@ -21,6 +21,7 @@ from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
+from appliance.gateway.forgetting import keep_forgetting
 from appliance.gateway.house import House
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
@@ -34,6 +35,7 @@ from appliance.supervisor.paths import CONTROL_SOCKET
 from appliance.telemetry import names
 from appliance.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.version import VERSION
+from policy.model import PolicySet, Retention
 
 log = structlog.get_logger()
 
@@ -89,6 +91,7 @@ class Gateway:
             config.run_dir / CONTROL_SOCKET, self._rooms, lambda: self._service.next_id(),
             lambda rooms, link: self._service.engine_ended(rooms, link), house,
         )  # fmt: skip
+        self._sandboxes.on_names = self._use_names
         self._audit = self._sandboxes.audit if config.audit is not None else None
         self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit, house)
         self._report = Report(self._service, self._sandboxes, self._file)
@@ -111,14 +114,20 @@ class Gateway:
             if namespaces is None:
                 return
             self._service.ledger.replace(policy, namespaces)
+            self._sandboxes.tell_retention(retention_of(policy))
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
+            if self._forgets() and not self._config.wipe_memory:
+                log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
             gauges = asyncio.create_task(self._refresh_gauges(), name="gauges")
             gauges.add_done_callback(_log_failure)
             background.append(gauges)
             if self._audit is not None:
                 self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
                 background.append(asyncio.create_task(self._audit.run(), name="audit feed"))
+            forgetting = asyncio.create_task(keep_forgetting(self._forgets), name="forgetting")
+            forgetting.add_done_callback(_log_failure)
+            background.append(forgetting)
             await self._serve(background)
         finally:
             if self._audit is not None:
@@ -169,6 +178,8 @@ class Gateway:
         if self._announced:
             notify.reloading()
         outcome = await self._file.reload(self._service.ledger, self._sandboxes.namespaces, self._use_keys)
+        if outcome.ok:
+            self._sandboxes.tell_retention(retention_of(self._service.ledger.policy))
         verdict = "ok" if outcome.ok else "failed"
         self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
         if self._audit is not None:
@@ -179,6 +190,16 @@ class Gateway:
         if self._announced:
             notify.ready(outcome.message)
         return outcome
+
+    def _forgets(self) -> bool:
+        """Whether the policy has a tenant of whom nothing may stay."""
+        return any(one.retention is Retention.NONE for one in self._service.ledger.policy.tenants.values())
+
+    def _use_names(self, namespaces: dict[str, bytes]) -> None:
+        """Namespace keys have come: of a supervisor that came anew, or of a tenant whose key was destroyed."""
+        policy = self._service.ledger.policy
+        if all(tenant in namespaces for tenant in policy.tenants):
+            self._service.ledger.replace(policy, namespaces)
 
     def _use_keys(self, table: KeyTable) -> None:
         self._keys.table = table
@@ -254,6 +275,11 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
     """A task that nobody awaits has failed: say so."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a task of the gateway failed", task=task.get_name(), error=repr(error), exc_info=error)
+
+
+def retention_of(policy: PolicySet) -> dict[str, int]:
+    """Of each tenant whether its KV may live outside of an engine."""
+    return {name: int(tenant.retention is Retention.STANDARD) for name, tenant in policy.tenants.items()}
 
 
 def front_end_settings(listen: ListenConfig) -> FrontEndSettings:

@@ -28,6 +28,7 @@ from appliance.control import (
     Fault,
     NamespaceQuery,
     Namespaces,
+    Retention,
     SandboxDown,
     SandboxUp,
     Welcome,
@@ -88,6 +89,9 @@ class Sandboxes:
         self._reading: set[TextLink] = set()
         """Links whose table is being read; they are in no room yet."""
         self._namespaces: dict[str, bytes] = {}
+        self._kept: dict[str, int] = {}
+        self.on_names: Callable[[dict[str, bytes]], None] = lambda _namespaces: None
+        """Called with all namespace keys known, whenever some have come."""
         self._named = asyncio.Event()
         self.attachment = Attachment()
         self.audit = AuditFeed(self.report)
@@ -145,6 +149,18 @@ class Sandboxes:
                 self._detach(error.message)
             return False
         return True
+
+    def tell_retention(self, kept: dict[str, int]) -> None:
+        """Tell the supervisor, now and whenever it comes anew, whose KV may live outside of an engine; tenants that are
+        named no more may not."""
+        gone = {tenant: 0 for tenant in self._kept if tenant not in kept}
+        self._kept = kept
+        self._send_retention({**gone, **kept})
+
+    def _send_retention(self, kept: dict[str, int]) -> None:
+        items = list(kept.items())
+        for start in range(0, len(items), TENANTS_PER_QUERY):
+            self._tell(Retention(dict(items[start : start + TENANTS_PER_QUERY])))
 
     def _tell(self, message: Control) -> None:
         """Say it to the supervisor, if there is one; a supervisor that does not listen is lost."""
@@ -223,9 +239,15 @@ class Sandboxes:
             os.close(stray)
         if isinstance(message, Welcome):
             self.attachment = Attachment(message.sandbox, message.limits, attached=True)
+            # A supervisor that came anew has drawn other keys.
+            known = list(self._namespaces)
+            for start in range(0, len(known), TENANTS_PER_QUERY):
+                self._tell(NamespaceQuery(known[start : start + TENANTS_PER_QUERY]))
+            self._send_retention(self._kept)
         elif isinstance(message, Namespaces):
             self._namespaces.update((name, bytes.fromhex(key)) for name, key in message.keys.items())
             self._named.set()
+            self.on_names(dict(self._namespaces))
         elif isinstance(message, SandboxDown):
             self._down(message)
         elif isinstance(message, AuditState):

@@ -216,7 +216,9 @@ class Session:
             return None
         assert self.reservation is not None
         room = TextRoom(self.place.text, self._tools.next_id, self._principal.tenant)
-        return await room.follow(grammar, self.reservation.namespace, until)
+        obligations = self.reservation.decision.obligations
+        keep = obligations is not None and obligations.retention is not Retention.NONE
+        return await room.follow(grammar, self.reservation.namespace, until, keep=keep)
 
     def _deterministic(self, obligations: Obligations) -> bool:
         """Whether the request runs in the deterministic class. Fails closed: nobody gets less than was promised."""

@@ -88,6 +88,10 @@ class BootPlan:
     """Whether the engine gives vectors."""
     tenant: str = ""
     """Whose own it is; empty: shared."""
+    spills: bool = False
+    """Whether KV may leave the engine, over a second channel."""
+    digest: str = ""
+    """Of the model's files."""
 
     @property
     def role_name(self) -> str:
@@ -105,6 +109,8 @@ class Booted:
     layout: str
     ready: dict[str, int]
     boot_s: float
+    spill: Channel | None = None
+    """The engine's second channel, until a port has it."""
 
     def describe_end(self) -> str:
         """How it ended, for people."""
@@ -131,6 +137,7 @@ def plan_boot(
     socket_dir = config.run_dir / "ipc" / name
     spec = sandbox_spec(config, files, role, name, socket_dir)
     guest_model = runtime.guest_path(spec, "/model")
+    spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
     if role is Role.ENGINE:
         configuration = EngineConfig(
             model_dir=guest_model, model_digest=files.digest, dtype=model.dtype,
@@ -139,11 +146,13 @@ def plan_boot(
             max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
             runner=model.runner, pooling=model.pooling, step_us=model.step_us,
             kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-            quantization="int8" if model.weights == "int8" else "none",
+            quantization="int8" if model.weights == "int8" else "none", spill=spills,
         ).to_json()
     else:
         configuration = TextConfig(model_dir=guest_model).to_json()
-    return BootPlan(name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant)
+    return BootPlan(
+        name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant, spills, files.digest
+    )
 
 
 def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
@@ -177,22 +186,28 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
     with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
         sandbox = runtime.boot(plan.spec, on_line=_line_logger(plan.name))
         booting = _Booting(plan, sandbox, stop)
+        channels: list[Channel] = []
+        expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
         try:
-            channel = booting.connect(listener, None if runtime.label.startswith("unsafe") else sandbox.peer_pids)
+            channels.append(booting.connect(listener, expected, plan.role))
+            booting.configure(channels[0])
+            if plan.spills:
+                channels.append(booting.connect(listener, expected, Role.SPILL))
         except BaseException:
-            _remove(sandbox)
+            _abandon(channels, sandbox)
             raise
+    channel = channels[0]
     try:
-        ready = booting.handshake(channel)
+        ready = booting.await_ready(channel)
         booting.probe(channel, ready)
         sandbox.settle()
     except BaseException:
-        channel.close()
-        _remove(sandbox)
+        _abandon(channels, sandbox)
         raise
     numbers = {name: int(value) for name, value in asdict(ready).items()}
     layout = standard_layout().encode().hex()
-    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, time.monotonic() - began)
+    spill = channels[1] if plan.spills else None
+    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, time.monotonic() - began, spill)
 
 
 def end(booted: Booted) -> None:
@@ -200,8 +215,17 @@ def end(booted: Booted) -> None:
     if booted.channel is not None:
         booted.channel.close()
         booted.channel = None
+    if booted.spill is not None:
+        booted.spill.close()
+        booted.spill = None
     _remove(booted.sandbox)
     shutil.rmtree(booted.socket_dir, ignore_errors=True)
+
+
+def _abandon(channels: list[Channel], sandbox: Sandbox) -> None:
+    for channel in channels:
+        channel.close()
+    _remove(sandbox)
 
 
 def _remove(sandbox: Sandbox) -> None:
@@ -218,13 +242,13 @@ class _Booting:
     sandbox: Sandbox
     stop: threading.Event
 
-    def connect(self, listener: Listener, expected: frozenset[int] | None) -> Channel:
+    def connect(self, listener: Listener, expected: frozenset[int] | None, role: Role) -> Channel:
         """The channel, once the guest has come for it."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check()
             try:
-                return listener.accept(expected, SLICE_S, standard_layout(), self.plan.role)
+                return listener.accept(expected, SLICE_S, standard_layout(), role)
             except AttachError:
                 if time.monotonic() > deadline:
                     raise SandboxStartError(
@@ -232,10 +256,13 @@ class _Booting:
                         f"{_last_words(self.sandbox)}"
                     ) from None
 
-    def handshake(self, channel: Channel) -> EngineReady | TextReady:
-        """Configure it; gives what it says of itself once it has loaded."""
+    def configure(self, channel: Channel) -> None:
+        """Greet it and say what it is to do."""
         self._await(channel, lambda message: isinstance(message, Hello), CONNECT_TIMEOUT_S)
         channel.send(Configure(self.plan.configuration))
+
+    def await_ready(self, channel: Channel) -> EngineReady | TextReady:
+        """What it says of itself once it has loaded."""
         ready = self._await(channel, lambda message: isinstance(message, EngineReady | TextReady), LOAD_TIMEOUT_S)
         assert isinstance(ready, EngineReady | TextReady)
         if ready.vocab_size > MAX_VOCABULARY:

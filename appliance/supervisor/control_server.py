@@ -1,12 +1,10 @@
-"""The supervisor's end of the control socket: one gateway at a time, typed messages, four wishes, and reports."""
+"""The supervisor's end of the control socket: one gateway at a time, typed messages, few kinds of wish, and reports."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,50 +20,21 @@ from appliance.control import (
     NamespaceQuery,
     Namespaces,
     Release,
+    Retention,
     Want,
     Welcome,
     receive,
     send,
 )
-from isolation.ipc.messages import NAMESPACE_KEY_BYTES
+from appliance.supervisor.namespaces import Namespace
 
 log = structlog.get_logger()
-
-MAX_TENANTS = 10_000
-"""Tenants with a namespace key, as many as a policy may have; beyond it the one not asked for longest gets a new key
-when it comes again, which costs it its cached prefixes and nothing else."""
-
-MAX_QUERY = 1_000
-"""Tenants of one question: what one datagram carries."""
 
 READ_BATCH = 16
 """Messages taken in one turn of the event loop, so that a flood of them keeps nothing else from running."""
 
 SOCKET_MODE = 0o660
 """The gateway's user reaches the socket through its group; the folder keeps everybody else out."""
-
-
-class Namespace:
-    """Random namespace keys, one a tenant, drawn at first need and kept until the supervisor ends."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[str, str] = OrderedDict()
-
-    def keys(self, tenants: list[str]) -> dict[str, str]:
-        """Tenant to key in hex.
-
-        Raises:
-            ControlError: more tenants than ``MAX_QUERY``.
-        """
-        if len(tenants) > MAX_QUERY:
-            raise ControlError(f"more than {MAX_QUERY} tenants in one question")
-        for tenant in tenants:
-            if tenant not in self._keys:
-                self._keys[tenant] = secrets.token_hex(NAMESPACE_KEY_BYTES)
-            self._keys.move_to_end(tenant)
-        while len(self._keys) > MAX_TENANTS:
-            self._keys.popitem(last=False)
-        return {tenant: self._keys[tenant] for tenant in tenants}
 
 
 class ControlServer:
@@ -88,7 +57,9 @@ class ControlServer:
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_wish = on_attach, on_leave, on_wish
         self._on_audited, self._on_keys = on_audited, on_keys
-        self._namespace = Namespace()
+        self.namespace = Namespace()
+        self.on_retention: Callable[[dict[str, int]], None] = lambda _kept: None
+        """Takes what the gateway says of whose KV may be kept outside of engines."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has said that it speaks our version; before that it is told nothing."""
@@ -171,10 +142,12 @@ class ControlServer:
         elif not self._attached:
             raise ControlError(f"the gateway's first word is {type(message).__name__}")
         elif isinstance(message, NamespaceQuery):
-            self.publish(Namespaces(self._namespace.keys(message.tenants)), ())
+            self.publish(Namespaces(self.namespace.keys(message.tenants)), ())
             self._on_keys(len(message.tenants))
         elif isinstance(message, Audited):
             self._on_audited(message)
+        elif isinstance(message, Retention):
+            self.on_retention(message.kept)
         elif isinstance(message, Fault | Want | Release):
             self._on_wish(message)
         else:

@@ -18,6 +18,8 @@ from appliance.control import Control, SandboxDown, SandboxUp
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Happening, Life, State
 from appliance.supervisor.load_watch import LOOK_S, LoadWatch
+from appliance.supervisor.spill_port import ModelName, SpillPort
+from appliance.supervisor.vault import Vault
 from isolation.errors import IsolationError
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
@@ -40,8 +42,9 @@ class _End:
 class Keeper:
     """One sandbox's keeper; ``run`` is its whole life, the other methods are called from the same event loop."""
 
-    def __init__(self, plan: BootPlan, runtime: Runtime, publish: Publish) -> None:
+    def __init__(self, plan: BootPlan, runtime: Runtime, publish: Publish, vault: Vault | None = None) -> None:
         self.plan = plan
+        self._vault = vault
         self.life = Life()
         self._runtime = runtime
         self._publish = publish
@@ -89,8 +92,11 @@ class Keeper:
         )
         self._report_first(None)
         self.offer()
+        port = self._open_port(booted)
         ending = await self._until_end(booted)
         self._booted = None
+        if self._vault is not None and port is not None:
+            await asyncio.to_thread(self._vault.end, port)
         try:
             await asyncio.to_thread(end, booted)
         except IsolationError as error:
@@ -102,6 +108,13 @@ class Keeper:
         else:
             self.life = Life(State.FAILED, self.life.generation, self.life.restarts)
         return ending.cause
+
+    def _open_port(self, booted: Booted) -> SpillPort | None:
+        """Serve the engine's second channel, if it has one."""
+        if self._vault is None or booted.spill is None:
+            return None
+        channel, booted.spill = booted.spill, None
+        return self._vault.serve(channel, ModelName(self.plan.digest), self.plan.name)
 
     async def _until_end(self, booted: Booted) -> _End:
         """Wait for death, fault, a gateway that left, or stop."""

@@ -2,3 +2,6 @@
 
 CONTROL_SOCKET = "control.sock"
 """The socket on which the supervisor waits for the gateway."""
+
+OPERATOR_SOCKET = "operator.sock"
+"""The socket on which it hears the operator's commands about tenants' keys; the gateway cannot open it."""

@@ -22,8 +22,10 @@ from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.declared import DeclaredTenants
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.machine import check_image, choose_runtime
-from appliance.supervisor.paths import CONTROL_SOCKET
+from appliance.supervisor.operator_socket import OperatorSocket
+from appliance.supervisor.paths import CONTROL_SOCKET, OPERATOR_SOCKET
 from appliance.supervisor.residents import Residents
+from appliance.supervisor.vault import open_vault
 
 log = structlog.get_logger()
 
@@ -48,11 +50,15 @@ async def supervise(config: ApplianceConfig) -> None:
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
+    vault = open_vault(config, server.namespace)
+    if vault is not None:
+        server.on_retention = vault.set_retention
+    operator = OperatorSocket(config.run_dir / OPERATOR_SOCKET, vault, server.publish)
     digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
         for plan in plan_boots(config, model, files, runtime):
-            keepers.append(Keeper(plan, runtime, publish))
+            keepers.append(Keeper(plan, runtime, publish, vault))
     stop = asyncio.Event()
     served = {model.name: (model, files) for model, files in zip(config.models, models, strict=True)}
     residents = Residents(
@@ -65,6 +71,7 @@ async def supervise(config: ApplianceConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     try:
         server.open()
+        await operator.open()
     except OSError as error:
         raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
     writing = asyncio.create_task(recorder.run(), name="audit log")
@@ -83,6 +90,9 @@ async def supervise(config: ApplianceConfig) -> None:
         await residents.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
+        await operator.close()
+        if vault is not None:
+            await asyncio.to_thread(vault.close)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await recorder.close()

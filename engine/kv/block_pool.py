@@ -28,7 +28,8 @@ without having been taken: whatever named it before names it no longer.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from engine.kv.tags import NO_STAMP, tag_of
 
@@ -53,6 +54,7 @@ class BlockPool:
         "_owners",
         "_refs",
         "_reserved",
+        "evicted",
         "num_blocks",
     )
 
@@ -68,6 +70,9 @@ class BlockPool:
         self._reserved = 0
         self._generation = 0
         self._generations = [0] * (num_blocks + 1)
+        self.evicted: list[tuple[int, bytes, bytes]] | None = None
+        """What lost its place since somebody last took this list: block, id, owner. The content is still there until
+        the block is zeroed, at the beginning of the next computation. None where nobody wants to know."""
 
     @property
     def num_available(self) -> int:
@@ -202,6 +207,37 @@ class BlockPool:
             del self._cached[block]
             self._put_free(block)
 
+    def adopt(self, block_id: bytes, owner: bytes) -> int | None:
+        """A block for content that comes from outside, registered and held by nobody; None when the id is known already
+        or no block is available. The caller overwrites all of it before the next computation, so it is not zeroed."""
+        if block_id in self._by_id or self.num_available < 1:
+            return None
+        block = self.take_one(owner)
+        self._dirty.pop(block, None)
+        self.register(block, block_id)
+        self.release([block])
+        return block
+
+    def coldest(self, count: int) -> Iterator[tuple[int, bytes, bytes]]:
+        """Block, id and owner of the ``count`` cached blocks that are evicted next; for reading alone."""
+        for block in islice(self._cached, count):
+            block_id = self._ids[block]
+            assert block_id is not None, "a cached block is not registered"
+            yield block, block_id, self._owners[block]
+
+    @property
+    def num_free(self) -> int:
+        """Blocks whose content is of no use."""
+        return len(self._free)
+
+    def disown(self, owner: bytes) -> int:
+        """Make everything of this owner unfindable; gives how many blocks. They are zeroed when nobody holds them any
+        longer."""
+        known = [block_id for block_id, block in self._by_id.items() if self._owners[block] == owner]
+        for block_id in known:
+            self.forget(block_id)
+        return len(known)
+
     def drain_dirty(self) -> list[int]:
         """Blocks to zero before the next computation; each is named once."""
         dirty = list(self._dirty)
@@ -247,6 +283,9 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
+        block_id = self._ids[block]
+        if self.evicted is not None and block_id is not None:
+            self.evicted.append((block, block_id, self._owners[block]))
         self._forget(block)
         return block
 

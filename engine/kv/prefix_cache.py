@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -24,6 +25,7 @@ from engine.kv.block_pool import TRANSIENT, BlockPool
 from engine.kv.groups import granule
 from engine.kv.layout import BLOCK_ID_BYTES, FULL, NULL_BLOCK, KvGroup
 from engine.request import Request
+from isolation.ipc.messages import Submit
 
 PERSON = b"athanor-kv-block"
 """Domain of the hash; 16 bytes, BLAKE2b's limit."""
@@ -109,6 +111,14 @@ class PrefixCache:
             assert self._pool.owner(block) in (request.namespace, TRANSIENT), "a block id met in two namespaces"
             found.append(block)
         return found
+
+    def chain(self, submit: Submit) -> Iterator[bytes]:
+        """Ids of the blocks that ``match`` would look for, one after the other; for models with one block table."""
+        size, ids = self._block_size, submit.token_ids
+        parent = self._exact_root if submit.deterministic else self._root
+        for start in range(0, (len(ids) - 1) // size * size, size):
+            parent = block_id(submit.namespace, parent, ids[start : start + size])
+            yield parent
 
     def longest(self, requests: list[Request]) -> Request:
         """Of some requests of one namespace the one with the longest known prefix, the first of equals."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from engine.attach import attach
@@ -82,21 +83,27 @@ def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None = N
         ProtocolError: the host closed its end, reads nothing, or sent what a worker does not take.
     """
     while True:
-        for message in channel.receive(RECEIVE_LIMIT):
-            if isinstance(message, Drain):
+        # No name of this function keeps a message: a prompt that was answered is to be freed, and so overwritten.
+        messages = deque(channel.receive(RECEIVE_LIMIT))
+        while messages:
+            if isinstance(messages[0], Drain):
                 return
-            if isinstance(message, OpenGrammar | Advance | CloseGrammar):
-                _hand_over(message, channel, grammars)
-            elif isinstance(message, Encode | Decode | ReadVocabulary):
-                _send(channel, worker.answer(message))
-                _relay(channel, grammars)
-            else:
-                raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
+            _take(messages.popleft(), worker, channel, grammars)
         _relay(channel, grammars)
         if grammars is None:
             channel.wait(IDLE_WAIT_S)
         else:
             _wait_both(channel, grammars)
+
+
+def _take(message: Message, worker: TextWorker, channel: Channel, grammars: GrammarLine | None) -> None:
+    if isinstance(message, OpenGrammar | Advance | CloseGrammar):
+        _hand_over(message, channel, grammars)
+    elif isinstance(message, Encode | Decode | ReadVocabulary):
+        _send(channel, worker.answer(message))
+        _relay(channel, grammars)
+    else:
+        raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
 
 
 def _hand_over(

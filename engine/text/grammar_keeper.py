@@ -155,6 +155,7 @@ class Keeper:
         key = (job.tenant, hashlib.blake2b(bytes((job.kind,)) + job.source, digest_size=32).digest())
         process = self.processes.get(key)
         if process is not None:
+            process.keep &= job.keep
             self._join(process, job.request)
             return
         queue = self._queues.setdefault(job.tenant, deque())
@@ -187,10 +188,10 @@ class Keeper:
         process.requests.discard(request)
         process.asked.pop(request, None)
         process.used = self._clock()
-        if process.compiled:
-            process.command(CLOSE, request)
-        elif not process.requests:
+        if not process.requests and not (process.compiled and process.keep):
             self._end(process)
+        elif process.compiled:
+            process.command(CLOSE, request)
 
     def _start(self) -> None:
         """Fork for the grammars whose turn it is."""
@@ -200,7 +201,9 @@ class Keeper:
                 return
             queue = self._queues[tenant]
             while queue and queue[0][0] in self.processes:
-                self._join(self.processes[queue[0][0]], queue.popleft()[1].request)
+                process = self.processes[queue[0][0]]
+                process.keep &= queue[0][1].keep
+                self._join(process, queue.popleft()[1].request)
             if queue and all(process.tenant != tenant for process in compiling):
                 key, job = queue.popleft()
                 self._compile(key, job)
@@ -217,6 +220,7 @@ class Keeper:
         else:
             process = self._spare or self._ask()
             process.key = key
+            process.keep = job.keep
             if process.pid:
                 process.began = self._clock()
             process.give(encode(job))

@@ -45,6 +45,8 @@ class GrammarProcess:
     compiled: bool = False
     halted: bool = False
     """Whether it stands still, while it is the turn of others."""
+    keep: bool = True
+    """Whether it waits for later requests when nobody follows it any more."""
     began: float | None = None
     """When it began to compile, in seconds of the keeper's clock."""
     opening: deque[int] = field(default_factory=deque)

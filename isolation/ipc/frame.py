@@ -51,6 +51,10 @@ class Kind(IntEnum):
     ADVANCE = 65
     CLOSE_GRAMMAR = 66
     MASKS = 67
+    KEEP = 80
+    FETCH = 81
+    FETCHED = 82
+    FORGET = 83
 
 
 class OutOfBoundsError(ValueError):

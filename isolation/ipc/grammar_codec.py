@@ -2,7 +2,7 @@
 
 Payloads (``n`` items each where marked, ``rest`` runs to the frame's end):
 
-* OpenGrammar: kind u8, tenant 16 bytes, rest source. CloseGrammar: nothing.
+* OpenGrammar: kind u8, keep u8, tenant 16 bytes, rest source. CloseGrammar: nothing.
 * Advance: n u32; requests n x u64, token_ids n x u32.
 * Masks: n u32, words of a row u32; requests n x u64, positions n x u32, states n x u8, words n x width x u32.
 """
@@ -16,6 +16,7 @@ from isolation.ipc.frame import (
     Arm,
     Kind,
     OutOfBoundsError,
+    flag,
     require,
     require_array,
     require_length,
@@ -34,7 +35,7 @@ from isolation.ipc.grammar_messages import (
     OpenGrammar,
 )
 
-_OPEN = struct.Struct(f"<B{GRAMMAR_TENANT_BYTES}s")
+_OPEN = struct.Struct(f"<BB{GRAMMAR_TENANT_BYTES}s")
 _ADVANCE = struct.Struct("<I")
 _MASKS = struct.Struct("<II")
 _WORD_BYTES = 4
@@ -49,12 +50,12 @@ def _check_open(message: OpenGrammar) -> None:
 
 
 def _pack_open(message: OpenGrammar) -> bytes:
-    return _OPEN.pack(message.kind, message.tenant) + message.source
+    return _OPEN.pack(message.kind, message.keep, message.tenant) + message.source
 
 
 def _unpack_open(request: int, frame: bytes) -> OpenGrammar:
-    kind, tenant = _OPEN.unpack_from(frame, HEADER_BYTES)
-    return OpenGrammar(request, tenant, GrammarKind(kind), frame[HEADER_BYTES + _OPEN.size :])
+    kind, keep, tenant = _OPEN.unpack_from(frame, HEADER_BYTES)
+    return OpenGrammar(request, tenant, GrammarKind(kind), frame[HEADER_BYTES + _OPEN.size :], flag(keep))
 
 
 def _check_close(_message: CloseGrammar) -> None:

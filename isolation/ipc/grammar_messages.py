@@ -54,6 +54,9 @@ class OpenGrammar:
     """``GRAMMAR_TENANT_BYTES`` bytes that stand for whose it is."""
     kind: GrammarKind
     source: bytes
+    keep: bool = True
+    """Whether what was compiled may serve later requests of the tenant; if not, it goes with the last that follows
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

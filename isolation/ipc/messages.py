@@ -11,7 +11,8 @@ Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady
 * text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``; and, answered as
   they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
   (``grammar_messages``);
-* both: host ``Drain``, after which the guest finishes and leaves.
+* spill, without ``Configure``: guest ``Keep | Fetch``, host ``Fetched | Forget`` (``spill_messages``);
+* engine and text: host ``Drain``, after which the guest finishes and leaves.
 
 The bounds here are part of the protocol: the codec refuses a frame outside them on both sides.
 Integers are unsigned 32-bit where nothing else is said.
@@ -24,8 +25,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
+from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 5
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
@@ -58,10 +60,12 @@ NAMESPACE_KEY_BYTES = 32
 
 
 class Role(IntEnum):
-    """Which program a sandbox runs."""
+    """Which program a sandbox runs, or what else a channel is for."""
 
     ENGINE = 1
     TEXT = 2
+    SPILL = 3
+    """An engine's second channel, to the supervisor: blocks of KV that leave it and come back."""
 
 
 class Finish(IntEnum):
@@ -389,7 +393,7 @@ class Failed:
 
 EngineRequest = Submit | Embed | Abort | Masks
 TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
-HostMessage = Configure | Drain | EngineRequest | TextRequest
+HostMessage = Configure | Drain | EngineRequest | TextRequest | Fetched | Forget
 TextAnswer = Encoded | Decoded | Vocabulary | Failed
-GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer | Masks
+GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer | Masks | Keep | Fetch
 Message = HostMessage | GuestMessage

@@ -44,6 +44,10 @@ _UP, _SLEEPS, _NAPS = 0, 1, 2
 _GRID = 8
 """Bytes; frames start on multiples of it."""
 
+_ZEROS = memoryview(bytes(MAX_FRAME_BYTES))
+"""What a frame that was read is overwritten with: it may be a prompt, and would lie there until the ring has gone
+round. (Pages of it are the kernel's one page of zeros as long as nobody writes.)"""
+
 _FARTHEST = 1 << 62
 """Bytes; 14 years at 10 GB/s. A cursor taken over from the arena starts below it, so that no sum
 of ours passes 64 bits."""
@@ -183,9 +187,12 @@ class RingReader:
         end = start + size
         if end <= self._capacity:
             frame = self._data[start:end].tobytes()
+            self._data[start:end] = _ZEROS[:size]
         else:
             wrapped = end - self._capacity
             frame = self._data[start:].tobytes() + self._data[:wrapped].tobytes()
+            self._data[start:] = _ZEROS[: self._capacity - start]
+            self._data[:wrapped] = _ZEROS[:wrapped]
         self._head = head + (size + _GRID - 1 & -_GRID)
         self._words[_HEAD] = self._head
         return frame

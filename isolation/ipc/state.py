@@ -12,6 +12,7 @@ copy of the state, so it names the sender's side and not "we" and "they".
                  both:   host Drain              -> DRAINING
     DRAINING     engine: host Abort | Masks | Drain, guest StepOutput | Embedding
                  text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed | Masks
+    SPILL        its GREETING leads to READY at once: host Fetched | Forget, guest Keep | Fetch
     BROKEN       nothing, ever: a peer has broken the protocol
 
 The two copies differ only while a message is under way, and no state forbids what the other side
@@ -48,6 +49,7 @@ from isolation.ipc.messages import (
     TextReady,
     Vocabulary,
 )
+from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 
 
 class Side(Enum):
@@ -91,7 +93,7 @@ def _opening(ready: type[Message]) -> dict[tuple[State, Side], _Moves]:
 _TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed, Masks)
 _TEXT_JOBS = (Encode, Decode, ReadVocabulary, OpenGrammar, Advance, CloseGrammar)
 
-TRANSITIONS = MappingProxyType(
+TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingProxyType(
     {
         Role.ENGINE: {
             **_opening(EngineReady),
@@ -112,6 +114,11 @@ TRANSITIONS = MappingProxyType(
             (State.READY, Side.GUEST): _staying(State.READY, *_TEXT_RESULTS),
             (State.DRAINING, Side.HOST): _staying(State.DRAINING, Drain),
             (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_TEXT_RESULTS),
+        },
+        Role.SPILL: {
+            (State.GREETING, Side.GUEST): {Hello: State.READY},
+            (State.READY, Side.HOST): _staying(State.READY, Fetched, Forget),
+            (State.READY, Side.GUEST): _staying(State.READY, Keep, Fetch),
         },
     }
 )

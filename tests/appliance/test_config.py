@@ -59,6 +59,10 @@ def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
         ("dtype: float32", "kv_bytes: .nan", ":3:"),
         ('"unix:admin.sock"', '"0.0.0.0:8082"', ":1:"),
         ("run_dir: run", "run_dir: run\nsandbox: {image: x}", ":8:"),
+        ("run_dir: run", "run_dir: run\nsandbox: {spill: {memory: 1}}", ":1:1"),
+        ("run_dir: run", "run_dir: run\nsandbox: {spill: {}}\nkeys: {root_key: r, keyring: k}", ":8:"),
+        ("run_dir: run", "run_dir: run\nsandbox: {spill: {disk: 1}}\nkeys: {root_key: r, keyring: k}", ":8:"),
+        ("run_dir: run", "run_dir: run\nkeys: {root_key: r}", ":8:"),
         ("dtype: float32", "runner: nil", ":3:"),
         ("dtype: float32", "step_us: 5", ":3:"),
         ("run_dir: run", "run_dir: run\naudit: {on_failure: stop, directory: x}", ":8:"),
@@ -71,6 +75,18 @@ def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> 
     with pytest.raises(ConfigError) as raised:
         load_config(write(tmp_path, GOOD.replace(old, new)))
     assert f"athanor.yaml{place}" in raised.value.message
+
+
+def test_spill_and_keys_are_read_and_anchored(tmp_path: Path) -> None:
+    """A tier in memory and one on a disk; without the section there is neither, and no key is needed."""
+    text = GOOD + "sandbox: {spill: {memory: 1024, disk: 4096, directory: spill}}\nkeys: {root_key: r, keyring: k}\n"
+    config = load_config(write(tmp_path, text))
+    assert config.sandbox.spill is not None
+    assert config.sandbox.spill.directory == tmp_path / "spill"
+    assert config.keys is not None
+    assert (config.keys.root_key, config.keys.keyring) == (tmp_path / "r", tmp_path / "k")
+    plain = load_config(write(tmp_path, GOOD))
+    assert (plain.sandbox.spill, plain.keys) == (None, None)
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:

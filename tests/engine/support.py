@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
 from engine.kv.layout import KvGroup
 from engine.kv.prefix_cache import PrefixCache
+from engine.kv.spill import SpillChannel
 from engine.load import build_engine
 from engine.loop import Engine
 from engine.model.checklist import targets
@@ -96,7 +97,9 @@ def save_model(folder: Path, config: ModelConfig, *, seed: int = 0) -> None:
     (folder / "config.json").write_text(json.dumps(description))
 
 
-def make_engine(model: Decoder, *, num_blocks: int = 64, **fields: object) -> Engine:
+def make_engine(
+    model: Decoder, *, num_blocks: int = 64, spill: SpillChannel | None = None, **fields: object
+) -> Engine:
     """An engine around a model, with exactly ``num_blocks`` usable blocks."""
     config = model.config
     size = int(fields.get("block_size", 4))
@@ -110,7 +113,7 @@ def make_engine(model: Decoder, *, num_blocks: int = 64, **fields: object) -> En
         "max_num_batched_tokens": 32,
         **fields,
     }
-    return build_engine(EngineConfig(**values), model)
+    return build_engine(EngineConfig(**values), model, spill)
 
 
 def make_scheduler(

@@ -34,6 +34,9 @@ COMMANDS = [
     ("policy", "check"),
     ("key",),
     ("key", "create"),
+    ("tenant",),
+    ("tenant", "shred"),
+    ("tenant", "root"),
     ("audit",),
     ("audit", "verify"),
     ("audit", "show"),
@@ -147,7 +150,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_completion_is_built_in() -> None:
     """A shell's question is answered with the commands and with an option's name."""
     found = python("-m", "appliance.cli", _ATHANOR_COMPLETE="complete_bash", COMP_WORDS="athanor t", COMP_CWORD="1")
-    assert found.stdout.split() == ["top", "traces"]
+    assert found.stdout.split() == ["top", "traces", "tenant"]
     found = python(
         "-m",
         "appliance.cli",

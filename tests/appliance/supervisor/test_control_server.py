@@ -21,10 +21,12 @@ from appliance.control import (
     Fault,
     NamespaceQuery,
     Namespaces,
+    Retention,
     Welcome,
 )
-from appliance.supervisor import control_server
-from appliance.supervisor.control_server import ControlServer, Namespace
+from appliance.supervisor import control_server, namespaces
+from appliance.supervisor.control_server import ControlServer
+from appliance.supervisor.namespaces import Namespace
 
 
 class Watched:
@@ -35,11 +37,13 @@ class Watched:
         self.attached = self.left = 0
         self.faults: list[Fault] = []
         self.audited: list[Audited] = []
+        self.kept: list[dict[str, int]] = []
         self.keys: list[int] = []
         self.server = ControlServer(
             path, Welcome(CONTROL_VERSION, "s", "l", ["m"]), self._on_attach, self._on_leave, self.faults.append,
             on_audited=self._on_audited, on_keys=self.keys.append,
         )  # fmt: skip
+        self.server.on_retention = self.kept.append
         self.server.open()
 
     def _on_attach(self) -> None:
@@ -168,11 +172,37 @@ async def test_a_second_gateway_is_refused_and_attaching_twice_is_harmless(watch
 
 def test_keys_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant keeps its key while it is asked for; names without end do not grow the table without end."""
-    monkeypatch.setattr(control_server, "MAX_TENANTS", 4)
+    monkeypatch.setattr(namespaces, "MAX_TENANTS", 4)
     names = Namespace()
     first = names.keys(["a", "b"])
     for number in range(10):
         names.keys([f"x{number}"])
         assert names.keys(["a"])["a"] == first["a"]
     assert names.keys(["b"])["b"] != first["b"]
-    assert len(names._keys) == 4
+    assert len(names._keys) == len(names._owners) == 4
+
+
+def test_a_key_tells_its_tenant_until_it_is_renewed() -> None:
+    """The owner of a key is known to the supervisor alone; a renewed key is another, and the old one is nobody's."""
+    names = Namespace()
+    old = bytes.fromhex(names.keys(["a", "b"])["a"])
+    assert (names.owner(old), names.key("a"), names.key("nobody")) == ("a", old, None)
+    new = bytes.fromhex(names.renew("a"))
+    assert new != old
+    assert (names.owner(old), names.owner(new), names.owner(bytes(32))) == (None, "a", None)
+    assert names.keys(["a"])["a"] == new.hex()
+
+
+async def test_retention_is_told_after_the_greeting_only(watched: Watched) -> None:
+    """What may be kept reaches the supervisor from an attached gateway, and from nobody else."""
+    with watched.connect() as sock:
+        control.send(sock, Retention({"a": 1}))
+        assert await hear(sock) is None
+    assert watched.kept == []
+    with watched.connect() as sock:
+        control.send(sock, Attach(CONTROL_VERSION))
+        await hear(sock)
+        control.send(sock, Retention({"a": 1, "b": 0}))
+        control.send(sock, NamespaceQuery([]))
+        assert isinstance(await hear(sock), Namespaces)
+    assert watched.kept == [{"a": 1, "b": 0}]

@@ -11,7 +11,7 @@ import pytest
 
 from engine.text.grammar_child import COMPILED, RESULT
 from engine.text.grammar_keeper import HEAVY_AFTER_S, TURN_S, Keeper
-from isolation.ipc.grammar_messages import GrammarKind, OpenGrammar
+from isolation.ipc.grammar_messages import CloseGrammar, GrammarKind, OpenGrammar
 
 
 class Sleepers:
@@ -87,3 +87,23 @@ def test_heavy_compilations_have_turns(sleepers: Sleepers) -> None:
         assert not sleepers.halted(keeper)[0]
         now[0] += TURN_S
         keeper.tick()
+
+
+def test_a_grammar_that_must_not_be_kept_goes_with_its_last_request(sleepers: Sleepers) -> None:
+    """Its process is ended when nobody follows it any more, and also when one of its requests asked for that after
+    another; an ordinary one stays (control)."""
+    keeper = Keeper(sleepers.fork, 4)
+    for number, kept in enumerate((True, False)):
+        tenant = bytes([number]) * 16
+        for request in (10 * number + 1, 10 * number + 2):
+            keep = kept or request == 11
+            keeper.take(OpenGrammar(request, tenant, GrammarKind.REGEX, b"a", keep=keep))
+        keeper.forked(sleepers.processes[number].pid)
+        (process,) = [one for one in keeper.processes.values() if one.tenant == tenant]
+        os.write(sleepers.ends[number][1], RESULT.pack(COMPILED, 10 * number + 1, 0, 0, 0))
+        keeper.read(process)
+        keeper.take(CloseGrammar(10 * number + 1))
+        assert not process.ended
+        keeper.take(CloseGrammar(10 * number + 2))
+        assert process.ended is not kept
+    assert len(keeper.processes) == 1

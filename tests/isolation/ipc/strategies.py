@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from isolation.ipc import grammar_messages as g
 from isolation.ipc import messages as m
+from isolation.ipc import spill_messages as sp
 
 u8 = st.integers(0, 0xFF)
 u16 = st.integers(0, 0xFFFF)
@@ -131,6 +132,8 @@ def advance(draw: st.DrawFn) -> g.Advance:
     return g.Advance(array("Q", draw(st.lists(u64, **exactly))), array("I", draw(st.lists(u32, **exactly))))
 
 
+key = st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES)
+
 BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
@@ -174,10 +177,19 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
         st.binary(min_size=g.GRAMMAR_TENANT_BYTES, max_size=g.GRAMMAR_TENANT_BYTES),
         st.sampled_from(g.GrammarKind),
         utf8,
+        st.booleans(),
     ),
     g.Advance: advance(),
     g.CloseGrammar: st.builds(g.CloseGrammar, u64),
     g.Masks: masks(),
+    sp.Keep: st.builds(sp.Keep, key, st.binary(min_size=1, max_size=32), st.binary(min_size=1, max_size=200)),
+    sp.Fetch: st.builds(
+        sp.Fetch, u64, key, st.integers(1, 32).flatmap(
+            lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1, max_size=5).map(tuple)
+        )
+    ),
+    sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
+    sp.Forget: st.builds(sp.Forget, key),
     m.Failed: st.builds(m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)),
 }
 """A strategy for each message."""
@@ -234,10 +246,14 @@ SAMPLES: tuple[m.Message, ...] = (
     m.ReadVocabulary(3, 8192),
     m.Vocabulary(3, 8192, (b"", b"\xff\xfe", b"the")),
     m.Failed(4, m.FailureCode.INVALID, "unknown role"),
-    g.OpenGrammar(5, bytes(range(16)), g.GrammarKind.REGEX, b"[a-z]+"),
+    g.OpenGrammar(5, bytes(range(16)), g.GrammarKind.REGEX, b"[a-z]+", keep=False),
     g.Advance(array("Q", [5, 6]), array("I", [17, 0xFFFF_FFFF])),
     g.CloseGrammar(5),
     g.Masks(array("Q", [5, 6]), array("I", [0, 9]), bytes([0, 1]), bytes(range(16))),
     g.Masks(),
+    sp.Keep(bytes(range(32)), b"0123456789abcdef", b"keys and values"),
+    sp.Fetch(9, bytes(range(32)), (b"0123456789abcdef", b"fedcba9876543210")),
+    sp.Fetched(9, 1, b"keys and values"),
+    sp.Forget(bytes(range(32))),
 )
 """At least one of each message, with no field at its default where that says nothing."""

@@ -300,3 +300,16 @@ def test_a_nap_is_broken_by_what_is_urgent_and_by_a_ring_half_full():
     assert not writer.take_sleeper(urgent=False)
     reader.set_asleep(asleep=True)
     assert writer.take_sleeper(urgent=False)
+
+
+def test_what_was_read_lies_there_no_longer() -> None:
+    """Once a frame is out of the ring its bytes are zero, also where it wrapped; one that is not read is there
+    (control)."""
+    arena = Arena(cursor=(1 << 30) * CAPACITY - 64)
+    writer, reader = RingWriter(arena.view), RingReader(arena.view)
+    for size in (200, 40):
+        writer.push(bytes_frame(size, 7))
+    assert reader.pop() == bytes_frame(200, 7)
+    assert bytes(arena.data).count(7) == 36
+    assert reader.pop() == bytes_frame(40, 7)
+    assert not any(bytes(arena.data))

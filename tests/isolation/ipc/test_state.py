@@ -8,6 +8,7 @@ import pytest
 
 from isolation.ipc import grammar_messages as g
 from isolation.ipc import messages as m
+from isolation.ipc import spill_messages as sp
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.state import Conversation, Side, State
 from tests.isolation.ipc.strategies import SAMPLES
@@ -59,6 +60,9 @@ ALLOWED = {
         m.Failed: State.DRAINING,
         g.Masks: State.DRAINING,
     },
+    (m.Role.SPILL, State.GREETING, Side.GUEST): {m.Hello: State.READY},
+    (m.Role.SPILL, State.READY, Side.GUEST): {sp.Keep: State.READY, sp.Fetch: State.READY},
+    (m.Role.SPILL, State.READY, Side.HOST): {sp.Fetched: State.READY, sp.Forget: State.READY},
 }
 """Written out a second time, so that a change of the table is a change of this test."""
 

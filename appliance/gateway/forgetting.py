@@ -1,0 +1,79 @@
+"""What the gateway does so that nothing of a request stays in its memory; for policies with ``retention: none``.
+
+Memory that is freed is overwritten by the C library (the launcher's and the unit's environment ask for that). Three
+things stay: the buffer into which the event loop reads from all sockets, which holds the last bodies until others have
+come; objects in cycles, which nobody frees until the collector looks; and what a request that runs still needs. So the
+buffer is filled with zeros and the young generations are collected, every few seconds, whether anybody called or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gc
+import os
+from collections.abc import Callable
+
+PERIOD_S = 2.0
+"""Between two rounds: whatever ends is gone from here 5 s later, with room for a loop that is late."""
+
+BUFFER_BYTES = 256_000
+"""Bytes of uvloop's receive buffer, one for all streams of a loop (its UV_STREAM_RECV_BUF_SZ)."""
+
+PIPE_BYTES = 1 << 18
+"""Bytes of the pipe: the buffer is filled by one read."""
+
+_ZEROS = bytes(BUFFER_BYTES)
+
+
+class Washer:
+    """A pipe to ourselves, through the loop's buffer."""
+
+    def __init__(self) -> None:
+        self._write = -1
+        self._transport: asyncio.ReadTransport | None = None
+
+    async def open(self) -> None:
+        """Make the pipe.
+
+        Raises:
+            OSError: the system has no room for it.
+        """
+        read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        file = os.fdopen(read, "rb", buffering=0)
+        try:
+            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            loop = asyncio.get_running_loop()
+            self._transport, _ = await loop.connect_read_pipe(asyncio.Protocol, file)
+        except BaseException:
+            file.close()
+            os.close(self._write)
+            raise
+
+    def wash(self) -> int:
+        """Have the loop read zeros, into all of its buffer; gives how many it will read."""
+        try:
+            return os.write(self._write, _ZEROS)
+        except BlockingIOError:
+            return 0  # The last ones are still there: a loop that reads nothing has other troubles.
+
+    def close(self) -> None:
+        """Let the pipe go; the second call does nothing."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+            os.close(self._write)
+
+
+async def keep_forgetting(wanted: Callable[[], bool]) -> None:
+    """Do so every ``PERIOD_S`` while somebody wants it; ends by cancellation."""
+    washer = Washer()
+    await washer.open()
+    try:
+        while True:
+            if wanted():
+                gc.collect(1)
+                washer.wash()
+            await asyncio.sleep(PERIOD_S)
+    finally:
+        washer.close()

@@ -1,0 +1,64 @@
+"""Namespace keys: one a tenant, random, known to nobody but the supervisor, the gateway and the engines."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+
+from appliance.control import ControlError
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES
+
+MAX_TENANTS = 10_000
+"""Tenants with a namespace key, as many as a policy may have; beyond it the one not asked for longest gets a new key
+when it comes again, which costs it its cached prefixes and nothing else."""
+
+MAX_QUERY = 1_000
+"""Tenants of one question: what one datagram carries."""
+
+
+class Namespace:
+    """Random namespace keys, one a tenant, drawn at first need and kept until the supervisor ends or they are renewed.
+
+    ``owner`` may be called from any thread, all else from one.
+    """
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str, str] = OrderedDict()
+        self._owners: dict[bytes, str] = {}
+
+    def keys(self, tenants: list[str]) -> dict[str, str]:
+        """Tenant to key in hex.
+
+        Raises:
+            ControlError: more tenants than ``MAX_QUERY``.
+        """
+        if len(tenants) > MAX_QUERY:
+            raise ControlError(f"more than {MAX_QUERY} tenants in one question")
+        for tenant in tenants:
+            if tenant not in self._keys:
+                self._draw(tenant)
+            self._keys.move_to_end(tenant)
+        while len(self._keys) > MAX_TENANTS:
+            _, key = self._keys.popitem(last=False)
+            del self._owners[bytes.fromhex(key)]
+        return {tenant: self._keys[tenant] for tenant in tenants}
+
+    def owner(self, key: bytes) -> str | None:
+        """Whose key this is."""
+        return self._owners.get(key)
+
+    def key(self, tenant: str) -> bytes | None:
+        """The tenant's key, if it has one."""
+        found = self._keys.get(tenant)
+        return None if found is None else bytes.fromhex(found)
+
+    def renew(self, tenant: str) -> str:
+        """Draw another key for a tenant that has one; gives it in hex."""
+        del self._owners[bytes.fromhex(self._keys[tenant])]
+        return self._draw(tenant)
+
+    def _draw(self, tenant: str) -> str:
+        key = secrets.token_bytes(NAMESPACE_KEY_BYTES)
+        self._keys[tenant] = key.hex()
+        self._owners[key] = tenant
+        return self._keys[tenant]

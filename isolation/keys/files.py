@@ -1,0 +1,99 @@
+"""Private files: written whole, read whole, and destroyed so that the medium was at least told to forget them.
+
+Overwriting in place reaches the old bytes on file systems that write in place (ext4, xfs). Copy-on-write file systems,
+snapshots and the spare blocks of flash keep what they keep; against those stands the root key, which lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from isolation.keys.errors import KeyringError
+
+OTHERS = 0o077
+"""Permission bits of everybody but the owner."""
+
+_WIPE_CHUNK = 1 << 20
+"""Bytes overwritten by one call."""
+
+
+def read_private(path: Path, limit: int, others: int = OTHERS) -> bytes:
+    """At most ``limit`` bytes of a file that only its owner may read.
+
+    ``others``: permission bits that it must not have.
+
+    Raises:
+        FileNotFoundError: there is none.
+        KeyringError: it is no plain file, larger, or open to others.
+        OSError: it cannot be read.
+    """
+    # A link, or a pipe that never ends, could stand in its place.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if status.st_mode & 0o170000 != 0o100000 or status.st_size > limit:
+            raise KeyringError(f"{path} is no plain file of at most {limit} bytes")
+        if status.st_mode & others:
+            raise KeyringError(f"{path} is open to others", hint=f"close it with: chmod 0600 '{path}'")
+        return file.read(limit)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of mode 0600 whole: beside it, then renamed over it, and on the medium when this returns.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def destroy(path: Path) -> bool:
+    """Overwrite a file with random bytes, bring that to the medium, then remove it; False when there is none.
+
+    Raises:
+        OSError: it cannot be overwritten or removed.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        overwrite(fd)
+    finally:
+        os.close(fd)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    sync_folder(path.parent)
+    return True
+
+
+def overwrite(fd: int) -> None:
+    """Overwrite an open file with random bytes and bring that to the medium."""
+    left = os.fstat(fd).st_size
+    os.lseek(fd, 0, os.SEEK_SET)
+    while left > 0:
+        left -= os.write(fd, os.urandom(min(left, _WIPE_CHUNK)))
+    os.fsync(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to the medium."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

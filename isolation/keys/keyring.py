@@ -1,0 +1,284 @@
+"""One random key a tenant (its key-encryption key, KEK), wrapped under the root key, one small file each.
+
+A KEK is drawn, never derived: what can be derived again cannot be destroyed. Destroying it (``shred``) makes
+everything that was sealed under it unreadable, wherever copies of that lie (crypto-shredding, NIST SP 800-88 rev. 1,
+2.6). The identifier of a destroyed KEK stays in ``shredded``, so that a wrapped key which comes back from a backup is
+refused.
+
+A file is ``magic 8, KEK id 16, nonce 12, AES-256-GCM-SIV(KEK) 48`` (RFC 8452: a nonce drawn twice would cost nothing
+but equality), with the tenant's name and the id as associated data: renamed, swapped or changed files do not unwrap.
+Sizes are checked before anything is read, and nothing is used before it is authenticated.
+
+All methods may be called from any thread. One process has a keyring open at a time (``flock`` on the folder).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import threading
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from isolation.keys.errors import KeyringError, ShreddedError
+from isolation.keys.files import destroy, overwrite, read_private, sync_folder, write_private
+from isolation.keys.root import ROOT_KEY_BYTES
+
+KEK_BYTES = 32
+KEK_ID_BYTES = 16
+
+_MAGIC = b"ATHKEK\x00\x01"
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_FILE_BYTES = len(_MAGIC) + KEK_ID_BYTES + _NONCE_BYTES + KEK_BYTES + _TAG_BYTES
+_SUFFIX = ".kek"
+_SHREDDED = "shredded"
+_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+"""What a tenant may be called, as in the policy: such a name is a file name without further thought."""
+
+MAX_SHREDDED_BYTES = 64 << 20
+"""Bytes of the list of destroyed ids, 33 each: two million."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kek:
+    """A tenant's key. ``key`` is overwritten when it is shredded or rotated out."""
+
+    id: bytes
+    key: bytearray
+
+    def __repr__(self) -> str:
+        return f"_Kek({self.id.hex()[:8]})"
+
+
+class Keyring:
+    """The keys in one folder, which belongs to this process while it is open."""
+
+    def __init__(self, folder: Path, root: bytes) -> None:
+        """Open a folder, which is made when it is absent.
+
+        Raises:
+            KeyringError: another process has it open, it is open to others, or it cannot be used.
+        """
+        if len(root) != ROOT_KEY_BYTES:
+            raise KeyringError(f"a root key has {ROOT_KEY_BYTES} bytes, not {len(root)}")
+        self._folder = folder
+        self._cipher = AESGCMSIV(root)
+        self._lock = threading.Lock()
+        self._keks: dict[str, _Kek] = {}
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise KeyringError(f"cannot use the keyring {folder}: {error.strerror}") from error
+        try:
+            if os.fstat(self._fd).st_mode & 0o077:
+                raise KeyringError(f"the keyring {folder} is open to others", hint=f"chmod 0700 '{folder}'")
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._destroyed = self._read_destroyed()
+        except OSError as error:
+            os.close(self._fd)
+            raise KeyringError(
+                f"another process has the keyring {folder} open", hint="give the command to the running appliance"
+            ) from error
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        """Overwrite the keys in memory and let go of the folder; the second call does nothing."""
+        with self._lock:
+            for kek in self._keks.values():
+                _blank(kek)
+            self._keks.clear()
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def derive(self, tenant: str, salt: bytes, info: bytes, secret: bytes = b"") -> tuple[bytes, bytes]:
+        """A 256-bit key for one object and the id of the KEK it comes from (HKDF-SHA256, RFC 5869).
+
+        The KEK itself never leaves this module. It is drawn, and on the medium, when the tenant had none.
+
+        Args:
+            tenant: whose KEK.
+            salt: differs for every object.
+            info: what the key is for.
+            secret: goes into the input beside the KEK: what must be known besides.
+
+        Raises:
+            KeyringError: its file was changed, belongs to another root key, or cannot be written.
+            ShreddedError: its file holds a key that was destroyed.
+        """
+        _check(tenant)
+        with self._lock:
+            if self._fd < 0:
+                raise KeyringError("the keyring is closed")
+            kek = self._keks.get(tenant) or self._read(tenant) or self._draw(tenant)
+            self._keks[tenant] = kek
+            hkdf = HKDF(algorithm=SHA256(), length=KEK_BYTES, salt=salt, info=info)
+            return kek.id, hkdf.derive(bytes(kek.key) + secret)
+
+    def tenants(self) -> list[str]:
+        """Tenants that have a key, sorted."""
+        names = (path.name.removesuffix(_SUFFIX) for path in self._folder.glob(f"*{_SUFFIX}"))
+        return sorted(name for name in names if _TENANT.fullmatch(name))
+
+    def rotate(self, tenant: str) -> None:
+        """Give the tenant a new KEK. The old one is destroyed, so what it sealed is lost: KV is computed anew.
+
+        Raises:
+            KeyringError: as ``derive`` and ``shred``.
+        """
+        self.shred(tenant)
+        with self._lock:
+            self._keks[tenant] = self._draw(tenant)
+
+    def rewrap(self, root: bytes) -> int:
+        """Wrap every tenant's KEK under another root key, which is then this keyring's; gives how many. After a crash
+        in between, opened with the old root key, it goes on: what the new one opens already stays as it is.
+
+        Raises:
+            KeyringError: a file belongs to neither; files before it are rewrapped.
+        """
+        if len(root) != ROOT_KEY_BYTES:
+            raise KeyringError(f"a root key has {ROOT_KEY_BYTES} bytes, not {len(root)}")
+        old, new = self._cipher, AESGCMSIV(root)
+        count = 0
+        with self._lock:
+            for tenant in self.tenants():
+                try:
+                    self._cipher = new
+                    self._read(tenant)
+                except KeyringError:
+                    self._cipher = old
+                    kek = self._read(tenant)
+                    if kek is not None:
+                        self._cipher = new
+                        self._write(tenant, kek)
+                        count += 1
+            self._cipher = new
+        return count
+
+    def shred(self, tenant: str) -> bool:
+        """Destroy the tenant's key, in memory and on the medium; False when it had none.
+
+        A file that cannot be unwrapped is destroyed all the same.
+
+        Raises:
+            KeyringError: the medium refuses; the key in memory is gone then, too.
+        """
+        _check(tenant)
+        path = self._path(tenant)
+        with self._lock:
+            kek = self._keks.pop(tenant, None)
+            if kek is not None:
+                _blank(kek)
+            try:
+                found = self._id_in(path)
+                if found is not None:
+                    self._note_destroyed(found)
+                return destroy(path) or kek is not None
+            except OSError as error:
+                raise KeyringError(f"cannot destroy {path}: {error.strerror}") from error
+
+    def _read(self, tenant: str) -> _Kek | None:
+        path = self._path(tenant)
+        try:
+            data = read_private(path, _FILE_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise KeyringError(f"cannot read {path}: {error.strerror}") from error
+        if len(data) != _FILE_BYTES or not data.startswith(_MAGIC):
+            raise KeyringError(f"{path} is no wrapped key")
+        kek_id = data[len(_MAGIC) :][:KEK_ID_BYTES]
+        if kek_id in self._destroyed:
+            raise ShreddedError(
+                f"{path} holds a key of {tenant} that was destroyed", hint=f"athanor tenant shred {tenant} removes it"
+            )
+        nonce = data[len(_MAGIC) + KEK_ID_BYTES :][:_NONCE_BYTES]
+        try:
+            key = self._cipher.decrypt(nonce, data[-KEK_BYTES - _TAG_BYTES :], _bound(tenant, kek_id))
+        except InvalidTag:
+            raise KeyringError(
+                f"{path} was changed, or wrapped under another root key",
+                hint=f"put the right root key back, or give the tenant a new key: athanor tenant shred {tenant}",
+            ) from None
+        return _Kek(kek_id, bytearray(key))
+
+    def _draw(self, tenant: str) -> _Kek:
+        kek = _Kek(secrets.token_bytes(KEK_ID_BYTES), bytearray(secrets.token_bytes(KEK_BYTES)))
+        self._write(tenant, kek)
+        return kek
+
+    def _write(self, tenant: str, kek: _Kek) -> None:
+        """Write a wrapped key; the file that had its name is overwritten once it has none."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        wrapped = self._cipher.encrypt(nonce, bytes(kek.key), _bound(tenant, kek.id))
+        path = self._path(tenant)
+        try:
+            with ExitStack() as stack:
+                before = None
+                if path.exists():
+                    before = stack.enter_context(path.open("rb+"))
+                write_private(path, _MAGIC + kek.id + nonce + wrapped)
+                if before is not None:
+                    overwrite(before.fileno())
+        except OSError as error:
+            raise KeyringError(f"cannot write {path}: {error.strerror}") from error
+
+    def _id_in(self, path: Path) -> bytes | None:
+        """The id in a wrapped key's file, as far as there is one."""
+        with suppress(KeyringError, FileNotFoundError):
+            data = read_private(path, _FILE_BYTES)
+            if len(data) == _FILE_BYTES:
+                return data[len(_MAGIC) :][:KEK_ID_BYTES]
+        return None
+
+    def _read_destroyed(self) -> set[bytes]:
+        try:
+            text = read_private(self._folder / _SHREDDED, MAX_SHREDDED_BYTES).decode("ascii", "replace")
+        except FileNotFoundError:
+            return set()
+        known = set()
+        for line in text.splitlines():
+            if re.fullmatch(rf"[0-9a-f]{{{2 * KEK_ID_BYTES}}}", line):
+                known.add(bytes.fromhex(line))
+        return known
+
+    def _note_destroyed(self, kek_id: bytes) -> None:
+        self._destroyed.add(kek_id)
+        path = self._folder / _SHREDDED
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(fd, kek_id.hex().encode() + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_folder(self._folder)
+
+    def _path(self, tenant: str) -> Path:
+        return self._folder / (tenant + _SUFFIX)
+
+
+def _check(tenant: str) -> None:
+    if not _TENANT.fullmatch(tenant):
+        raise KeyringError(f"{tenant[:64]!r} is no tenant id")
+
+
+def _bound(tenant: str, kek_id: bytes) -> bytes:
+    name = tenant.encode()
+    return b"athanor-kek" + len(name).to_bytes(2, "little") + name + kek_id
+
+
+def _blank(kek: _Kek) -> None:
+    kek.key[:] = bytes(len(kek.key))

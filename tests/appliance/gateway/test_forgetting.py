@@ -1,0 +1,91 @@
+"""The gateway's own leftovers: the event loop's buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+
+from appliance.gateway import forgetting
+
+SCRIPT = """
+import asyncio, os, re, socket, sys, uvloop
+from appliance.gateway.forgetting import Washer
+
+MARK = bytes(reversed(b"egassem-neddih-yrev-a"))
+
+def found():
+    count = 0
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    for line in open("/proc/self/maps"):
+        span, mode, name = re.match(r"(\\S+) (\\S+) \\S+ \\S+ \\S+ *(.*)", line).groups()
+        if mode[0] == "r" and not name.startswith("[v"):
+            start, end = (int(part, 16) for part in span.split("-"))
+            for at in range(start, end, 1 << 20):
+                try:
+                    piece = os.pread(memory, min((1 << 20) + 64, end - at), at)
+                except OSError:
+                    continue
+                count += piece.count(MARK + bytes(range(200, 216)))
+                del piece
+    return count
+
+async def main():
+    here, there = socket.socketpair()
+    heard = asyncio.Event()
+    class Listener(asyncio.Protocol):
+        def data_received(self, data):
+            heard.set()
+    await asyncio.get_running_loop().create_connection(Listener, sock=here)
+    there.sendall(bytes(9_000) + MARK + bytes(range(200, 216)))
+    await heard.wait()
+    before = found()
+    washer = Washer()
+    await washer.open()
+    size = washer.wash()
+    await asyncio.sleep(0.2)
+    after = found()
+    washer.close()
+    washer.close()
+    there.close()
+    print(size, before, after)
+
+uvloop.run(main())
+"""
+
+
+async def test_the_loops_buffer_is_filled_with_zeros() -> None:
+    """A body lies in uvloop's buffer after it was handled, and no longer after a wash; in a process of its own, with
+    the environment that the launcher gives."""
+    from isolation.environment import WIPING
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT, stdout=-1, env={"PATH": "/usr/bin:/bin", **dict(WIPING)}
+    )
+    output, _ = await process.communicate()
+    size, before, after = map(int, output.split())
+    assert size == forgetting.BUFFER_BYTES
+    assert before > after == 0
+
+
+async def test_rounds_are_made_while_somebody_wants_them(monkeypatch) -> None:
+    """Young garbage is collected and the pipe written to, round after round, and not at all when nobody wants it; the
+    pipe is gone at the end."""
+    monkeypatch.setattr(forgetting, "PERIOD_S", 0.01)
+    rounds: list[int] = []
+    monkeypatch.setattr(forgetting.Washer, "wash", lambda _self: rounds.append(1) or 0)
+    before = len(os.listdir("/proc/self/fd"))
+    wanted = False
+    task = asyncio.create_task(forgetting.keep_forgetting(lambda: wanted))
+    await asyncio.sleep(0.1)
+    assert not rounds
+    wanted = True
+    counts = gc.get_stats()[1]["collections"]
+    async with asyncio.timeout(5):
+        while len(rounds) < 3:
+            await asyncio.sleep(0.01)
+    assert gc.get_stats()[1]["collections"] > counts
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(os.listdir("/proc/self/fd")) == before
