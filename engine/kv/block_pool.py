@@ -215,15 +215,16 @@ class BlockPool:
 
     def release(self, blocks: list[int]) -> None:
         """Drop one holder of each block of a table. Later blocks of the table are evicted before earlier ones."""
+        refs, ids, accounts, cached = self._refs, self._ids, self._accounts, self._cached
         for block in reversed(blocks):
-            self._refs[block] -= 1
-            if self._refs[block] > 0:
+            refs[block] -= 1
+            if refs[block] > 0:
                 continue
-            assert self._refs[block] == 0, "release() of a block that nobody holds"
-            account = self._accounts[block]
+            assert refs[block] == 0, "release() of a block that nobody holds"
+            account = accounts[block]
             account.held -= 1
-            if self._ids[block] is not None:
-                self._cached.add(block, account)
+            if ids[block] is not None:
+                cached.add(block, account)
             else:
                 self._put_free(block)
             if account.reserved:
