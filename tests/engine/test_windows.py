@@ -279,7 +279,7 @@ def test_an_admission_never_takes_the_cached_blocks_that_it_builds_on() -> None:
     needed = scheduler._admissions._cache.match(runner_request(scheduler, second)).local[0][-1]
     for block in pool._cached.all():
         if block != needed:
-            pool._cached.move_to_end(block)
+            pool._cached._shared.move_to_end(block)
     pool._free.clear()
     assert needed
     scheduler.add(submit(2, second, 1), now_ns=0)
