@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import PrefixCache
+from engine.kv.prefix_cache import PrefixCache, block_id
 from engine.loop import Engine
 from engine.sampler import Samples
 from engine.scheduler.limits import SchedulerLimits
@@ -150,12 +150,25 @@ def measure(case: Case, steps: int) -> Figures:
     return Figures(statistics.median(times), times[int(len(times) * 0.99)], times[-1], left, preempted)
 
 
+def hash_us(rounds: int = 15, count: int = 10_000) -> float:
+    """Microseconds of processor time for the id of one block, the least of some rounds."""
+    key, parent, tokens = bytes(32), bytes(16), array("I", range(BLOCK_SIZE))
+    times = []
+    for _ in range(rounds):
+        began = time.process_time_ns()
+        for _ in range(count):
+            parent = block_id(key, parent, tokens)
+        times.append((time.process_time_ns() - began) / count / 1_000)
+    return min(times)
+
+
 def main() -> None:
     """Print one line a case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2_000)
     arguments = parser.parse_args()
     print(f"{'case':36} {'p50 us':>8} {'p99 us':>8} {'worst':>8} {'bar us':>7} {'left':>6} {'preempted':>9}")
+    print(f"{'keyed hash of a block':36} {hash_us():8.2f} {'':8} {'':8} {3:7}")
     for case in CASES:
         figures = measure(case, arguments.steps)
         print(

@@ -17,6 +17,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.step_runner import StepRunner
 from engine.warmup import warm_up
 from isolation.ipc.grammar_messages import Masks
+from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.messages import (
     Embed,
     Embedding,
@@ -31,6 +32,8 @@ from isolation.ipc.messages import (
 
 IDLE_LOOK_S = 1.0
 """Seconds after which an idle engine hears that a tenant is to be forgotten."""
+USAGE_PERIOD_NS = 1_000_000_000
+"""Time between two reports of what accounts of KV have: as often as somebody looks at a gauge."""
 
 
 class Engine:
@@ -53,6 +56,8 @@ class Engine:
         self._failures: list[RequestFailure] = []
         self.spill: SpillTier | None = None
         """Where blocks go that find no place, if anywhere."""
+        self._usage_due = False
+        self._next_usage_ns = 0
         self.urgent = True
         """Whether the last output has something that its reader waits for: a start, a first token, an end."""
 
@@ -145,6 +150,20 @@ class Engine:
     def refuse(self, request_id: int, code: FailureCode) -> None:
         """Answer a request by a failure in the next output."""
         self._failures.append(RequestFailure(request_id, code))
+
+    def set_quotas(self, message: KvQuotas) -> None:
+        """Put another table of quotas of KV in force; requests whose tokens no longer fit are answered by a failure."""
+        for request_id in self.scheduler.set_quotas(message.quotas):
+            self.refuse(request_id, FailureCode.TOO_LONG)
+        self._usage_due = bool(message.quotas)
+
+    def take_usage(self) -> KvUsage | None:
+        """What the accounts of KV have, every ``USAGE_PERIOD_NS`` while there are quotas and after a step."""
+        now_ns = self._clock_ns()
+        if not self._usage_due or now_ns < self._next_usage_ns:
+            return None
+        self._next_usage_ns = now_ns + USAGE_PERIOD_NS
+        return self.scheduler.kv_usage()
 
     def set_masks(self, masks: Masks) -> None:
         """Take the masks for the next tokens of structured requests."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
+    from engine.kv.quota import KvAccount
     from engine.scheduler.account import Account
     from engine.scheduler.plan import RowMask
     from engine.scheduler.siblings import Family
@@ -66,6 +67,8 @@ class Request:
         "family",
         "forecast",
         "held",
+        "kv",
+        "kv_key",
         "limit",
         "local",
         "mask",
@@ -102,6 +105,11 @@ class Request:
         """What the next token is chosen under, while it is not held."""
         self.request_id = submit.request
         self.namespace = submit.namespace
+        """Whose request it is: its account of service."""
+        self.kv_key = submit.group or submit.namespace
+        """Whose its blocks are: the namespace's, or its sharing group's."""
+        self.kv: KvAccount
+        """The account of its blocks; set while it is live."""
         self.retain = submit.retain
         self.deterministic = submit.deterministic
         self.token_ids = submit.token_ids[:]
@@ -182,9 +190,9 @@ class Request:
 
     @property
     def cache_key(self) -> bytes:
-        """The key of its block ids: the namespace's, or one that only its family has."""
+        """The key of its block ids: that of its blocks' namespace, or one that only its family has."""
         key = self.family.key if self.family is not None else None
-        return self.namespace if key is None else key
+        return self.kv_key if key is None else key
 
     def scored_by(self, end: int) -> int:
         """How many positions of the prompt get their log-probabilities when all tokens before ``end`` are computed."""

@@ -16,6 +16,7 @@ from engine.errors import EngineError
 from engine.loop import Engine
 from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar_messages import Masks
+from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.messages import Abort, Drain, Embed, Embedding, FailureCode, Message, StepOutput, Submit
 
 RECEIVE_LIMIT = 256
@@ -102,6 +103,9 @@ def serve(engine: Engine, channel: Channel) -> None:
                 _send(channel, output, backlog, urgent=engine.urgent)
             elif engine.rest_s:
                 channel.wait(engine.rest_s)
+            usage = engine.take_usage()
+            if usage is not None:
+                _send(channel, usage, backlog, urgent=False)
         elif engine.has_live_requests:
             # All of them wait for masks, which come in a moment.
             channel.wait(IDLE_WAIT_S)
@@ -129,6 +133,8 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
         engine.abort(message.request)
     elif isinstance(message, Masks):
         engine.set_masks(message)
+    elif isinstance(message, KvQuotas):
+        engine.set_quotas(message)
     elif isinstance(message, Drain):
         return True
     else:
@@ -136,7 +142,7 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     return False
 
 
-def _send(channel: Channel, output: StepOutput | Embedding, backlog: list[Message], *, urgent: bool) -> None:
+def _send(channel: Channel, output: StepOutput | Embedding | KvUsage, backlog: list[Message], *, urgent: bool) -> None:
     """Send a frame, waiting for room. What the host sends meanwhile goes into the backlog, up to ``RECEIVE_LIMIT``:
     left in the ring, it would end every wait at once."""
     deadline = time.monotonic() + SEND_TIMEOUT_S

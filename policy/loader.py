@@ -15,16 +15,28 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
-from policy.model import Determinism, Features, IsolationClass, Limits, PolicySet, Priority, Retention, Tenant
+from policy.model import (
+    WHOLE_POOL,
+    Determinism,
+    Features,
+    IsolationClass,
+    KvShare,
+    Limits,
+    PolicySet,
+    Priority,
+    Retention,
+    SharingGroup,
+    Tenant,
+)
 from policy.positions import Locator, Path, dotted, load_yaml
-from policy.schema import FeaturesSchema, LimitsSchema, PolicySchema, TenantSchema
+from policy.schema import FeaturesSchema, GroupSchema, KvSchema, LimitsSchema, PolicySchema, TenantSchema
 
 MAX_PROBLEMS = 100
 """Problems reported of one load; past that, mending the first ones comes first."""
@@ -32,7 +44,10 @@ MAX_PROBLEMS = 100
 SHOWN_CHARACTERS = 40
 """Characters of a wrong value repeated in a message."""
 
-DIGEST_DOMAIN = "athanor policy 1"
+SHOWN_SUM = 200
+"""Characters of a sum that is too large repeated in a message: its end."""
+
+DIGEST_DOMAIN = "athanor policy 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +81,13 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     if syntax:
         raise PolicySyntaxError(syntax[:MAX_PROBLEMS])
     tenants, principals = _merged(files, problems)
+    groups = _grouped(files, tenants, problems)
+    _check_reservations(files, problems)
     if problems:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
-    return PolicySet(MappingProxyType(tenants), MappingProxyType(principals), _digest(tenants))
+    return PolicySet(
+        MappingProxyType(tenants), MappingProxyType(principals), _digest(tenants, groups), MappingProxyType(groups)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +118,96 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
             if written and tenants[tenant_id].deterministic.value != content.deterministic:
                 message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
                 problems.append(file.problem((*path, "deterministic"), message))
+            _check_share(file, path, content.kv, problems)
             for index, credential in enumerate(content.credentials):
                 owner = principals.setdefault(credential, tenant_id)
                 if owner != tenant_id or content.credentials.index(credential) != index:
                     message = f"credential {credential!r} belongs to tenant {owner!r} already"
                     problems.append(file.problem((*path, "credentials", index), message))
     return tenants, principals
+
+
+def _grouped(
+    files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]
+) -> dict[str, SharingGroup]:
+    """All sharing groups; their members are told of them."""
+    groups: dict[str, SharingGroup] = {}
+    for file in files:
+        for group_id, content in file.content.sharing_groups.items():
+            path: Path = ("sharing_groups", group_id)
+            if group_id in groups:
+                problems.append(file.problem(path, f"sharing group {group_id!r} stands in two files", at_key=True))
+                continue
+            groups[group_id] = SharingGroup(id=group_id, tenants=tuple(content.tenants), kv=_share(content.kv))
+            _check_share(file, path, content.kv, problems)
+            for index, member in enumerate(content.tenants):
+                objection = _objection(tenants.get(member), member)
+                if objection is not None:
+                    problems.append(file.problem((*path, "tenants", index), objection))
+                elif member in tenants:
+                    tenants[member] = replace(tenants[member], group=group_id)
+    return groups
+
+
+def _objection(tenant: Tenant | None, name: str) -> str | None:
+    """Why a tenant cannot be in a group that names it."""
+    if tenant is None:
+        return f"there is no tenant {name!r}"
+    if tenant.group is not None:
+        return f"tenant {name!r} is in sharing group {tenant.group!r} already"
+    if tenant.retention is Retention.NONE:
+        return f"tenant {name!r} has retention none: nothing of it may be kept, so nothing can be shared"
+    if tenant.isolation_class is not IsolationClass.SHARED:
+        return f"tenant {name!r} is of class {tenant.isolation_class.value}, which shares nothing"
+    if tenant.kv.bounded:
+        return f"tenant {name!r} has a kv of its own; its blocks are the group's, so write kv at the group"
+    return None
+
+
+def _share(content: KvSchema) -> KvShare:
+    reservation = _parts(content.reservation)
+    whole = WHOLE_POOL if content.borrow else reservation
+    cap = whole if content.cap is None else _parts(content.cap)
+    return KvShare(reservation=reservation, cap=cap, borrow=content.borrow)
+
+
+def _parts(percent: str) -> int:
+    """A percentage, with at most two digits behind the point, in parts of ``WHOLE_POOL``."""
+    return round(float(percent.removesuffix("%")) * WHOLE_POOL / 100)
+
+
+def _check_share(file: _File, path: Path, content: KvSchema, problems: list[Problem]) -> None:
+    share = _share(content)
+    if share.reservation > WHOLE_POOL or share.cap > WHOLE_POOL:
+        problems.append(file.problem((*path, "kv"), "there is no more than 100% of the pool"))
+    elif not share.borrow and not share.reservation:
+        problems.append(file.problem((*path, "kv", "borrow"), "without borrowing a reservation is needed"))
+    elif not share.borrow and share.cap != share.reservation:
+        message = "without borrowing the cap is the reservation; leave cap out"
+        problems.append(file.problem((*path, "kv", "cap"), message))
+    elif share.cap < max(share.reservation, 1):
+        message = f"the cap, {content.cap}, is below the reservation, {content.reservation}, or nothing"
+        problems.append(file.problem((*path, "kv", "cap"), message))
+
+
+def _check_reservations(files: Sequence[_File], problems: list[Problem]) -> None:
+    """All reservations must fit the pool; the first that does not is told, with the sum."""
+    total, told = 0, ""
+    for file in files:
+        shares: list[tuple[Path, KvSchema]] = [
+            (("tenants", name), tenant.kv) for name, tenant in file.content.tenants.items()
+        ]
+        shares += [(("sharing_groups", name), group.kv) for name, group in file.content.sharing_groups.items()]
+        for path, content in shares:
+            parts = _parts(content.reservation)
+            if not parts:
+                continue
+            total += parts
+            told += f" + {path[1]} {content.reservation}" if told else f"{path[1]} {content.reservation}"
+            if total > WHOLE_POOL:
+                message = f"more is reserved than there is: {told[-SHOWN_SUM:]} = {total * 100 / WHOLE_POOL:g}%"
+                problems.append(file.problem((*path, "kv", "reservation"), message))
+                return
 
 
 def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
@@ -120,10 +223,11 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
         limits=Limits(**content.limits.model_dump()),
         features=Features(**content.features.model_dump()),
+        kv=_share(content.kv),
     )
 
 
-def _digest(tenants: Mapping[str, Tenant]) -> str:
+def _digest(tenants: Mapping[str, Tenant], groups: Mapping[str, SharingGroup]) -> str:
     content = {}
     for tenant_id, tenant in tenants.items():
         values = asdict(tenant)
@@ -132,21 +236,23 @@ def _digest(tenants: Mapping[str, Tenant]) -> str:
             "credentials": sorted(values["credentials"]),
             "models": sorted(values["models"]),
         }
-    canonical = json.dumps([DIGEST_DOMAIN, content], sort_keys=True, separators=(",", ":"))
+    shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
+    canonical = json.dumps([DIGEST_DOMAIN, content, shared], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 _KNOWN_KEYS = {
-    0: tuple(PolicySchema.model_fields),
-    2: tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
+    "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
+    "sharing_groups": tuple(GroupSchema.model_fields),
 }
-"""Keys of the mapping at each depth: the file, ``tenants.ID``."""
+"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``."""
 
 _KNOWN_BELOW = {
+    "kv": tuple(KvSchema.model_fields),
     "features": tuple(FeaturesSchema.model_fields),
     "limits": tuple(LimitsSchema.model_fields),
 }
-"""Keys of the mappings of a tenant."""
+"""Keys of the mappings of a tenant or a group."""
 
 
 def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:
@@ -186,7 +292,10 @@ def _message(item: Mapping[str, Any], path: Path) -> str:
 
 
 def _unknown_key(path: Path) -> str:
-    known = _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[len(path) - 1]
+    if len(path) == 1:
+        known = tuple(PolicySchema.model_fields)
+    else:
+        known = _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[str(path[0])]
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
     return f"unknown key; {hint}"

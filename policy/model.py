@@ -96,6 +96,39 @@ class Features:
     """Answers under a grammar of the caller's."""
 
 
+WHOLE_POOL = 10_000
+"""Parts of a model's KV pool in which shares are counted: hundredths of a percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShare:
+    """What one tenant, or one sharing group, may keep in the KV pool of each model that it may use."""
+
+    reservation: int = 0
+    """What it can always have, in parts of ``WHOLE_POOL``."""
+    cap: int = WHOLE_POOL
+    """What it never exceeds."""
+    borrow: bool = True
+    """Whether it may use what is nobody's or left over, and others what it leaves of its reservation. Where not, cap
+    and reservation are one number, and the share is a partition."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it says anything."""
+        return self != KvShare()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingGroup:
+    """Tenants that find each other's cached prefixes, because the operator says so."""
+
+    id: str
+    tenants: tuple[str, ...]
+    """At least two ids."""
+    kv: KvShare = KvShare()
+    """What all members together may keep: their blocks are the group's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """One tenant: who it is, what it may call, how much it may use."""
@@ -114,6 +147,9 @@ class Tenant:
     deterministic: Determinism
     limits: Limits
     features: Features = Features()
+    kv: KvShare = KvShare()
+    group: str | None = None
+    """The sharing group that the tenant is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +163,5 @@ class PolicySet:
     digest: str
     """SHA-256, hex, of the content: equal for files that differ in comments, order or layout
     only."""
+    groups: Mapping[str, SharingGroup]
+    """Sharing groups by id."""

@@ -23,12 +23,15 @@ from pydantic_core import PydanticCustomError
 MAX_TENANTS = 10_000
 MAX_CREDENTIALS = 256
 MAX_MODELS = 256
+MAX_GROUPS = 1_000
+MAX_MEMBERS = 256
 MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_TRUST_DOMAIN_BYTES = 255
 """SPIFFE-ID specification, section 2.1."""
 
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
+PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
 MODEL_PATTERN = r"^[A-Za-z0-9*][A-Za-z0-9*._:/-]{0,127}$"
 
 _KEY_ID = re.compile(r"key:[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -68,6 +71,7 @@ def _refusal(message: str) -> PydanticCustomError:
 
 Credential = Annotated[str, AfterValidator(_checked_credential)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
+Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
 TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
 
 
@@ -115,6 +119,24 @@ class FeaturesSchema(_Strict):
     )
 
 
+class KvSchema(_Strict):
+    """What may be kept in the KV pool of each model, in percent of the pool."""
+
+    reservation: Percent = Field(
+        default="0%",
+        description="What can always be had: no other tenant's need evicts it, or preempts requests within it. All "
+        "reservations are together at most 100%.",
+    )
+    cap: Percent | None = Field(
+        default=None, description="What is never exceeded; not below the reservation. Left out: the whole pool."
+    )
+    borrow: bool = Field(
+        default=True,
+        description="Whether more than the reservation may be used while others leave it, and what is left of the "
+        "reservation may be used by others. false makes it a partition, which has no other cap.",
+    )
+
+
 class TenantSchema(_Strict):
     """One tenant."""
 
@@ -153,6 +175,17 @@ class TenantSchema(_Strict):
         "Class strict means always; saying otherwise there is refused.",
     )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
+    kv: KvSchema = Field(default_factory=KvSchema)
+
+
+class GroupSchema(_Strict):
+    """Tenants that find each other's cached prefixes. What one of them sends, the others can tell by how fast the same
+    beginning is answered."""
+
+    tenants: list[TenantId] = Field(
+        min_length=2, max_length=MAX_MEMBERS, description="Members; a tenant is in one group at most."
+    )
+    kv: KvSchema = Field(default_factory=KvSchema, description="What all members together may keep.")
 
 
 class PolicySchema(_Strict):
@@ -160,6 +193,9 @@ class PolicySchema(_Strict):
 
     version: Literal[1]
     tenants: dict[TenantId, TenantSchema] = Field(max_length=MAX_TENANTS, description="Tenants by id.")
+    sharing_groups: dict[TenantId, GroupSchema] = Field(
+        default_factory=dict, max_length=MAX_GROUPS, description="Groups of tenants that share cached prefixes, by id."
+    )
 
 
 def schema_text() -> str:

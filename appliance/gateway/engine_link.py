@@ -25,6 +25,7 @@ from appliance.gateway.stream import TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.grammar_messages import Masks
+from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.messages import (
     Abort,
     Embed,
@@ -79,6 +80,8 @@ class EngineLink:
         self.integrity_failures = 0
         """Requests that the engine ended because a KV block in their tables was not theirs; ``GatewayService`` takes
         them away."""
+        self.kv = KvUsage()
+        """What its accounts of KV have, as it last said: shown to the operator, never to a tenant."""
         self._on_end = on_end
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
@@ -175,16 +178,19 @@ class EngineLink:
             self._leaving[stream.request] = stream
             if len(self._leaving) > MAX_LEAVING:
                 self._leaving.popitem(last=False)
-            try:
-                self._link.send(Abort(stream.request))
-            except LinkFullError:
-                self._link.close()
-                self._ended("does not read its ring", at_fault=True)
+            self._tell(Abort(stream.request))
 
     def send_masks(self, masks: Masks) -> None:
         """Send masks on; an engine that is gone needs none."""
+        self._tell(masks)
+
+    def set_quotas(self, quotas: KvQuotas) -> None:
+        """Tell it what accounts may keep of its KV."""
+        self._tell(quotas)
+
+    def _tell(self, message: Masks | KvQuotas | Abort) -> None:
         try:
-            self._link.send(masks)
+            self._link.send(message)
         except LinkFullError:
             self._link.close()
             self._ended("does not read its ring", at_fault=True)
@@ -216,6 +222,9 @@ class EngineLink:
         self._heard_at = time.monotonic()
         if isinstance(message, Embedding):
             self._take_vector(message)
+            return
+        if isinstance(message, KvUsage):
+            self.kv = message
             return
         if not isinstance(message, StepOutput):
             self._break(f"sent {type(message).__name__}")

@@ -8,7 +8,7 @@ it really used: a refund, never a debt of somebody else. A reload keeps the leve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from appliance.errors import (
@@ -20,6 +20,7 @@ from appliance.errors import (
     RateLimitedError,
     UnauthenticatedError,
 )
+from appliance.gateway.kv_shares import group_account
 from appliance.request import RateState
 from policy.decision import Decision, Reason
 from policy.evaluate import evaluate
@@ -35,8 +36,19 @@ class _Account:
     concurrency: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Under which keys a request runs; no field of it has a say in them."""
+
+    namespace: bytes
+    """The tenant's."""
+    group: bytes
+    """Its sharing group's, whose blocks are found and left then; empty without one."""
+
+
 class Ledger:
-    """All tenants' accounts under one policy. ``namespaces`` maps each tenant to its namespace key."""
+    """All tenants' accounts under one policy. ``namespaces`` maps each tenant, and each sharing group's account name,
+    to its namespace key."""
 
     def __init__(
         self,
@@ -77,6 +89,11 @@ class Ledger:
             if tenant not in policy.tenants:
                 del self._accounts[tenant]
 
+    @property
+    def namespaces(self) -> Mapping[str, bytes]:
+        """Namespace keys by account name."""
+        return self._namespaces
+
     def concurrency(self, tenant: str) -> int:
         """Requests of the tenant that are admitted and not settled."""
         account = self._accounts.get(tenant)
@@ -103,9 +120,11 @@ class Ledger:
         decision = evaluate(self._policy, access, self._usage(account), now)
         if not decision.allowed:
             raise denial(decision)
-        limits = self._policy.tenants[tenant].limits
-        reservation = Reservation(self, tenant, model, decision, self._namespaces[tenant], choices)
-        rate = Rate(limits.requests_per_minute)
+        known = self._policy.tenants[tenant]
+        group = self._namespaces[group_account(known.group)] if known.group is not None else b""
+        keys = Keys(self._namespaces[tenant], group)
+        reservation = Reservation(self, tenant, model, decision, keys, choices)
+        rate = Rate(known.limits.requests_per_minute)
         current = refill(account.requests, rate, now)
         account.requests = Bucket(current.level - 1, now)
         account.concurrency += choices
@@ -189,7 +208,7 @@ class Reservation:
     """One admitted request's hold on its tenant's account."""
 
     def __init__(
-        self, ledger: Ledger, tenant: str, model: str, decision: Decision, namespace: bytes, choices: int
+        self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int
     ) -> None:
         self._ledger = ledger
         self._tenant = tenant
@@ -198,7 +217,8 @@ class Reservation:
         self._reserved = 0
         self._settled = False
         self.decision = decision
-        self.namespace = namespace
+        self.namespace = keys.namespace
+        self.group = keys.group
         self.grant = 0
         """Output tokens that the engine may give, for each choice."""
 

@@ -11,6 +11,7 @@ import structlog
 from appliance.api.keys import KeyTable
 from appliance.credentials import read_key_table
 from appliance.errors import ApplianceError, ConfigError
+from appliance.gateway.kv_shares import account_names
 from appliance.gateway.ledger import Ledger
 from appliance.status import PolicyStatus, ReloadOutcome
 from policy.errors import PolicyError
@@ -50,7 +51,7 @@ class PolicyFile:
         """Replace policy and keys together. A problem changes nothing and is told."""
         try:
             policy, keys = self.read()
-            namespaces = await fetch(list(policy.tenants))
+            namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
             problems = tuple(str(error).splitlines())
             self._last_error = problems[0] if problems else "unknown"

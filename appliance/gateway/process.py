@@ -21,8 +21,10 @@ from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
+from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.forgetting import keep_forgetting
 from appliance.gateway.house import House
+from appliance.gateway.kv_shares import account_names, named
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
@@ -110,13 +112,14 @@ class Gateway:
         background: list[asyncio.Task[None]] = []
         try:
             policy = self._service.ledger.policy
-            namespaces = await self._unless_stopped(self._sandboxes.namespaces(list(policy.tenants), FIRST_READY_S))
+            namespaces = await self._unless_stopped(self._sandboxes.namespaces(account_names(policy), FIRST_READY_S))
             if namespaces is None:
                 return
             self._service.ledger.replace(policy, namespaces)
             self._sandboxes.tell_retention(retention_of(policy))
+            self._service.share_out()
             self._service.sandbox = self._sandboxes.attachment.sandbox
-            self._telemetry.metrics.know(tenants=policy.tenants, models=self._rooms)
+            self._telemetry.metrics.know(tenants=account_names(policy), models=self._rooms)
             if self._forgets() and not self._config.wipe_memory:
                 log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
             gauges = asyncio.create_task(self._refresh_gauges(), name="gauges")
@@ -185,8 +188,10 @@ class Gateway:
         if self._audit is not None:
             tenants = len(self._service.ledger.policy.tenants)
             self._audit.add("policy", outcome=verdict, policy=outcome.digest, tenants=tenants)
-        self._telemetry.metrics.know(tenants=self._service.ledger.policy.tenants)
         self._service.house.reconsider(self._service.ledger.policy)
+        if outcome.ok:
+            self._service.share_out()
+        self._telemetry.metrics.know(tenants=account_names(self._service.ledger.policy))
         if self._announced:
             notify.ready(outcome.message)
         return outcome
@@ -260,6 +265,7 @@ class Gateway:
                     self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
                     self._telemetry.gauge(names.ENGINE_DEFECTS, engine.stats.defects, model=name)
                     self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
+                    self._gauge_accounts(name, engine)
                 for role, link in (("engine", engine), ("text", rooms.text)):
                     self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)
                 own = [one for one in self._service.house.rooms if one.name == name]
@@ -269,6 +275,21 @@ class Gateway:
             if self._audit is not None:
                 self._telemetry.gauge(names.AUDIT_FAILING, int(bool(self._audit.problem)))
             await asyncio.sleep(GAUGE_PERIOD_S)
+
+
+    def _gauge_accounts(self, model: str, engine: EngineLink) -> None:
+        """What each account has of an engine's KV."""
+        for view in named(engine.kv, self._service.ledger.namespaces):
+            use = view.use
+            for gauge, value in (
+                (names.KV_RESIDENT, use.resident),
+                (names.KV_RESERVED, use.reserved),
+                (names.KV_BORROWED, max(0, use.resident - use.reserved)),
+                (names.KV_LOST, use.lost),
+                (names.KV_PREEMPTED, use.preempted),
+                (names.KV_WAITED, use.waited),
+            ):
+                self._telemetry.gauge(gauge, value, tenant=view.account, model=model)
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

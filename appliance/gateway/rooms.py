@@ -16,6 +16,7 @@ from appliance.errors import NoPlaceLeftError, UnavailableError
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.text_link import TextLink
+from isolation.ipc.kv_messages import KvQuotas
 from isolation.ipc.messages import EngineReady
 
 BOOT_WAIT_S = 8.0
@@ -73,6 +74,7 @@ class ModelRooms:
         self.table: VocabularyTable | None = None
         """The id-to-bytes table; kept likewise."""
         self._refused = False
+        self._quotas = KvQuotas()
         self._waiters: set[asyncio.Future[None]] = set()
         self._inside = 0
         self._probation = False
@@ -85,11 +87,19 @@ class ModelRooms:
         """Whether both are there."""
         return self.engine is not None and self.text is not None
 
+    def set_quotas(self, quotas: KvQuotas) -> None:
+        """What accounts may keep of the engine's KV from now on."""
+        self._quotas = quotas
+        if self.engine is not None:
+            self.engine.set_quotas(quotas)
+
     def set_engine(self, link: EngineLink | None) -> None:
-        """The engine is there, or gone."""
+        """The engine is there, or gone. It hears of quotas before it hears of requests."""
         self.engine = link
         if link is not None:
             self.capacity = link.ready
+            if self._quotas.quotas:
+                link.set_quotas(self._quotas)
         self._tell()
 
     def set_text(self, link: TextLink | None) -> None:

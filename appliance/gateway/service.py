@@ -21,6 +21,7 @@ from appliance.gateway.audit import AuditFeed
 from appliance.gateway.embedding import EmbeddingSession
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.house import House
+from appliance.gateway.kv_shares import quotas_of
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.session import Session, Tools
@@ -172,6 +173,12 @@ class GatewayService:
         if count:
             self._account.integrity(rooms.name, link.generation, count)
             self._telemetry.count(names.INTEGRITY_FAILURES, count, model=rooms.name)
+
+    def share_out(self) -> None:
+        """Tell every engine, now and whenever one comes up, what each account may keep of its KV."""
+        ledger = self.ledger
+        for rooms in self.rooms.values():
+            rooms.set_quotas(quotas_of(ledger.policy, ledger.namespaces, rooms.name))
 
     def begin_drain(self) -> None:
         """Take nothing more; what runs goes on."""

@@ -194,6 +194,7 @@ class Session:
         return Submit(
             request=0,
             namespace=self.reservation.namespace,
+            group=self.reservation.group,
             token_ids=token_ids,
             max_tokens=self.reservation.grant,
             sampling=request.sampling,

@@ -98,6 +98,12 @@ ENGINE_DEFECTS = "athanor.engine.defects"
 INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
 KV_BLOCKS = "athanor.engine.kv_blocks"
+KV_RESIDENT = "athanor.kv.resident_blocks"
+KV_RESERVED = "athanor.kv.reserved_blocks"
+KV_BORROWED = "athanor.kv.borrowed_blocks"
+KV_LOST = "athanor.kv.lost_blocks"
+KV_PREEMPTED = "athanor.kv.preempted_requests"
+KV_WAITED = "athanor.kv.cap_waits"
 SANDBOX_READY = "athanor.sandbox.ready"
 OWN_SANDBOXES = "athanor.sandbox.own"
 
@@ -185,6 +191,9 @@ COUNTERS = {
     ),
 }
 
+_ACCOUNT = frozenset({"tenant", "model"})
+"""Labels of an account of KV: ``tenant`` is a tenant's id or ``group/ID``."""
+
 GAUGES = {
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
     WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
@@ -194,6 +203,12 @@ GAUGES = {
     KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
+    KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
+    KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),
+    KV_BORROWED: Instrument("{block}", "KV blocks that the account has beyond its reservation.", _ACCOUNT),
+    KV_LOST: Instrument("{block}", "Cached KV blocks of the account that were evicted for others.", _ACCOUNT),
+    KV_PREEMPTED: Instrument("{request}", "Requests of the account that were preempted for others.", _ACCOUNT),
+    KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
     OWN_SANDBOXES: Instrument(
         "{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})

@@ -7,7 +7,8 @@ Each usable block is in exactly one of three states:
 * *held*: ``refs`` requests have it in their tables (more than one only when they share a cached prefix).
 
 ``free + cached + held == num_blocks`` always (``check_integrity``). When blocks are needed, free ones go first, then
-cached ones, least recently used first.
+cached ones, least recently used first, but none that another account's reservation protects, and its own where the
+taker is at its cap (``engine.kv.quota``).
 
 Ownership. The pool remembers whose bytes a block holds: the namespace key of its last holder, ``CLEAN`` when it is
 zero, ``TRANSIENT`` when the holder asked that nothing be kept (such a block is *cached* only while other outputs of
@@ -27,11 +28,12 @@ without having been taken: whatever named it before names it no longer.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
+from engine.kv.cached_blocks import CachedBlocks
+from engine.kv.quota import KvAccount, KvAccounts
 from engine.kv.tags import NO_STAMP, tag_of
+from isolation.ipc.kv_messages import KvQuota
 
 CLEAN = b""
 """Owner of a block that is all zero."""
@@ -44,19 +46,9 @@ class BlockPool:
     """Reference counts, owners, content ids and eviction order of the usable blocks ``1..num_blocks``."""
 
     __slots__ = (
-        "_by_id",
-        "_cached",
-        "_dirty",
-        "_free",
-        "_generation",
-        "_generations",
-        "_ids",
-        "_owners",
-        "_refs",
-        "_reserved",
-        "evicted",
-        "num_blocks",
-    )
+        "_accounts", "_by_id", "_cached", "_dirty", "_free", "_generation", "_generations", "_ids", "_owners", "_refs",
+        "_reserved", "accounts", "evicted", "num_blocks",
+    )  # fmt: skip
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -65,7 +57,8 @@ class BlockPool:
         self._ids: list[bytes | None] = [None] * (num_blocks + 1)
         self._by_id: dict[bytes, int] = {}
         self._free = list(range(num_blocks, 0, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self.accounts = KvAccounts(num_blocks)
+        self._cached = CachedBlocks(self.accounts)
         self._dirty: dict[int, None] = {}
         self._reserved = 0
         self._generation = 0
@@ -73,11 +66,31 @@ class BlockPool:
         self.evicted: list[tuple[int, bytes, bytes]] | None = None
         """What lost its place since somebody last took this list: block, id, owner. The content is still there until
         the block is zeroed, at the beginning of the next computation. None where nobody wants to know."""
+        nobody = KvAccount(CLEAN, num_blocks)
+        self._accounts = [nobody] * (num_blocks + 1)
+        """Whose quota a block counts for, as long as it is held or cached."""
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken now without a right, cached ones included."""
-        return len(self._free) + len(self._cached) - self._reserved
+        """Blocks that can be taken now without a right, cached ones included, quotas not considered."""
+        return len(self._free) + self._cached.count - self._reserved
+
+    def available_for(self, account: KvAccount) -> int:
+        """Blocks that an account can take now without a right and without anybody's preemption. Below 0: so many too
+        many have been taken since the quotas were made smaller."""
+        accounts = self.accounts
+        room = len(self._free) + self._cached.count - self._reserved - accounts.set_aside + account.aside
+        if account.cap < self.num_blocks:
+            return min(room, account.cap - account.held - account.promised)
+        return room
+
+    def room_for(self, account: KvAccount, new: int) -> int:
+        """The same, but what an account takes within its reservation shall not cost it its own cached blocks: of
+        ``new`` blocks more, those that it can take besides."""
+        if not account.claims(new):
+            return self.available_for(account)
+        spare = len(self._free) + self._cached.count - self._reserved - self.accounts.set_aside
+        return spare if account.lends else spare + account.aside - min(account.cached, account.aside)
 
     @property
     def num_reserved(self) -> int:
@@ -87,7 +100,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that nobody holds and whose content may be taken up again."""
-        return len(self._cached)
+        return self._cached.count
 
     def refs(self, block: int) -> int:
         """How many requests hold the block."""
@@ -103,49 +116,74 @@ class BlockPool:
         tag, generations = tag_of(owner), self._generations
         return tuple([tag + generations[block] if block else NO_STAMP for block in blocks])
 
-    def take(self, count: int, owner: bytes) -> list[int]:
-        """Give ``count`` blocks to a request of ``owner``; the caller has checked ``num_available``."""
-        assert count <= len(self._free) + len(self._cached), "take() beyond what is available"
-        return [self.take_one(owner) for _ in range(count)]
+    def account_of(self, block: int) -> KvAccount:
+        """Whose quota a held or cached block counts for."""
+        return self._accounts[block]
 
-    def take_one(self, owner: bytes) -> int:
+    def take(self, count: int, owner: bytes, account: KvAccount | None = None) -> list[int]:
+        """Give ``count`` blocks to a request of ``owner``; the caller has checked ``available_for`` the account, which
+        is the owner's where none is named."""
+        assert count <= len(self._free) + self._cached.count, "take() beyond what is available"
+        if account is None:
+            account = self.accounts.of(owner)
+        return [self.take_one(owner, account) for _ in range(count)]
+
+    def take_one(self, owner: bytes, account: KvAccount) -> int:
         """The same for one block."""
-        block = self._free.pop() if self._free else self._evict()
+        account.held += 1  # before its last cached block may go, with which the account would be closed
+        if self.accounts.bounded:
+            self._make_way(account)
+        if not self._free:
+            self._evict(account)
+        block = self._free.pop()
         self._dirty[block] = None
         self._owners[block] = owner
         self._refs[block] = 1
         self._generation += 1
         self._generations[block] = self._generation
+        self._accounts[block] = account
+        if account.reserved:
+            self.accounts.weigh(account)
         return block
 
-    def grant(self, count: int) -> None:
-        """Give so many rights; the caller has checked ``num_available``. Below 0: rights that were given come back."""
+    def grant(self, count: int, account: KvAccount) -> None:
+        """Give so many rights; the caller has checked ``available_for``. Below 0: rights that were given come back."""
         self._reserved += count
-        assert 0 <= self._reserved <= len(self._free) + len(self._cached), "rights to more than there is"
+        account.promised += count
+        if account.reserved:
+            self.accounts.weigh(account)
+        assert 0 <= self._reserved <= len(self._free) + self._cached.count, "rights to more than there is"
 
-    def take_granted(self, owner: bytes) -> int:
+    def take_granted(self, owner: bytes, account: KvAccount) -> int:
         """Give a block to a request that has a right to it."""
-        assert self._reserved > 0, "a block without a right"
+        assert account.promised > 0, "a block without a right"
         self._reserved -= 1
-        return self.take_one(owner)
+        account.promised -= 1
+        return self.take_one(owner, account)
 
     def hold_granted(self, block: int) -> None:
         """Add a holder, who has a right, to a registered block."""
         if not self._refs[block]:
             self._reserved -= 1
+            self._accounts[block].promised -= 1
         self.hold(block)
 
     def release_granted(self, blocks: list[int]) -> None:
         """Drop one holder, who keeps the rights, of each of these blocks."""
-        refs = self._refs
-        self._reserved += sum(1 for block in blocks if refs[block] == 1)
+        self._promise_again(blocks)
         self.release(blocks)
 
     def discard_granted(self, blocks: list[int]) -> None:
         """The same, and forget the content."""
-        refs = self._refs
-        self._reserved += sum(1 for block in blocks if refs[block] == 1)
+        self._promise_again(blocks)
         self.discard(blocks)
+
+    def _promise_again(self, blocks: list[int]) -> None:
+        refs = self._refs
+        for block in blocks:
+            if refs[block] == 1:
+                self._reserved += 1
+                self._accounts[block].promised += 1
 
     def num_idle(self, blocks: list[int]) -> int:
         """How many of these blocks nobody holds."""
@@ -164,7 +202,11 @@ class BlockPool:
     def hold(self, block: int) -> None:
         """Add a holder to a registered block."""
         if self._refs[block] == 0:
-            del self._cached[block]
+            account = self._accounts[block]
+            self._cached.remove(block, account)
+            account.held += 1
+            if account.reserved:
+                self.accounts.weigh(account)
         self._refs[block] += 1
 
     def register(self, block: int, block_id: bytes) -> None:
@@ -176,15 +218,20 @@ class BlockPool:
 
     def release(self, blocks: list[int]) -> None:
         """Drop one holder of each block of a table. Later blocks of the table are evicted before earlier ones."""
+        refs, ids, accounts, cached = self._refs, self._ids, self._accounts, self._cached
         for block in reversed(blocks):
-            self._refs[block] -= 1
-            if self._refs[block] > 0:
+            refs[block] -= 1
+            if refs[block] > 0:
                 continue
-            assert self._refs[block] == 0, "release() of a block that nobody holds"
-            if self._ids[block] is not None:
-                self._cached[block] = None
+            assert refs[block] == 0, "release() of a block that nobody holds"
+            account = accounts[block]
+            account.held -= 1
+            if ids[block] is not None:
+                cached.add(block, account)
             else:
                 self._put_free(block)
+            if account.reserved:
+                self.accounts.weigh(account)
 
     def discard(self, blocks: list[int]) -> None:
         """Drop one holder of each block and forget the content: it is wrong, or must not be kept.
@@ -204,15 +251,20 @@ class BlockPool:
         self._forget(block)
         self._owners[block] = TRANSIENT
         if not self._refs[block]:
-            del self._cached[block]
-            self._put_free(block)
+            self._drop(block)
+
+    def set_quotas(self, quotas: list[KvQuota]) -> None:
+        """Put other quotas in force; what is held or cached beyond them stays until it is needed or ends."""
+        self._cached.sort(self._accounts, *self.accounts.replace(quotas))
 
     def adopt(self, block_id: bytes, owner: bytes) -> int | None:
         """A block for content that comes from outside, registered and held by nobody; None when the id is known already
-        or no block is available. The caller overwrites all of it before the next computation, so it is not zeroed."""
-        if block_id in self._by_id or self.num_available < 1:
+        or its account can have no more. The caller overwrites all of it before the next computation, so it is not
+        zeroed."""
+        account = self.accounts.of(owner)
+        if block_id in self._by_id or self.available_for(account) < 1:
             return None
-        block = self.take_one(owner)
+        block = self.take_one(owner, account)
         self._dirty.pop(block, None)
         self.register(block, block_id)
         self.release([block])
@@ -220,7 +272,7 @@ class BlockPool:
 
     def coldest(self, count: int) -> Iterator[tuple[int, bytes, bytes]]:
         """Block, id and owner of the ``count`` cached blocks that are evicted next; for reading alone."""
-        for block in islice(self._cached, count):
+        for block in self._cached.coldest(count):
             block_id = self._ids[block]
             assert block_id is not None, "a cached block is not registered"
             yield block, block_id, self._owners[block]
@@ -257,21 +309,37 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Assert what this module promises; linear in the number of blocks."""
         held = sum(1 for refs in self._refs[1:] if refs > 0)
-        assert len(self._free) + len(self._cached) + held == self.num_blocks, "blocks lost or doubled"
-        assert 0 <= self._reserved <= len(self._free) + len(self._cached), "rights to more than there is"
+        assert len(self._free) + self._cached.count + held == self.num_blocks, "blocks lost or doubled"
+        assert 0 <= self._reserved <= len(self._free) + self._cached.count, "rights to more than there is"
         assert self._refs[0] == 0, "the null block is held"
         assert len(set(self._free)) == len(self._free), "a block is free twice"
         for block in self._free:
             assert self._refs[block] == 0, "a free block is held"
             assert self._ids[block] is None, "a free block is registered"
             assert self._owners[block] != TRANSIENT, "a free block keeps what it must not"
-        for block in self._cached:
+        cached = self._cached.all()
+        assert len(cached) == self._cached.count, "a cached block is on no list"
+        for block in cached:
             assert self._refs[block] == 0, "a cached block is held"
             assert self._ids[block] is not None, "a cached block is not registered"
             assert self._owners[block] != CLEAN, "a cached block has no owner"
         for block_id, block in self._by_id.items():
             assert self._ids[block] == block_id, "the index of ids is wrong"
         assert sum(1 for known in self._ids if known is not None) == len(self._by_id)
+        self._check_accounts(cached)
+
+    def _check_accounts(self, cached: list[int]) -> None:
+        self.accounts.check_integrity()
+        counted: dict[KvAccount, list[int]] = {}
+        for block in range(1, self.num_blocks + 1):
+            if self._refs[block]:
+                counted.setdefault(self._accounts[block], [0, 0])[0] += 1
+        for block in cached:
+            counted.setdefault(self._accounts[block], [0, 0])[1] += 1
+        for account in self.accounts.by_key.values():
+            assert [account.held, account.cached] == counted.pop(account, [0, 0]), "an account is off"
+        assert not counted, "a block of an account that is closed"
+        assert self._reserved == sum(account.promised for account in self.accounts.by_key.values())
 
     def _put_free(self, block: int) -> None:
         if self._owners[block] == TRANSIENT:
@@ -281,13 +349,45 @@ class BlockPool:
             self._generations[block] = self._generation
         self._free.append(block)
 
-    def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+    def _make_way(self, account: KvAccount) -> None:
+        """Make a block free for an account, whose count it is in already, where quotas want another than a free one."""
+        if account.kept and self._must_use_own(account):
+            self._drop(next(iter(account.kept)))
+        if len(self._free) <= self.accounts.withheld - account.withheld:
+            self._evict(account)
+
+    def _must_use_own(self, account: KvAccount) -> bool:
+        """Whether the account's next block has to be one of its own cached ones: it is at its cap, or all that is free
+        or cached is promised or set aside."""
+        if account.held + account.cached > account.cap:
+            return True
+        return account.aside > 0 and len(self._free) + self._cached.count - self._reserved <= self.accounts.set_aside
+
+    def _evict(self, taker: KvAccount) -> None:
+        """Make the cached block free that was released first, of those that this account may take, if there is one.
+        Where there is none some are free, which a partition that has just been made has yet to get."""
+        block = self._cached.oldest_for(taker)
+        if block is None:
+            return
+        account = self._drop(block)
+        if account is not taker:
+            assert account.resident >= account.reserved, "a protected block was evicted"
+            account.lost += 1
+
+    def _drop(self, block: int) -> KvAccount:
+        """Make a cached block free."""
         block_id = self._ids[block]
         if self.evicted is not None and block_id is not None:
             self.evicted.append((block, block_id, self._owners[block]))
         self._forget(block)
-        return block
+        account = self._accounts[block]
+        self._cached.remove(block, account)
+        self._put_free(block)
+        if account.reserved:
+            self.accounts.weigh(account)
+        if not account.cached:
+            self.accounts.close_empty(account)
+        return account
 
     def _forget(self, block: int) -> None:
         block_id = self._ids[block]

@@ -108,7 +108,7 @@ class PrefixCache:
             block = self._pool.find(self._id(request, index))
             if block is None:
                 break
-            assert self._pool.owner(block) in (request.namespace, TRANSIENT), "a block id met in two namespaces"
+            assert self._pool.owner(block) in (request.kv_key, TRANSIENT), "a block id met in two namespaces"
             found.append(block)
         return found
 
@@ -218,7 +218,7 @@ class PrefixCache:
             self._id(request, place)
         block = self._pool.find(request.block_ids[index] + name)
         owner = None if block is None else self._pool.owner(block)
-        assert owner in (None, request.namespace, TRANSIENT), "a block id met in two namespaces"
+        assert owner in (None, request.kv_key, TRANSIENT), "a block id met in two namespaces"
         return block
 
     def _register_tables(self, request: Request, full: int) -> None:

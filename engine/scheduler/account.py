@@ -38,7 +38,8 @@ class Account:
 
     __slots__ = (
         "hold_price", "key", "line", "num_blocks", "num_decoding", "num_decoding_blocks", "num_live", "num_running",
-        "passed", "pledged", "prefilling", "service", "step_charge", "ticket", "typical_output", "waiting", "weight",
+        "parked", "passed", "pledged", "prefilling", "service", "step_charge", "ticket", "typical_output", "waiting",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, line: Line, key: bytes, *, service: float, typical_output: float, hold_price: float) -> None:
@@ -49,6 +50,8 @@ class Account:
         self.weight = 1
         self.waiting: list[Request] = []
         """Oldest first; a preempted request comes back to its place by age."""
+        self.parked: list[Request] = []
+        """The queue while its account of blocks is at its cap; ``waiting`` is empty then."""
         self.passed = 0
         """How often others of the account were admitted before the oldest that waits."""
         self.prefilling: Request | None = None
@@ -129,7 +132,7 @@ class Account:
 
     def push(self, request: Request) -> None:
         """Queue a request at its place by age."""
-        waiting = self.waiting
+        waiting = self.parked or self.waiting
         if not waiting or waiting[-1].order < request.order:
             waiting.append(request)
         else:
@@ -140,9 +143,10 @@ class Account:
 
     def remove(self, request: Request) -> None:
         """Take a request out of the queue."""
-        place = bisect_left(self.waiting, request.order, key=_order)
-        assert self.waiting[place] is request, "a request is not where it waits"
-        del self.waiting[place]
+        waiting = self.parked or self.waiting
+        place = bisect_left(waiting, request.order, key=_order)
+        assert waiting[place] is request, "a request is not where it waits"
+        del waiting[place]
         if place == 0:
             self.passed = 0
 

@@ -10,6 +10,10 @@ all running requests, with it, can grow to their ends (``forecast``). Where one 
   costs; then memory is left to drain. So a large request cannot starve, nor hold everybody up at once. Lower
   priorities do not pass.
 * When nothing runs, the forecast is not asked: one request alone always fits.
+* At its own cap of blocks (``engine.kv.quota``) an account's queue is *parked*: it holds nobody up, and is owed
+  nothing, until a block of its own comes back.
+* Within its reservation an account needs neither forecast nor patience. What of a step's tokens the turns above leave
+  goes to such requests (``_fill_claims``): memory that is reserved does not wait for memory that is not.
 
 Inside an account the request with the longest cached prefix goes first, of the oldest ``WINDOW`` ones; the oldest is
 passed at most ``MAX_PASSED`` times. Block ids are keyed by namespace, so no other tenant's cache has a say in this.
@@ -24,7 +28,7 @@ from engine.kv.prefix_cache import Hit, PrefixCache
 from engine.request import Request
 from engine.scheduler.account import Account
 from engine.scheduler.budget import StepBudget
-from engine.scheduler.fairness import Line, Turns
+from engine.scheduler.fairness import Line, Turns, turn_of
 from engine.scheduler.limits import SCORED_ROWS, SchedulerLimits
 from engine.scheduler.live import LiveRequests
 from engine.scheduler.pace import Pace
@@ -94,6 +98,8 @@ class Admissions:
                 return
             if line.active:
                 admit = self._fill_line(line, plan, budget, admit=admit, crowded=crowded, now_ns=now_ns) and admit
+        if budget.tokens and not self._light_only and self._live.num_waiting and self._pool.accounts.total_reserved:
+            self._fill_claims(plan, budget, now_ns=now_ns)
 
     def _fill_line(
         self, line: Line, plan: StepPlan, budget: StepBudget, *, admit: bool, crowded: bool, now_ns: int
@@ -118,6 +124,8 @@ class Admissions:
                 if request is None:
                     continue
                 if not self._admit(request, crowded=crowded):
+                    if account.parked:
+                        continue
                     cost = account.cost_of(request)
                     line.allowance = max(line.allowance, cost)
                     patience = min(patience, account.service + cost)
@@ -132,6 +140,24 @@ class Admissions:
                 turns.again(account)
         turns.close()
         return not stuck
+
+    def _fill_claims(self, plan: StepPlan, budget: StepBudget, *, now_ns: int) -> None:
+        """Admit what stays within its account's reservation and had no turn, the least served first. By how much such
+        an account is ahead of the backlog is passed, as the cost of a request that did not fit is: it is part of the
+        bound in ``fairness``."""
+        for line in self._live.accounts.lines:
+            claiming = [
+                account
+                for account in line.active.values()
+                if account.waiting and account.prefilling is None and account.waiting[0].kv.reserved
+            ]
+            for account in sorted(claiming, key=turn_of):
+                request = self._choose(account) if budget.tokens else None
+                if request is None or not self._admit(request, crowded=True, claim_only=True):
+                    continue
+                line.allowance = max(line.allowance, account.service - line.least())
+                self._note(request, plan, now_ns)
+                self._advance(account, plan, budget)
 
     def _advance(self, account: Account, plan: StepPlan, budget: StepBudget) -> None:
         """Put the next part of the account's prompt into the step."""
@@ -173,8 +199,9 @@ class Admissions:
             return waiting[0]
         return self._cache.longest(waiting[:WINDOW])
 
-    def _admit(self, request: Request, *, crowded: bool) -> bool:
-        """Give a request a row and all blocks that its known tokens need, if they can be had."""
+    def _admit(self, request: Request, *, crowded: bool, claim_only: bool = False) -> bool:
+        """Give a request a row and all blocks that its known tokens need, if they can be had; with ``claim_only`` only
+        within its account's reservation. At its account's cap it is parked instead."""
         step = self._running.decoding.step
         if request.preempted_at == step:
             return False
@@ -185,14 +212,30 @@ class Admissions:
         rights = tables.rights(request, hit.num_tokens) if self._windowed else 0
         idle = self._pool.num_idle(hit.blocks)
         wanted = num_new + idle + rights
-        if wanted > self._pool.num_available or not self._running.has_free_row:
-            givers = self._sharing.givers(account, wanted)
+        kv = request.kv
+        if kv.quota is not None and not self._sharing.fits_cap(request, wanted, tables.unit):
+            self._live.park(request)
+            return False
+        new = wanted - idle
+        bounded = bool(self._pool.accounts.bounded)
+        if claim_only and not kv.claims(new):
+            return False
+        sharing = self._sharing
+        short = sharing.short(kv, wanted, new) if bounded else wanted - self._pool.num_available
+        if short > 0 or not self._running.has_free_row:
+            givers = sharing.givers(request, wanted, new)
             if givers is None:
                 return False
             for giver in givers:
+                giver.kv.preempted += giver.kv is not kv
                 self._live.preempt(giver)
-        elif (crowded or not self._fits(request, hit, idle, rights)) and not self._sharing.can_claim(account, wanted):
-            return False
+            if self._pool.available_for(kv) < wanted:
+                return False
+        elif crowded or not self._fits(request, hit, idle, rights):
+            # Memory that is there is not kept from a light tenant for the outputs of others, who have not come to it.
+            light = self._is_light(account) and sharing.is_modest(account, wanted)
+            if not light and not sharing.can_claim(request, wanted, new):
+                return False
         if account.waiting[0] is not request:
             account.passed += 1
         self._live.admit(request, hit, num_new, rights)
@@ -210,7 +253,8 @@ class Admissions:
         num_blocks = self._pool.num_blocks
         held = num_blocks - self._pool.num_available
         common = max(0, held - running.forecast.private(step) // size)
-        room = (num_blocks - num_blocks // SLACK - common - num_idle) * size
+        aside = self._pool.accounts.set_aside - request.kv.aside
+        room = (num_blocks - num_blocks // SLACK - common - num_idle - aside) * size
         return running.forecast.fits(request, len(hit.blocks), rights, step=step, room=room)
 
     def _note(self, request: Request, plan: StepPlan, now_ns: int) -> None:

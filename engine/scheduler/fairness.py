@@ -96,6 +96,9 @@ class Line:
     def queue(self, request: Request) -> None:
         """Put a request, new or preempted, into its account's queue."""
         account = request.account
+        if account.parked:
+            account.push(request)
+            return
         joins = not account.waiting
         if joins:
             account.service = max(account.service, self.least())
@@ -106,10 +109,24 @@ class Line:
     def unqueue(self, request: Request) -> None:
         """Take a request out of its account's queue."""
         account = request.account
+        parked = bool(account.parked)
         account.remove(request)
-        if not account.waiting:
+        if not account.waiting and not parked:
             self._level = max(self._level, account.service)
             account.ticket = 0
+
+    def park(self, account: Account) -> None:
+        """Take the account's queue out of the backlog: it is not owed what its own cap keeps from it."""
+        account.parked, account.waiting = account.waiting, []
+        self._level = max(self._level, account.service)
+        account.ticket = 0
+
+    def unpark(self, account: Account) -> None:
+        """Put the queue back; as one that comes from idleness, it is lifted to the backlog."""
+        account.service = max(account.service, self.least())
+        account.waiting, account.parked = account.parked, []
+        if not account.num_running:
+            self._give_ticket(account)
 
     def begin_running(self, account: Account) -> None:
         """One more request of the account runs."""

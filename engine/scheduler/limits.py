@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import RequestRejectedError
-from engine.kv.layout import KvGroup
+from engine.kv.layout import FULL, KvGroup
 from isolation.ipc.messages import MAX_CHOICES, NAMESPACE_KEY_BYTES, FailureCode, Priority, Sampling, Submit
 
 NUM_PRIORITIES = len(Priority)
@@ -35,6 +35,11 @@ class SchedulerLimits:
     prefix_caching: bool = True
     groups: tuple[KvGroup, ...] = ()
     """The block tables of a request, as in ``KvLayout``; none: one, in which everything is kept."""
+
+    @property
+    def tables(self) -> tuple[KvGroup, ...]:
+        """What each block table is for."""
+        return self.groups or (KvGroup(FULL, self.block_size),)
 
     @property
     def max_logit_lines(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import Hit, PrefixCache
+from engine.kv.quota import KvAccount
 from engine.request import Request, Status
 from engine.scheduler.account import OUTPUT_COST
 from engine.scheduler.deadlines import Deadlines
@@ -49,6 +50,8 @@ class LiveRequests:
 
     def _know(self, request: Request) -> None:
         self.by_id[request.request_id] = request
+        request.kv = self._pool.accounts.of(request.kv_key)
+        request.kv.num_requests += 1
         self.num_waiting += 1
         self.num_held += request.held
         self.deadlines.add(request, len(self.by_id))
@@ -69,12 +72,13 @@ class LiveRequests:
         account.line.unqueue(request)
         self.num_waiting -= 1
         request.pledge = account.pledge_of(request, hit.num_tokens, self.running.tables.mean_blocks(request))
-        blocks = hit.blocks + self._pool.take(num_new, owner_of(request))
+        blocks = hit.blocks + self._pool.take(num_new, owner_of(request), request.kv)
         self.running.occupy(request, hit, blocks)
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to its queue; its tokens stay, its blocks are computed again later."""
         self.running.vacate(request, Status.WAITING)
+        self.unpark(request.kv)
         request.preempted_at = self.running.decoding.step
         self.num_preempted += 1
         self.num_waiting += 1
@@ -107,12 +111,40 @@ class LiveRequests:
             request.status = Status.FINISHED
         else:
             self.running.vacate(request, Status.FINISHED, poisoned=poisoned)
+            self.unpark(request.kv)
         del self.by_id[request.request_id]
         self.num_held -= request.held
         if not held:
             request.account.line.leave(request)
+        self._pool.accounts.leave(request.kv)
         if request.family is not None:
             self._end_sibling(request.family, request)
+
+    def shorten(self, request: Request, limit: int) -> None:
+        """Let a request end earlier than it was to, at more tokens than it has."""
+        if limit == request.limit:
+            return
+        decodes = request.status is Status.DECODING
+        if decodes:
+            self.running.decoding.remove(request)
+        request.limit = limit
+        if decodes:
+            self.running.decoding.add(request, at_once=True)
+
+    def park(self, request: Request) -> None:
+        """The request's account of blocks is at its cap: its queue waits, out of the backlog, until a block of the
+        account comes back."""
+        account = request.account
+        account.line.park(account)
+        request.kv.parked[account] = None
+        request.kv.waited += 1
+
+    def unpark(self, kv: KvAccount) -> None:
+        """Blocks of the account have come back, or its cap has changed: queues that wait for it may try again."""
+        while kv.parked:
+            account, _ = kv.parked.popitem()
+            if account.parked:
+                account.line.unpark(account)
 
     def _end_sibling(self, family: Family, request: Request) -> None:
         leader = family.end(request)
@@ -124,15 +156,18 @@ class LiveRequests:
     def check_integrity(self) -> None:
         """Assert that queues, rows, tables and pool agree, between two steps; linear in the pool."""
         self.running.check_integrity()
-        waiting = [request for account in self.accounts for request in account.waiting]
+        waiting = [request for account in self.accounts for request in account.waiting + account.parked]
         num_siblings = sum(request.status is Status.FOLLOWING for request in self.by_id.values())
         assert len(waiting) + num_siblings == self.num_waiting
         assert self.num_waiting + len(self.running) == len(self.by_id), "a live request is nowhere"
         assert sum(request.held for request in self.by_id.values()) == self.num_held
         for account in self.accounts:
-            orders = [request.order for request in account.waiting]
+            orders = [request.order for request in account.waiting + account.parked]
             assert orders == sorted(orders), "a queue out of order"
-            assert account.num_running + len(account.waiting) == account.num_live
+            assert account.num_running + len(account.waiting) + len(account.parked) == account.num_live
+            assert not (account.waiting and account.parked), "a queue that waits and does not"
+            kept = [kv for kv in self._pool.accounts.by_key.values() if account in kv.parked]
+            assert not account.parked or kept, "a parked queue that nobody wakes"
             assert (account in account.line.running) == bool(account.num_running)
             assert bool(account.ticket) == (bool(account.waiting) and not account.num_running), "a lost ticket"
         for line in self.accounts.lines:

@@ -97,7 +97,7 @@ class Running:
 
     def grow(self, request: Request) -> int:
         """Append one block to the table of a decoding request; one is available."""
-        block = self._pool.take_one(owner_of(request))
+        block = self._pool.take_one(owner_of(request), request.kv)
         request.blocks.append(block)
         request.capacity += self._limits.block_size
         request.account.add_decoding_blocks(1)
@@ -208,7 +208,7 @@ def age(request: Request) -> int:
 
 def owner_of(request: Request) -> bytes:
     """Whose a request's blocks are."""
-    return request.namespace if request.retain else TRANSIENT
+    return request.kv_key if request.retain else TRANSIENT
 
 
 def admission_of(request: Request, pool: BlockPool) -> Admission:

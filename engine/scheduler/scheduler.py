@@ -19,12 +19,15 @@ preempted in a step is not admitted again in that step.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import partial
 
 from engine.errors import RequestRejectedError
 from engine.kv.block_pool import BlockPool
-from engine.kv.layout import FULL, KvGroup, most_blocks
+from engine.kv.layout import most_blocks
 from engine.kv.prefix_cache import PrefixCache
+from engine.kv.quota import KvAccount
 from engine.request import Request, Status
 from engine.scheduler.admission import Admissions
 from engine.scheduler.commit import Commits
@@ -34,6 +37,7 @@ from engine.scheduler.plan import NO_ROWS, RowMask, StepPlan, StepResult
 from engine.scheduler.running import age
 from engine.scheduler.sharing import Sharing
 from engine.scheduler.siblings import found_family
+from isolation.ipc.kv_messages import MAX_KV_USES, KvQuota, KvUsage
 from isolation.ipc.messages import FailureCode, Submit
 
 CHECK_EVERY = 256
@@ -53,8 +57,7 @@ class Scheduler:
         """``raise_defects``: raise ``FairnessBrokenError`` instead of counting in ``num_defects`` (for tests)."""
         assert limits.max_num_seqs <= limits.max_num_batched_tokens, "decodes must fit a step"
         assert limits.prefix_caching == cache.caching, "cache and limits disagree"
-        tables = limits.groups or (KvGroup(FULL, limits.block_size),)
-        needed = most_blocks(tables, limits.max_context, limits.max_num_batched_tokens)
+        needed = most_blocks(limits.tables, limits.max_context, limits.max_num_batched_tokens)
         assert needed <= pool.num_blocks, "a request must fit the pool"
         self.limits = limits
         self.num_defects = 0
@@ -72,6 +75,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold a row."""
         return len(self._running)
+
+    @property
+    def running_ids(self) -> dict[int, int]:
+        """Ids of the requests that hold a row, by row."""
+        return {request.row: request.request_id for request in self._running.held}
 
     @property
     def num_waiting(self) -> int:
@@ -112,6 +120,8 @@ class Scheduler:
                 self.abort(request_id)
             # An id names one request; whoever reuses it loses both, so no token can go to the wrong one.
             raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
+        if self._pool.accounts.bounded and self._fitting_new(submit) <= len(submit.token_ids):
+            raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt does not fit the account's blocks")
         if self._live.num_waiting + submit.choices > limits.max_waiting:
             raise RequestRejectedError(FailureCode.OVERLOADED, "too many requests wait")
         make = partial(self._request, now_ns=now_ns)
@@ -119,6 +129,54 @@ class Scheduler:
             self._live.enter(make(submit))
         else:
             self._live.enter(found_family(submit, make, prefix_caching=limits.prefix_caching))
+
+    def set_quotas(self, quotas: Sequence[KvQuota]) -> list[int]:
+        """Put another table of quotas in force. Requests end earlier where they no longer fit; gives the ids of those
+        that end at once, because their tokens do not."""
+        self._pool.set_quotas(list(quotas))
+        for account in self._pool.accounts.by_key.values():
+            self._live.unpark(account)
+        return self._cut_limits()
+
+    def _cut_limits(self) -> list[int]:
+        """Hold every live request to what its account may need now."""
+        ended = []
+        for request in list(self._live.by_id.values()):
+            limit = self._fitting(request.kv, request.limit)
+            if limit > request.num_tokens:
+                self._live.shorten(request, limit)
+            elif limit < request.limit:
+                ended.append(request.request_id)
+                self._live.end(request)
+        return ended
+
+    def _fitting_new(self, submit: Submit) -> int:
+        """Tokens at which a new request ends at the latest."""
+        limit = min(len(submit.token_ids) + submit.max_tokens, self.limits.max_context)
+        accounts = self._pool.accounts
+        if not accounts.bounded:
+            return limit
+        kv = accounts.by_key.get(submit.group or submit.namespace) or KvAccount(b"", self._pool.num_blocks)
+        return self._fitting(kv, limit)
+
+    def _fitting(self, kv: KvAccount, limit: int) -> int:
+        """The longest sequence, up to ``limit`` tokens, whose blocks an account can count on."""
+        blocks = self._pool.accounts.may_need(kv)
+        if blocks >= self._pool.num_blocks:
+            return limit
+        tables, chunk = self.limits.tables, self.limits.max_num_batched_tokens
+        if most_blocks(tables, limit, chunk) <= blocks:
+            return limit
+        lengths = range(limit + 1)
+        return bisect_right(lengths, blocks, key=lambda length: most_blocks(tables, length, chunk)) - 1
+
+    def kv_usage(self) -> KvUsage:
+        """What the accounts have: those with a quota, and the largest others."""
+        accounts = self._pool.accounts
+        others = [account for account in accounts.by_key.values() if account.quota is None]
+        others.sort(key=lambda account: account.resident, reverse=True)
+        shown = (accounts.bounded + others)[:MAX_KV_USES]
+        return KvUsage(tuple(account.use() for account in shown))
 
     def set_mask(self, request_id: int, position: int, mask: RowMask) -> None:
         """The mask for the request's output token at this position. One that is not waited for is passed over: the
@@ -178,6 +236,10 @@ class Scheduler:
             self._admissions.pace.pause()
         return result
 
+    def services(self) -> dict[bytes, float]:
+        """Service of each active account, by namespace."""
+        return {account.key: account.service for account in self._live.accounts}
+
     def check_fairness(self) -> None:
         """Compare all services with the proved bound.
 
@@ -199,7 +261,7 @@ class Scheduler:
         request = Request(
             submit,
             order=self._next_order,
-            limit=min(len(submit.token_ids) + submit.max_tokens, limits.max_context),
+            limit=self._fitting_new(submit),
             stop_ids=eos.union(submit.stop_ids) if submit.stop_ids else eos,
             arrival_ns=now_ns,
         )
@@ -213,10 +275,12 @@ class Scheduler:
         needy = running.decoding.needing_blocks()
         if not needy:
             return False
-        crowded = len(needy) > self._pool.num_available
-        for request in sorted(needy, key=age) if crowded else list(needy):
-            while request.status is Status.DECODING and not self._pool.num_available:
-                self._live.preempt(self._sharing.for_memory())
+        pool = self._pool
+        crowded = len(needy) > pool.num_available
+        scarce = crowded or bool(pool.accounts.bounded)
+        for request in sorted(needy, key=age) if scarce else list(needy):
+            while scarce and request.status is Status.DECODING and pool.room_for(request.kv, 1) < 1:
+                crowded |= self._make_room(request, 1)
             if request.status is Status.DECODING:
                 plan.grown_rows.append(request.row)
                 plan.grown_indices.append(len(request.blocks))
@@ -230,12 +294,25 @@ class Scheduler:
         for request in needy:
             running.trim(request)
         crowded = sum(map(running.tables.missing, needy)) > self._pool.num_available
-        for request in sorted(needy, key=age) if crowded else needy:
-            while request.status is Status.DECODING and running.tables.missing(request) > self._pool.num_available:
-                self._live.preempt(self._sharing.for_memory())
+        for request in sorted(needy, key=age) if crowded or self._pool.accounts.bounded else needy:
+            while request.status is Status.DECODING:
+                missing = running.tables.missing(request)
+                if missing <= self._pool.room_for(request.kv, missing):
+                    break
+                crowded |= self._make_room(request, missing)
             if request.status is Status.DECODING:
                 plan.grow(request.row, running.extend(request))
         return crowded
+
+    def _make_room(self, request: Request, missing: int) -> bool:
+        """Preempt somebody for a decoding request that lacks blocks. Says whether the pool is short of them, and not
+        only its account."""
+        kv = request.kv
+        short = kv.used + missing <= kv.cap
+        giver = self._sharing.for_memory(request, missing)
+        giver.kv.preempted += giver.kv is not kv
+        self._live.preempt(giver)
+        return short
 
     def _put_masks(self, plan: StepPlan) -> None:
         """Put the masks of structured requests that sample into the plan."""

@@ -68,7 +68,7 @@ class Tables:
 
     def open(self, request: Request, hit: Hit, rights: int) -> None:
         """Begin the tables of windows with what is cached; ``rights`` are available."""
-        self._pool.grant(rights)
+        self._pool.grant(rights, request.kv)
         request.rights = rights
         request.local = [list(table) for table in hit.local] or [[] for _ in self.local]
         for table in request.local:
@@ -79,11 +79,11 @@ class Tables:
     def cover(self, request: Request, end: int) -> list[Growth]:
         """Make room in the windows for the request's prompt up to ``end``: under its rights, so it never fails."""
         self._pool.release_granted(self._cut(request, request.num_prefilled))
-        owner = request.namespace if request.retain else TRANSIENT
+        owner = request.kv_key if request.retain else TRANSIENT
         grown = []
         for number, (group, table) in enumerate(self._numbered(request), self._first):
             while len(table) * group.block_size < end:
-                grown.append((number, len(table), self._pool.take_granted(owner)))
+                grown.append((number, len(table), self._pool.take_granted(owner, request.kv)))
                 table.append(grown[-1][2])
         return grown
 
@@ -93,14 +93,14 @@ class Tables:
         before = request.rights
         self._pool.release_granted(self._cut(request, request.num_prefilled))
         request.rights = len(self.held(request))
-        self._pool.grant(request.rights - before)
+        self._pool.grant(request.rights - before, request.kv)
         return before - request.rights
 
     def trim(self, request: Request) -> int:
         """Give back what the next token of a decoding request does not see; gives the number of blocks."""
         behind = self._cut(request, request.num_computed)
         self._pool.release_granted(behind)
-        self._pool.grant(-len(behind))
+        self._pool.grant(-len(behind), request.kv)
         request.rights -= len(behind)
         return len(behind)
 
@@ -115,17 +115,17 @@ class Tables:
     def extend(self, request: Request) -> list[Growth]:
         """Give a decoding request the blocks that it needs for its next token; they are available."""
         position = request.num_computed
-        owner = request.namespace if request.retain else TRANSIENT
+        owner = request.kv_key if request.retain else TRANSIENT
         grown = []
         if self._full is not None and position >= len(request.blocks) * self._full.block_size:
-            grown.append((0, len(request.blocks), self._pool.take_one(owner)))
+            grown.append((0, len(request.blocks), self._pool.take_one(owner, request.kv)))
             request.blocks.append(grown[-1][2])
             request.capacity += self._full.block_size
         for number, (group, table) in enumerate(self._numbered(request), self._first):
             if position >= len(table) * group.block_size:
-                self._pool.grant(1)
+                self._pool.grant(1, request.kv)
                 request.rights += 1
-                grown.append((number, len(table), self._pool.take_granted(owner)))
+                grown.append((number, len(table), self._pool.take_granted(owner, request.kv)))
                 table.append(grown[-1][2])
         return grown
 
@@ -136,7 +136,7 @@ class Tables:
             self._pool.discard_granted(held)
         else:
             self._pool.release_granted(held)
-        self._pool.grant(-request.rights)
+        self._pool.grant(-request.rights, request.kv)
         request.rights = 0
         request.local = []
 

@@ -47,6 +47,8 @@ class Kind(IntEnum):
     FAILED = 38
     EMBED = 50
     EMBEDDING = 51
+    KV_QUOTAS = 56
+    KV_USAGE = 57
     OPEN_GRAMMAR = 64
     ADVANCE = 65
     CLOSE_GRAMMAR = 66

@@ -7,7 +7,7 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Embed | Abort | Masks``, guest ``StepOutput | Embedding``;
+* engine: host ``Submit | Embed | Abort | Masks | KvQuotas``, guest ``StepOutput | Embedding | KvUsage``;
 * text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``; and, answered as
   they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
   (``grammar_messages``);
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
+from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 
 PROTOCOL_VERSION = 5
@@ -184,7 +185,8 @@ class Submit:
 
     request: int
     namespace: bytes
-    """``NAMESPACE_KEY_BYTES`` random bytes that key the block hashes: same key, same namespace."""
+    """``NAMESPACE_KEY_BYTES`` random bytes: whose request it is. They key the block hashes and name the account of
+    blocks, unless there is a ``group``: same key, same namespace."""
     token_ids: array[int]
     """Prompt, typecode ``I``, at least one id."""
     max_tokens: int
@@ -215,6 +217,9 @@ class Submit:
     deterministic: bool = False
     """Whether tokens and log-probabilities must be the same bits alone and in any batch. Its blocks serve other
     deterministic requests only."""
+    group: bytes = b""
+    """Namespace key of the sharing group whose blocks it finds and leaves, or nothing. Service is still its own
+    namespace's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,9 +396,11 @@ class Failed:
     reason: str
 
 
-EngineRequest = Submit | Embed | Abort | Masks
+EngineRequest = Submit | Embed | Abort | Masks | KvQuotas
 TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
 HostMessage = Configure | Drain | EngineRequest | TextRequest | Fetched | Forget
 TextAnswer = Encoded | Decoded | Vocabulary | Failed
-GuestMessage = Hello | EngineReady | TextReady | StepOutput | Embedding | TextAnswer | Masks | Keep | Fetch
+GuestMessage = (
+    Hello | EngineReady | TextReady | StepOutput | Embedding | KvUsage | TextAnswer | Masks | Keep | Fetch
+)
 Message = HostMessage | GuestMessage

@@ -6,11 +6,11 @@ copy of the state, so it names the sender's side and not "we" and "they".
     GREETING     guest: Hello                    -> CONFIGURING
     CONFIGURING  host:  Configure                -> LOADING
     LOADING      guest: EngineReady | TextReady  -> READY
-    READY        engine: host Submit | Embed | Abort | Masks, guest StepOutput | Embedding
+    READY        engine: host Submit | Embed | Abort | Masks | KvQuotas, guest StepOutput | Embedding | KvUsage
                  text:   host Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar,
                          guest Encoded | Decoded | Vocabulary | Failed | Masks
                  both:   host Drain              -> DRAINING
-    DRAINING     engine: host Abort | Masks | Drain, guest StepOutput | Embedding
+    DRAINING     engine: host Abort | Masks | KvQuotas | Drain, guest StepOutput | Embedding | KvUsage
                  text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed | Masks
     SPILL        its GREETING leads to READY at once: host Fetched | Forget, guest Keep | Fetch
     BROKEN       nothing, ever: a peer has broken the protocol
@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
+from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -98,12 +99,12 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
         Role.ENGINE: {
             **_opening(EngineReady),
             (State.READY, Side.HOST): {
-                **_staying(State.READY, Submit, Embed, Abort, Masks),
+                **_staying(State.READY, Submit, Embed, Abort, Masks, KvQuotas),
                 Drain: State.DRAINING,
             },
-            (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding),
-            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Masks, Drain),
-            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding),
+            (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding, KvUsage),
+            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Masks, KvQuotas, Drain),
+            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding, KvUsage),
         },
         Role.TEXT: {
             **_opening(TextReady),

@@ -86,7 +86,7 @@ class SimulatedRunner:
         assert list(request.token_ids) == tokens
         # What may not be kept is nobody's but the request's, or its family's.
         own = request.request_id if request.family is None else id(request.family)
-        key = (request.namespace,) if request.retain else (request.namespace, own)
+        key = (request.kv_key,) if request.retain else (request.kv_key, own)
         for number, group in enumerate(self.groups):
             table, size = self.tables[row][number], group.block_size
             for before in range(group.reach.first_seen(position), position):

@@ -147,7 +147,7 @@ def test_only_the_rich_give_up_a_row_and_only_to_the_poor(
     scheduler.add(submit(99, [9], 40, tenant=2), now_ns=0)
     for account in scheduler._live.accounts:
         account.service = services[account.key[0]]
-    chosen = scheduler._sharing.givers(scheduler._live.by_id[99].account, 1)
+    chosen = scheduler._sharing.givers(scheduler._live.by_id[99], 1, 1)
     assert ([one.namespace[0] for one in chosen] if chosen else None) == ([victim] if victim else None)
     if chosen:
         assert chosen[0].order == max(

@@ -22,11 +22,14 @@ from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
 from engine.request import Request
 from engine.scheduler.limits import SCORED_ROWS
 from engine.scheduler.plan import FAILED, RowMask, StepResult
+from isolation.ipc.kv_messages import WHOLE_POOL, KvQuota
 from isolation.ipc.messages import FailureCode
 from tests.engine.simulation import SimulatedRunner
-from tests.engine.support import make_scheduler, submit
+from tests.engine.support import make_scheduler, namespace, submit
 
 EOS = 7
+GROUP = 9
+"""Number of the sharing group's namespace."""
 BLOCK = 4
 ANY = RowMask(b"\xff" * 128, accepting=True)
 MAX_STEPS_EACH = 400
@@ -83,6 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.grants: dict[int, int] = {}
         self.caching = caching
+        self.over: dict[bytes, int] = {}
+        """Residents of bounded accounts that may be above their caps."""
         self.siblings: set[int] = set()
         self.unscored: dict[int, tuple[int, int]] = {}
         """Position of the prompt that is to be scored next, and tokens of it, by request."""
@@ -99,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 1, 2, 5]),
         prompt_logprobs=st.sampled_from([-1, -1, 0]),
         structured=st.sampled_from([False, False, True]),
+        group=st.sampled_from([b"", b"", namespace(GROUP)]),
     )
     def add(
         self,
@@ -113,6 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         choices: int,
         prompt_logprobs: int,
         structured: bool,
+        group: bytes,
     ) -> None:
         """A request whose prompt shares its beginning with others, or is refused with a reason."""
         first = self.next_id + 1
@@ -134,11 +141,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                     choices=choices,
                     prompt_logprobs=prompt_logprobs,
                     structured=structured,
+                    group=group,
                 ),
                 now_ns=self.now_ns,
             )
         except RequestRejectedError as error:
             too_long = length >= self.scheduler.limits.max_context
+            if not too_long and error.code is FailureCode.TOO_LONG:
+                assert self.pool.accounts.bounded
+                return
             assert error.code is (FailureCode.TOO_LONG if too_long else FailureCode.OVERLOADED)
             assert too_long or waiting + choices > 12
         else:
@@ -147,6 +158,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.siblings |= set(range(first, first + choices))
             if prompt_logprobs >= 0:
                 self.unscored[first] = (1, length)
+
+    @rule(
+        parts=st.lists(st.tuples(st.sampled_from([0, 1_000, 2_500, 5_000]), st.integers(0, 3)), max_size=4),
+        lends=st.booleans(),
+    )
+    def set_quotas(self, parts: list[tuple[int, int]], lends: bool) -> None:
+        """Another table of quotas for the tenants and their group; those that no longer fit end, the others live."""
+        quotas, left = [], WHOLE_POOL
+        for number, (reserved, more) in enumerate(parts, 1):
+            reserved = min(reserved, left)
+            left -= reserved
+            cap = min(WHOLE_POOL, max(1, reserved + more * 2_000))
+            quotas.append(KvQuota(namespace(GROUP if number == 4 else number), reserved, cap, lends))
+        for request_id in self.scheduler.set_quotas(quotas):
+            del self.grants[request_id]
+        self.over = {account.key: account.resident for account in self.pool.accounts.bounded}
 
     @rule(back=st.integers(0, 8))
     def abort(self, back: int) -> None:
@@ -171,8 +198,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plan is None:
             assert all(request.held for request in self.scheduler._live.by_id.values())
             return
-        if oldest is not None:
-            assert oldest.row >= 0, "the oldest running request was preempted"
+        if oldest is not None and oldest.row < 0:
+            # One that had been preempted, or an output of an older prompt, may have got a row in this step.
+            older = self.oldest_running()
+            assert older is not None and older.order < oldest.order, "the oldest running request was preempted"
         scored = [chunk for chunk in plan.prefills if chunk.num_scored]
         assert sum(chunk.num_scored for chunk in scored) <= SCORED_ROWS
         result = self.scheduler.commit(plan, self.runner.execute(plan, default=token))
@@ -219,6 +248,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
             assert set(self.scheduler._live.by_id) == set(self.grants)
+            for account in self.pool.accounts.bounded:
+                # What lay above the cap when that was set may only become less.
+                self.over[account.key] = min(self.over[account.key], max(account.resident, account.cap))
+                assert account.resident <= max(account.cap, self.over[account.key]), "above a hard cap"
 
     def teardown(self) -> None:
         """Everything that was admitted ends within a bound: nobody starves, nothing livelocks."""

@@ -213,7 +213,7 @@ def test_a_prefix_of_another_tenant_is_refused(make: Make) -> None:
     assert (make.content(again), again.cached_tokens) == (make.content(sound), 20)
     probe = submit(A, range(5, 26), 4, tenant=A, **make.fields)
     request = engine.scheduler._request(probe, now_ns=0)
-    for index, block in enumerate(list(pool._cached)[-1:-3:-1]):
+    for index, block in enumerate(pool._cached.all()[-1:-3:-1]):
         pool._by_id[cache._id(request, index)] = block
         pool._owners[block] = namespace(A)
     answer = generate(engine, [probe])[A]
@@ -263,7 +263,7 @@ def test_no_stamp_is_given_twice(deeds: list[tuple[str, int]]) -> None:
     pool, held, seen = BlockPool(8), [], set[int]()
     for deed, number in deeds:
         if deed == "take" and pool.num_available:
-            block = pool.take_one(namespace(number))
+            block = pool.take(1, namespace(number))[0]
             held.append((block, number))
             assert pool.stamps([block], namespace(number))[0] != pool.stamps([block], namespace(number + 1))[0]
         elif held:

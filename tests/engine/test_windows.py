@@ -252,7 +252,7 @@ def test_a_prefix_is_found_when_all_that_is_seen_is_known(groups: tuple[KvGroup,
     pool.forget(pool._ids[tail])
     shorter = cache.match(probe)
     assert 0 < shorter.num_tokens < hit.num_tokens
-    for block in list(pool._cached):
+    for block in pool._cached.all():
         if pool._ids[block][-1] == window:
             pool.forget(pool._ids[block])
     assert cache.match(probe).num_tokens == 0
@@ -277,9 +277,9 @@ def test_an_admission_never_takes_the_cached_blocks_that_it_builds_on() -> None:
     assert cached(scheduler, runner, 1, prompt) == 0
     second = [*prompt[:20], *range(50, 54)]
     needed = scheduler._admissions._cache.match(runner_request(scheduler, second)).local[0][-1]
-    for block in list(pool._cached):
+    for block in pool._cached.all():
         if block != needed:
-            pool._cached.move_to_end(block)
+            pool._cached._shared.move_to_end(block)
     pool._free.clear()
     assert needed
     scheduler.add(submit(2, second, 1), now_ns=0)

@@ -7,6 +7,7 @@ from array import array
 from hypothesis import strategies as st
 
 from isolation.ipc import grammar_messages as g
+from isolation.ipc import kv_messages as k
 from isolation.ipc import messages as m
 from isolation.ipc import spill_messages as sp
 
@@ -49,6 +50,7 @@ submit = st.builds(
     choices=st.integers(1, m.MAX_CHOICES),
     prompt_logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
     deterministic=st.booleans(),
+    group=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
 )
 
 
@@ -108,6 +110,17 @@ vocabulary = st.builds(
     start=st.integers(0, 1 << 20),
     entries=st.lists(st.binary(max_size=m.MAX_ENTRY_BYTES), max_size=6).map(tuple),
 )
+
+
+@st.composite
+def kv_quotas(draw: st.DrawFn) -> k.KvQuotas:
+    """A few namespaces whose reservations are no more than the pool."""
+    keys = draw(st.lists(st.binary(min_size=32, max_size=32), max_size=5, unique=True))
+    quotas = []
+    for key in keys:
+        reserved = draw(st.integers(0, k.WHOLE_POOL // 5))
+        quotas.append(k.KvQuota(key, reserved, draw(st.integers(max(1, reserved), k.WHOLE_POOL)), draw(st.booleans())))
+    return k.KvQuotas(tuple(quotas))
 
 
 @st.composite
@@ -190,6 +203,13 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     ),
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
+    k.KvQuotas: kv_quotas(),
+    k.KvUsage: st.builds(
+        k.KvUsage,
+        st.lists(
+            st.builds(k.KvUse, st.binary(min_size=32, max_size=32), u32, u32, u32, u32, u64, u64, u64), max_size=5
+        ).map(tuple),
+    ),
     m.Failed: st.builds(m.Failed, u64, st.sampled_from(m.FailureCode), st.text(max_size=m.MAX_REASON_BYTES // 4)),
 }
 """A strategy for each message."""
@@ -215,8 +235,12 @@ SAMPLES: tuple[m.Message, ...] = (
         deterministic=True,
         choices=3,
         prompt_logprobs=2,
+        group=bytes(range(32, 64)),
     ),
     m.Abort(7),
+    k.KvQuotas((k.KvQuota(bytes(32), 2_000, 5_000), k.KvQuota(bytes(range(32)), 8_000, 8_000, False))),
+    k.KvQuotas(),
+    k.KvUsage((k.KvUse(bytes(range(32)), 90, 60, 100, 200, 7, 1, 3),)),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
     m.Embedding(7, array("f", [0.5, -0.25])),
     m.Drain(),

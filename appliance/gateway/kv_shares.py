@@ -1,0 +1,60 @@
+"""Who keeps how much KV in which engine: from the policy's shares to what an engine is told, and back to names.
+
+An account of blocks is a tenant's or a sharing group's. Its namespace key comes from the supervisor under its *account
+name*: the tenant's id, or ``group/ID``, which no tenant's id can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isolation.ipc.kv_messages import KvQuota, KvQuotas, KvUsage, KvUse
+from policy.match import first_match
+from policy.model import KvShare, PolicySet, Tenant
+
+
+def group_account(group: str) -> str:
+    """Account name of a sharing group."""
+    return f"group/{group}"
+
+
+def account_names(policy: PolicySet) -> list[str]:
+    """The accounts of a policy: every tenant's, and every sharing group's."""
+    return [*policy.tenants, *map(group_account, policy.groups)]
+
+
+def quotas_of(policy: PolicySet, keys: Mapping[str, bytes], model: str) -> KvQuotas:
+    """What the engine of a model has to know: the shares of those who may use it, where they say anything. Accounts
+    whose keys are not there yet are left out."""
+    shares: list[tuple[str, KvShare]] = [
+        (tenant.id, tenant.kv) for tenant in policy.tenants.values() if _may_use(tenant, model)
+    ]
+    for group in policy.groups.values():
+        if any(_may_use(policy.tenants[member], model) for member in group.tenants):
+            shares.append((group_account(group.id), group.kv))
+    return KvQuotas(
+        tuple(
+            KvQuota(keys[name], share.reservation, share.cap, share.borrow)
+            for name, share in shares
+            if share.bounded and name in keys
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """What an account has in one engine, for the operator; the engine's own words."""
+
+    account: str
+    use: KvUse
+
+
+def named(usage: KvUsage, keys: Mapping[str, bytes]) -> list[KvView]:
+    """An engine's report by account names; accounts that are nobody's any more are left out."""
+    names = {key: name for name, key in keys.items()}
+    return [KvView(names[use.namespace], use) for use in usage.uses if use.namespace in names]
+
+
+def _may_use(tenant: Tenant, model: str) -> bool:
+    return first_match(tenant.models, model) is not None
