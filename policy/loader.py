@@ -118,7 +118,10 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
             if written and tenants[tenant_id].deterministic.value != content.deterministic:
                 message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
                 problems.append(file.problem((*path, "deterministic"), message))
-            _check_share(file, path, content.kv, problems)
+            if tenants[tenant_id].isolation_class.partitions:
+                _check_partition(file, path, content.kv, problems)
+            else:
+                _check_share(file, path, content.kv, problems)
             for index, credential in enumerate(content.credentials):
                 owner = principals.setdefault(credential, tenant_id)
                 if owner != tenant_id or content.credentials.index(credential) != index:
@@ -190,6 +193,17 @@ def _check_share(file: _File, path: Path, content: KvSchema, problems: list[Prob
         problems.append(file.problem((*path, "kv", "cap"), message))
 
 
+def _check_partition(file: _File, path: Path, content: KvSchema, problems: list[Problem]) -> None:
+    """What the class wants of the share, and what every share has to be."""
+    if not _parts(content.reservation):
+        message = "class strict needs a part of the KV pool for itself: write kv: {reservation: 20%} or the like"
+        problems.append(file.problem((*path, "class"), message))
+    elif content.borrow and "borrow" in content.model_fields_set:
+        problems.append(file.problem((*path, "kv", "borrow"), "class strict neither lends nor borrows; leave it out"))
+    else:
+        _check_share(file, path, content.model_copy(update={"borrow": False}), problems)
+
+
 def _check_reservations(files: Sequence[_File], problems: list[Problem]) -> None:
     """All reservations must fit the pool; the first that does not is told, with the sum."""
     total, told = 0, ""
@@ -223,7 +237,7 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
         limits=Limits(**content.limits.model_dump()),
         features=Features(**content.features.model_dump()),
-        kv=_share(content.kv),
+        kv=_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv),
     )
 
 

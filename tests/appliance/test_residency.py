@@ -25,7 +25,7 @@ POLICY = """
 version: 1
 tenants:
   s: {credentials: ["key:s"], models: ["m"]}
-  t: {credentials: ["key:t"], models: ["m"], class: strict}
+  t: {credentials: ["key:t"], models: ["m"], class: strict, kv: {reservation: 10%}}
   d: {credentials: ["key:d"], models: ["m-*"], class: dedicated}
 """
 

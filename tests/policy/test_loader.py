@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policy.errors import PolicyError, PolicySchemaError, PolicySyntaxError
 from policy.loader import MAX_PROBLEMS, Source, load_policy
-from policy.model import IsolationClass, Limits, Priority, Retention
+from policy.model import IsolationClass, KvShare, Limits, Priority, Retention
 from policy.positions import MAX_TEXT_BYTES, Locator, dotted, load_yaml
 
 CASES = Path(__file__).parent / "cases"
@@ -241,7 +241,7 @@ def test_a_class_brings_what_it_means() -> None:
 version: 1
 tenants:
   s: {credentials: ["key:s"], models: ["m"]}
-  t: {credentials: ["key:t"], models: ["m"], class: strict}
+  t: {credentials: ["key:t"], models: ["m"], class: strict, kv: {reservation: 20%}}
   d: {credentials: ["key:d"], models: ["m"], class: dedicated, deterministic: allowed}
 """
     tenants = load_policy([Source("p.yaml", text)]).tenants
@@ -251,4 +251,5 @@ tenants:
     assert (strict.pads, strict.own_text, strict.own_engine, strict.exact, strict.partitions) == (
         True, True, False, True, True,
     )  # fmt: skip
+    assert tenants["t"].kv == KvShare(reservation=2_000, cap=2_000, borrow=False)
     assert (dedicated.pads, dedicated.own_text, dedicated.own_engine) == (True, True, True)

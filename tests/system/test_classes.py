@@ -52,7 +52,7 @@ def classed(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Itera
     """A demo with one strict and one dedicated tenant."""
     with running(tmp_path_factory.mktemp("classes") / "state") as appliance:
         shared = ask(appliance, "alpha", extra_body={"deterministic": True})
-        classes(appliance, "strict", "dedicated")
+        classes(appliance, "strict, kv: {reservation: 40%}", "dedicated")
         assert ask(appliance, "alpha") == ask(appliance, "beta") == shared
         yield appliance
 

@@ -163,7 +163,7 @@ async def test_a_strict_request_waits_for_its_own_text_sandbox(counter: Callable
     stage = Stage(counter)
     said: list[Control] = []
     stage.tools.house = House(LIMITS, said.append)
-    stage.grant("class: strict, limits: {concurrency: 1}")
+    stage.grant("class: strict, kv: {reservation: 10%}, limits: {concurrency: 1}")
     stage.boot()
     session = stage.session()
     events = session.run()
@@ -186,7 +186,7 @@ async def test_vectors_are_refused_to_who_must_have_the_same_bits(counter: Calla
     """Vectors are computed in batches of any shape: a strict tenant is told so instead of getting less."""
     stage = Stage(counter)
     stage.tools.house = House(LIMITS)
-    stage.grant("class: strict")
+    stage.grant("class: strict, kv: {reservation: 10%}")
     request = EmbedRequest(request_id="r", model="m", inputs=(TextPrompt("x"),))
     session = EmbeddingSession(stage.tools, Principal("alpha", "key:a"), request, Quiet())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="same bits"):
