@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from isolation.elf import closure
 from isolation.errors import IsolationError
@@ -28,6 +28,7 @@ from isolation.python_rootfs import (
     PACKAGES_DIR,
     PYTHON_DIR,
     ROLE_PACKAGES,
+    TOOLS,
     UNUSED_EXTENSIONS,
     PythonInstall,
     library_mounts,
@@ -180,6 +181,8 @@ def _skip_stdlib(path: str) -> bool:
 def _skip_package(package: Path) -> Skip:
     def skip(path: str) -> bool:
         whole = f"{package.name}/{path}"
+        if PurePosixPath(path).match(TOOLS):
+            return True
         # torch.testing is imported by torch itself; directories named "tests" are nobody's import.
         return whole in PACKAGE_UNUSED or path.rpartition("/")[2] == "tests" or _skip_common(path)
 

@@ -39,7 +39,16 @@ ASK_THEIR_VERSION = ("llguidance",)
 """Packages that look themselves up among the installed ones when they are imported, and so bring that record along."""
 
 OPTIONAL_PACKAGES = ("triton", "functorch")
-"""Mounted for the engine where they are installed: GPU builds of torch bring triton."""
+"""Mounted for the engine where they are installed and of use."""
+
+GPU_PACKAGES = ("triton",)
+"""Of use beside a torch for GPUs only, which brings them; elsewhere they are there for tests."""
+
+GPU_LIBRARY = "lib/libtorch_cuda.so"
+"""What a torch for GPUs has."""
+
+TOOLS = "backends/*/bin"
+"""Assemblers that packages bring along; no sandbox has a compiler."""
 
 UNUSED_EXTENSIONS = ("_tkinter", "_curses", "_curses_panel", "readline", "_gdbm", "_dbm", "nis", "_sqlite3")
 """Extension modules of the standard library whose libraries a sandbox has no use for."""
@@ -98,6 +107,7 @@ def python_rootfs(role: str, python: PythonInstall | None = None) -> Rootfs:
     mounts = (*entries, *library_mounts(libraries))
     check_readable(mounts)
     hidden = tuple(f"{PYTHON_DIR}/lib/{install.version}/{name}" for name in _HIDDEN if (install.stdlib / name).is_dir())
+    hidden += tools_of(packages)
     return Rootfs(
         python=f"{PYTHON_DIR}/bin/{install.version}",
         python_path=(OURS_DIR, PACKAGES_DIR),
@@ -127,6 +137,8 @@ def locate_packages(role: str, install: PythonInstall) -> tuple[Path, ...]:
     optional = OPTIONAL_PACKAGES if role == "engine" else ()
     for name in (*ROLE_PACKAGES[role], *optional):
         path = find_package(name, install.path)
+        if name in GPU_PACKAGES and not any((one / GPU_LIBRARY).exists() for one in found):
+            continue
         if path is None:
             if name in optional:
                 continue
@@ -140,6 +152,13 @@ def locate_packages(role: str, install: PythonInstall) -> tuple[Path, ...]:
         if name in ASK_THEIR_VERSION:
             found += sorted(path.parent.glob(f"{name}-*.dist-info"))
     return tuple(found)
+
+
+def tools_of(packages: Iterable[Path]) -> tuple[str, ...]:
+    """Where in a sandbox the packages' assemblers would be."""
+    return tuple(
+        f"{PACKAGES_DIR}/{tools.relative_to(package.parent)}" for package in packages for tools in package.glob(TOOLS)
+    )
 
 
 def find_package(name: str, path: Sequence[str]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -11,6 +12,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def _load_interpreter() -> None:
+    """Triton decides at its import whether its kernels are interpreted, and torch imports it where it is installed: so
+    it is done here, before anybody else."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        importlib.import_module("triton")
+    except ModuleNotFoundError:
+        pass
+    finally:
+        del os.environ["TRITON_INTERPRET"]
+
+
+_load_interpreter()
 
 
 @pytest.fixture(scope="session", autouse=True)

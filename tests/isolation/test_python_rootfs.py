@@ -20,6 +20,7 @@ from isolation.python_rootfs import (
     locate_packages,
     python_rootfs,
     running_python,
+    tools_of,
 )
 from isolation.spec import Limits, Mount, SandboxSpec
 
@@ -41,6 +42,23 @@ def test_only_what_is_needed_is_mounted(role):
     packages = {os.path.basename(target) for target in targets if target.startswith("/opt/packages/")}
     assert packages & {"tokenizers", "torch"} == ({"torch"} if role == "engine" else {"tokenizers"})
     assert not packages & {"pip", "setuptools", "requests", "grpc", "cryptography", "appliance"}
+
+
+def test_triton_is_mounted_beside_a_torch_for_gpus_only(tmp_path):
+    """Where it is installed for tests of kernels, no sandbox sees it; beside a torch for GPUs the engine has it, and
+    its assemblers are masked."""
+    for name in (*ROLE_PACKAGES["engine"], "triton"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    tools = tmp_path / "triton/backends/nvidia/bin"
+    tools.mkdir(parents=True)
+    install = replace(running_python(), path=(os.fspath(tmp_path),))
+    assert "triton" not in {path.name for path in locate_packages("engine", install)}
+    (tmp_path / "torch/lib").mkdir()
+    (tmp_path / "torch/lib/libtorch_cuda.so").touch()
+    packages = locate_packages("engine", install)
+    assert "triton" in {path.name for path in packages}
+    assert tools_of(packages) == ("/opt/packages/triton/backends/nvidia/bin",)
 
 
 def test_path_of_the_interpreter_is_not_told():
