@@ -107,8 +107,11 @@ MISTAKES = (
         "engine/test_engine.py::test_a_tenants_tokens_do_not_depend_on_anothers_load",
     )),
     Mistake(14, "KV that comes back from a tier believed before it is authenticated", (
+        "isolation/keys/test_seal.py::test_every_flip_cut_and_growth_is_refused",
+        "isolation/keys/test_seal.py::test_an_object_opens_under_no_other_name",
+        "appliance/supervisor/test_spill_store.py::test_files_that_changed_are_rejected_and_gone",
         "isolation/ipc/test_segment.py::test_changed_layouts_are_refused_or_whole",
-    ), absent="KV leaves the engine in no form in this build, so none comes back"),
+    )),
     Mistake(15, "a request's error that ends service; health that says nothing", (
         "system/test_fuzzed_requests.py::test_fuzzed_requests_kill_nobody",
         "system/test_deaths.py::test_a_request_that_kills_twice_is_quarantined",
