@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from appliance.cli.bench_target import Target, own_appliance
 from bench.guarantees.result import Result, judged
 
-ROUNDS = {True: {64: 1_600, 256: 1_600}, False: {256: 150}}
+ROUNDS = {True: {64: 1_600, 256: 1_600, 1_024: 1_600}, False: {512: 150}}
 """Samples of an arm by prompt length, in the full and in the short form."""
 
 MOST_AUC = {True: 0.53, False: 0.62}
@@ -179,11 +179,11 @@ def rows(length: int, arms: Arms, *, full: bool) -> list[Result]:
             figure=f"AUC {control.area:.3f} for one's own prompts",
         ),
         judged(
-            f"G1.cached-tokens.{length}", not any(arms.attached), bar="0 for another tenant's prompt", command=command,
+            f"G1.cached.{length}", not any(arms.attached), bar="0 for another tenant's prompt", command=command,
             figure=f"{sum(map(bool, arms.attached))} of {len(arms.attached)} answers named cached tokens",
         ),
         judged(
-            f"G1.cached-tokens.{length}.control", all(arms.reused), bar="all of one's own", command=command,
+            f"G1.cached.{length}.control", all(arms.reused), bar="all of one's own", command=command,
             figure=f"{sum(map(bool, arms.reused))} of {samples} repetitions",
         ),
     ]  # fmt: skip
