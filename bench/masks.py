@@ -39,8 +39,9 @@ from isolation.gvisor import GvisorRuntime
 from isolation.ipc.channel import Channel
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import Configure, Encode, Encoded, Failed, Message, Role, SourceKind, TextReady
+from isolation.ipc.messages import Configure, Failed, Message, Role, TextReady
 from isolation.ipc.segment import standard_layout
+from isolation.ipc.text_messages import Encode, Encoded, SourceKind
 from isolation.python_rootfs import python_rootfs
 from isolation.runsc import find_runsc
 from isolation.spec import Limits, Mount, SandboxSpec

@@ -26,16 +26,8 @@ from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.text_link import Answer, Job, TextFullError, TextLostError
 from appliance.request import ChatPrompt, Grammar, Prompt, TokenPrompt
 from isolation.ipc.grammar_messages import GRAMMAR_TENANT_BYTES
-from isolation.ipc.messages import (
-    MAX_TOKENS_PER_REQUEST,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
-    Failed,
-    FailureCode,
-    SourceKind,
-)
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Failed, FailureCode
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, SourceKind
 
 OPEN_WAIT_S = 8.0
 """Seconds that a grammar may wait for others to be compiled, and for itself."""

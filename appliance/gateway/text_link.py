@@ -22,19 +22,8 @@ from appliance.gateway.link import Link, LinkFullError
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.grammar_messages import Masks
-from isolation.ipc.messages import (
-    MAX_ENTRY_BYTES,
-    MAX_VOCABULARY_ENTRIES,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
-    Failed,
-    Message,
-    ReadVocabulary,
-    TextReady,
-    Vocabulary,
-)
+from isolation.ipc.messages import MAX_ENTRY_BYTES, MAX_VOCABULARY_ENTRIES, Failed, Message, TextReady
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 JOB_TIMEOUT_S = 5.0
 """The longest one job may take: a 4 MiB text tokenises in about one second on a slow core."""

@@ -26,20 +26,18 @@ from isolation.ipc.messages import (
     NAMESPACE_KEY_BYTES,
     Configure,
     Embed,
-    Encode,
-    Encoded,
     EngineReady,
     Failed,
     Hello,
     Message,
     Role,
     Sampling,
-    SourceKind,
     StepOutput,
     Submit,
     TextReady,
 )
 from isolation.ipc.segment import standard_layout
+from isolation.ipc.text_messages import Encode, Encoded, SourceKind
 from isolation.runtime import Runtime, Sandbox
 from isolation.spec import SandboxSpec
 

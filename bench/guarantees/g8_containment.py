@@ -58,7 +58,7 @@ def inside_sandboxes(full: bool) -> list[Result]:
     """
     with intruder.gvisor() as runtime:
         control = intruder.outside()
-        reached = [reach(role, intruder.inside(runtime, role), control) for role in Role]
+        reached = [reach(role, intruder.inside(runtime, role), control) for role in (Role.ENGINE, Role.TEXT)]
         reached.append(locked(intruder.inside(runtime, Role.ENGINE, locked=True), control))
         return [*reached, reach_control(control), *greed(runtime), *wire(runtime, CHANGED_FRAMES[full])]
 

@@ -32,12 +32,8 @@ from isolation.ipc.grammar_messages import Advance, Masks, MaskState, OpenGramma
 from isolation.ipc.messages import (
     PROTOCOL_VERSION,
     Configure,
-    Decode,
-    Decoded,
     Embed,
     Embedding,
-    Encode,
-    Encoded,
     EngineReady,
     Finish,
     Hello,
@@ -48,6 +44,7 @@ from isolation.ipc.messages import (
     Submit,
     TextReady,
 )
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded
 from policy.loader import Source, load_policy
 
 TENANTS = ("alpha", "beta")

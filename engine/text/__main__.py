@@ -26,16 +26,8 @@ from isolation.ipc.channel import Channel
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, OpenGrammar
 from isolation.ipc.memory import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
-from isolation.ipc.messages import (
-    Decode,
-    Drain,
-    Encode,
-    Failed,
-    FailureCode,
-    Message,
-    ReadVocabulary,
-    Role,
-)
+from isolation.ipc.messages import Drain, Failed, FailureCode, Message, Role
+from isolation.ipc.text_messages import Decode, Encode, ReadVocabulary
 
 EXIT_DRAINED = 0
 EXIT_HOST = 1

@@ -15,20 +15,9 @@ from engine.text.reasons import presentable
 from engine.text.template import ChatTemplate, parse_template
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
-from isolation.ipc.messages import (
-    MAX_FRAME_BYTES,
-    MAX_VOCABULARY_ENTRIES,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
-    Failed,
-    FailureCode,
-    ReadVocabulary,
-    SourceKind,
-    TextReady,
-)
-from isolation.ipc.messages import Vocabulary as VocabularySlice
+from isolation.ipc.messages import MAX_FRAME_BYTES, MAX_VOCABULARY_ENTRIES, Failed, FailureCode, TextReady
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind
+from isolation.ipc.text_messages import Vocabulary as VocabularySlice
 
 LENGTH_BYTES = 8
 """Bytes of a frame that one entry takes besides its text, rounded up."""

@@ -27,6 +27,7 @@ from enum import IntEnum
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 PROTOCOL_VERSION = 5
 """Raised by one whenever a frame of the last version would be read differently."""
@@ -103,15 +104,6 @@ class Priority(IntEnum):
     HIGH = 0
     NORMAL = 1
     LOW = 2
-
-
-class SourceKind(IntEnum):
-    """What ``Encode.source`` holds."""
-
-    TEXT = 1
-    """UTF-8 text, tokenised as it is, with the tokenizer's own special tokens added."""
-    CHAT = 2
-    """UTF-8 JSON for the template: ``{"messages": [], "tools": []?, "template_kwargs": {}?}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,58 +325,6 @@ class StepOutput:
     defects: int = 0
     """Promises of its own that the engine found broken since its start: none, unless there is a defect."""
     prompts: tuple[PromptLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
-    """Turn text or a conversation into token ids."""
-
-    request: int
-    kind: SourceKind
-    source: bytes
-    max_tokens: int
-    """More ids than this is ``TOO_LONG``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Answer to ``Encode``."""
-
-    request: int
-    token_ids: array[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Turn ids into text, for tokenizers whose table is not exact."""
-
-    request: int
-    token_ids: array[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Answer to ``Decode``: UTF-8 without special tokens; an unfinished end shows as U+FFFD."""
-
-    request: int
-    text: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ReadVocabulary:
-    """Ask for the id-to-bytes table from ``start`` on."""
-
-    request: int
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """A slice of the id-to-bytes table; special tokens have no bytes."""
-
-    request: int
-    start: int
-    entries: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

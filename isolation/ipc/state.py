@@ -32,25 +32,20 @@ from isolation.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
     Configure,
-    Decode,
-    Decoded,
     Drain,
     Embed,
     Embedding,
-    Encode,
-    Encoded,
     EngineReady,
     Failed,
     Hello,
     Message,
-    ReadVocabulary,
     Role,
     StepOutput,
     Submit,
     TextReady,
-    Vocabulary,
 )
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 
 class Side(Enum):

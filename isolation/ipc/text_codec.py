@@ -37,20 +37,14 @@ from isolation.ipc.messages import (
     MAX_TOKENS_PER_REQUEST,
     MAX_VOCABULARY_ENTRIES,
     Configure,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
     EngineReady,
     Failed,
     FailureCode,
     Hello,
-    ReadVocabulary,
     Role,
-    SourceKind,
     TextReady,
-    Vocabulary,
 )
+from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
 _HELLO = struct.Struct("<HB")
 _ENGINE_READY = struct.Struct("<4IB")

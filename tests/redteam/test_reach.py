@@ -18,7 +18,7 @@ def control(runsc_path: object) -> intruder.Findings:
     return intruder.outside()
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", [Role.ENGINE, Role.TEXT])
 def test_nothing_is_reached_from_a_sandbox(gvisor: GvisorRuntime, control: intruder.Findings, role: Role) -> None:
     """Every attack is tried in the sandbox that serves and is refused: network, files, kernel, gates, rings."""
     row = g8_containment.reach(role, intruder.inside(gvisor, role), control)

@@ -18,7 +18,8 @@ from appliance.gateway import sandboxes as sandboxes_module
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from isolation.ipc import segment
-from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, ReadVocabulary, Role
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Role
+from isolation.ipc.text_messages import ReadVocabulary
 
 from .conftest import ENGINE_READY, TEXT_READY, Pair, make_pair
 

@@ -20,16 +20,8 @@ from appliance.gateway.tally import TenantTally
 from appliance.gateway.text_link import TextLink
 from appliance.request import CallContext, Delta, Finished, GenerateRequest, Operation, Principal, TextPrompt
 from appliance.telemetry.tracer import TelemetrySettings, open_telemetry
-from isolation.ipc.messages import (
-    Encode,
-    Encoded,
-    FailureCode,
-    Finish,
-    RequestFailure,
-    Sampling,
-    StepOutput,
-    Submit,
-)
+from isolation.ipc.messages import FailureCode, Finish, RequestFailure, Sampling, StepOutput, Submit
+from isolation.ipc.text_messages import Encode, Encoded
 
 from .conftest import TEXT_READY, Pair
 from .test_session import Stage, hear, say, stage  # noqa: F401 - the fixture

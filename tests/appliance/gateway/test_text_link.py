@@ -12,7 +12,7 @@ import pytest
 from appliance.gateway import text_link
 from appliance.gateway.text_link import TextFullError, TextLink, TextLostError
 from isolation.ipc.errors import LocalProtocolError
-from isolation.ipc.messages import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
+from isolation.ipc.text_messages import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
 from .conftest import TEXT_READY, Pair
 

@@ -15,15 +15,8 @@ import pytest
 from engine.text.grammar_keeper import TENANT_GRAMMARS
 from isolation.ipc.channel import Channel
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
-from isolation.ipc.messages import (
-    Encode,
-    Encoded,
-    Failed,
-    FailureCode,
-    Message,
-    SourceKind,
-    TextReady,
-)
+from isolation.ipc.messages import Failed, FailureCode, Message, TextReady
+from isolation.ipc.text_messages import Encode, Encoded, SourceKind
 from tests.engine.text.test_process import configured, next_message, started
 
 ALPHA, BETA = bytes(16), bytes([1]) * 16

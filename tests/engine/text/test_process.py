@@ -26,19 +26,15 @@ from isolation.ipc.messages import (
     PROTOCOL_VERSION,
     Configure,
     Drain,
-    Encode,
-    Encoded,
     Failed,
     FailureCode,
     Hello,
     Message,
-    ReadVocabulary,
     Role,
-    SourceKind,
     TextReady,
-    Vocabulary,
 )
 from isolation.ipc.segment import standard_layout
+from isolation.ipc.text_messages import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 from isolation.python_rootfs import python_rootfs
 from isolation.runsc import find_runsc
 from isolation.spec import Limits, Mount, SandboxSpec

@@ -10,6 +10,7 @@ from isolation.ipc import grammar_messages as g
 from isolation.ipc import kv_messages as k
 from isolation.ipc import messages as m
 from isolation.ipc import spill_messages as sp
+from isolation.ipc import text_messages as t
 
 u8 = st.integers(0, 0xFF)
 u16 = st.integers(0, 0xFFFF)
@@ -175,7 +176,7 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Encode: st.builds(
         m.Encode,
         u64,
-        st.sampled_from(m.SourceKind),
+        st.sampled_from(t.SourceKind),
         utf8,
         st.integers(0, m.MAX_TOKENS_PER_REQUEST),
     ),
@@ -263,7 +264,7 @@ SAMPLES: tuple[m.Message, ...] = (
         ),
     ),
     m.StepOutput(),
-    m.Encode(1, m.SourceKind.CHAT, b'{"messages": []}', 100),
+    m.Encode(1, t.SourceKind.CHAT, b'{"messages": []}', 100),
     m.Encoded(1, array("I", [5, 6, 7])),
     m.Decode(2, array("I", [5])),
     m.Decoded(2, "h\u00e9".encode()),

@@ -13,6 +13,7 @@ from array import array
 import pytest
 
 from isolation.ipc import messages as m
+from isolation.ipc import text_messages as t
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import encode
 from isolation.ipc.errors import (
@@ -75,7 +76,7 @@ def test_limit_bounds_one_receive(wire):
 def test_out_of_order_is_our_fault_or_the_peers(wire):
     """We may not send out of order; a peer that does so breaks the channel for good."""
     with pytest.raises(LocalProtocolError, match="Encode"):
-        wire.host.send(m.Encode(1, m.SourceKind.TEXT, b"", 1))
+        wire.host.send(m.Encode(1, t.SourceKind.TEXT, b"", 1))
     assert wire.host.state is State.READY
     wire.guest._writer.push(encode(m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE)))
     with pytest.raises(RemoteProtocolError, match="Hello"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from isolation.ipc import codec
 from isolation.ipc import messages as m
+from isolation.ipc import text_messages as t
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.frame import HEADER, HEADER_BYTES, Kind
@@ -207,7 +208,7 @@ BREACHES = [
     replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), (-INF,)),)),
     replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,) * 21, (0.0,) * 21),)),
     m.EngineReady(0, 1, 1, 1),
-    m.Encode(1, m.SourceKind.TEXT, b"\xff", 1),
+    m.Encode(1, t.SourceKind.TEXT, b"\xff", 1),
     m.Failed(1, m.FailureCode.INVALID, "x" * (m.MAX_REASON_BYTES + 1)),
 ]
 
@@ -250,7 +251,7 @@ def unchecked(message, monkeypatch) -> bytes:
         replace(STEP, failures=(m.RequestFailure(1, 77),)),
         replace(STEP, starts=(m.Started(1, 1 << 32, 0),)),
         m.Hello(1, 5),
-        m.Encode(1, m.SourceKind.TEXT, bytes(m.MAX_SOURCE_BYTES + 1), 1),
+        m.Encode(1, t.SourceKind.TEXT, bytes(m.MAX_SOURCE_BYTES + 1), 1),
         m.Decoded(1, bytes(m.MAX_FRAME_BYTES)),
         m.Failed(1, m.FailureCode.INVALID, "\ud800"),
         m.Vocabulary(1, 0, (b"",) * (m.MAX_VOCABULARY_ENTRIES + 1)),
@@ -273,7 +274,7 @@ def test_the_largest_messages_fit():
     for message in (
         replace(SUBMIT, token_ids=ids, stop_ids=(1,) * m.MAX_STOP_IDS),
         m.Encoded(1, ids),
-        m.Encode(1, m.SourceKind.TEXT, b"x" * m.MAX_SOURCE_BYTES, 1),
+        m.Encode(1, t.SourceKind.TEXT, b"x" * m.MAX_SOURCE_BYTES, 1),
         m.StepOutput(
             requests=array("Q", bytes(8 * tokens)),
             token_ids=array("I", bytes(4 * tokens)),

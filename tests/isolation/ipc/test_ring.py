@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError, RingFull
 from isolation.ipc.frame import HEADER_BYTES
-from isolation.ipc.messages import MAX_FRAME_BYTES, Abort, Decoded
+from isolation.ipc.messages import MAX_FRAME_BYTES, Abort
 from isolation.ipc.ring import CONTROL_BYTES, RingReader, RingWriter
+from isolation.ipc.text_messages import Decoded
 from tests.isolation.ipc.fuzz import fuzz_ring
 
 CAPACITY = MAX_FRAME_BYTES + 64
