@@ -21,8 +21,8 @@ from appliance import journal
 from appliance.api.keys import parse_records
 from appliance.config import ApplianceConfig
 from appliance.errors import ConfigError
-from appliance.install.changes import write
 from appliance.telemetry.log import redact
+from isolation.whole_file import write_whole
 
 MAX_MEMBER_BYTES = 16 << 20
 """Bytes of one member; the end of a longer one is kept, where the news is."""
@@ -155,7 +155,8 @@ def write_bundle(path: Path, into: Collector, secrets: tuple[bytes, ...], now: f
             entry.size, entry.mtime, entry.mode = len(data), int(now), MODE
             archive.addfile(entry, io.BytesIO(data))
     try:
-        write(path, stream.getvalue(), MODE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, stream.getvalue(), MODE)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
     return Bundle(path, tuple(member.name for member in kept), tuple(left_out), len(stream.getvalue()))

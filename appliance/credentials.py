@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -20,21 +19,6 @@ def read_key_table(table: Path, pepper: Path) -> KeyTable:
     if len(secret) < PEPPER_BYTES:
         raise ConfigError(f"{pepper} has {len(secret)} bytes; a pepper needs {PEPPER_BYTES} random ones")
     return KeyTable(secret, parse_records(_read_private(table).decode("utf-8", "replace")))
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read: beside it, then renamed over it, so that nobody sees half of it."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def new_pepper() -> bytes:

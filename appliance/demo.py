@@ -25,11 +25,12 @@ from appliance import kernels
 from appliance.api.keys import KeyRecord, issue, serialise_records
 from appliance.catalog import EMBEDDED_MODEL, embedded_model, find_files
 from appliance.config import MODEL_NAME
-from appliance.credentials import new_pepper, write_private
+from appliance.credentials import new_pepper
 from appliance.errors import ConfigError
 from appliance.launcher import Addresses
 from appliance.lock import exclusive
 from appliance.serve import launch
+from isolation.whole_file import write_whole
 
 TENANTS = ("alpha", "beta")
 """The demo's two tenants."""
@@ -175,9 +176,9 @@ def prepare_keys(state: Path) -> dict[str, str]:
     for tenant in TENANTS:
         plain[tenant], digest = issue(f"{tenant}-1", pepper)
         records[f"{tenant}-1"] = KeyRecord(digest, datetime.now(UTC))
-    write_private(state / "pepper", pepper)
-    write_private(state / "credentials.json", serialise_records(records).encode())
-    write_private(plain_file, (json.dumps(plain, indent=2) + "\n").encode())
+    write_whole(state / "pepper", pepper)
+    write_whole(state / "credentials.json", serialise_records(records).encode())
+    write_whole(plain_file, (json.dumps(plain, indent=2) + "\n").encode())
     return plain
 
 

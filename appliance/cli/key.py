@@ -138,11 +138,11 @@ def _replace(path: Path, data: bytes, *, group_reads: bool) -> None:
     """Write a private file that belongs to whom the old one, or else the folder, belongs to: the
     operator may be root, the service that reads it is not. With ``group_reads`` a group that may
     read the folder may read the file, as the units' gateway does."""
-    from appliance.credentials import write_private
+    from isolation.whole_file import write_whole
 
     old = path if path.exists() else path.parent
     owner = old.stat()
-    write_private(path, data)
+    write_whole(path, data)
     if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(path, owner.st_uid, owner.st_gid)
     if group_reads and owner.st_mode & stat.S_IRGRP:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +10,7 @@ from pathlib import Path
 
 from appliance.errors import ConfigError
 from appliance.install.rendering import InstalledFile, body, is_untouched
+from isolation.whole_file import write_whole
 
 MODE = 0o644
 """Of units: systemd and everybody may read them; there is nothing secret in them."""
@@ -92,26 +91,10 @@ def apply(changes: Iterable[Change]) -> None:
             if not change.after:
                 change.path.unlink(missing_ok=True)
             else:
-                write(change.path, change.after.encode(), MODE)
+                change.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+                write_whole(change.path, change.after.encode(), MODE)
         except OSError as error:
             raise ConfigError(f"cannot change {change.path}: {(error.strerror or str(error)).lower()}") from error
-
-
-def write(path: Path, data: bytes, mode: int) -> None:
-    """Write a file beside its name, then rename it over: nobody reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> str | None:

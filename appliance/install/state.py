@@ -12,9 +12,9 @@ from appliance.api.keys import serialise_records
 from appliance.catalog import embedded_model
 from appliance.credentials import new_pepper
 from appliance.errors import ConfigError
-from appliance.install.changes import write
 from appliance.install.rendering import ADMIN_PLACE, SERVICES, TARGET, UNITS
 from appliance.install.sources import CONFIG, POLICY
+from isolation.whole_file import write_whole
 
 ETC, VAR = Path("etc/athanor"), Path("var/lib/athanor")
 AUDIT = Path("var/lib/athanor-supervisor")
@@ -63,7 +63,9 @@ def plant(root: Path, seeds: tuple[Seed, ...], sources: dict[str, str]) -> None:
     for seed in seeds:
         try:
             if seed.path.name in content:
-                write(root / seed.path, *content[seed.path.name])
+                target = root / seed.path
+                target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+                write_whole(target, *content[seed.path.name])
             else:
                 _copy_model(root / seed.path)
         except OSError as error:

@@ -20,9 +20,10 @@ from urllib.request import Request, urlopen
 
 from appliance.api.keys import KeyRecord, issue, serialise_records
 from appliance.catalog import embedded_model
-from appliance.credentials import new_pepper, write_private
+from appliance.credentials import new_pepper
 from appliance.demo import choose_ports, run_directory
 from isolation.keys.root import create_root
+from isolation.whole_file import write_whole
 
 START_S = 120.0
 STOP_S = 60.0
@@ -95,8 +96,8 @@ def _write(state: Path, kv_bytes: int, spill: bool, policy: str, more: dict[str,
     pepper = new_pepper()
     issued = {name: issue(name, pepper) for name in ("quiet", "loud")}
     records = {name: KeyRecord(digest, datetime.now(UTC)) for name, (_, digest) in issued.items()}
-    write_private(state / "pepper", pepper)
-    write_private(state / "credentials.json", serialise_records(records).encode())
+    write_whole(state / "pepper", pepper)
+    write_whole(state / "credentials.json", serialise_records(records).encode())
     (state / "policy.yaml").write_text(policy)
     create_root(state / "root-key")
     http, rpc, admin = choose_ports((0, 0, 0))

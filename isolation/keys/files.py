@@ -1,4 +1,4 @@
-"""Private files: written whole, read whole, and destroyed so that the medium was at least told to forget them.
+"""Private files: read whole, and destroyed so that the medium was at least told to forget them.
 
 Overwriting in place reaches the old bytes on file systems that write in place (ext4, xfs). Copy-on-write file systems,
 snapshots and the spare blocks of flash keep what they keep; against those stands the root key, which lies elsewhere.
@@ -7,11 +7,11 @@ snapshots and the spare blocks of flash keep what they keep; against those stand
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
 from isolation.keys.errors import KeyringError
+from isolation.whole_file import sync_folder
 
 OTHERS = 0o077
 """Permission bits of everybody but the owner."""
@@ -41,26 +41,6 @@ def read_private(path: Path, limit: int, others: int = OTHERS) -> bytes:
         return file.read(limit)
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 whole: beside it, then renamed over it, and on the medium when this returns.
-
-    Raises:
-        OSError: it cannot be written; what was there before is still there.
-    """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def destroy(path: Path) -> bool:
     """Overwrite a file with random bytes, bring that to the medium, then remove it; False when there is none.
 
@@ -88,12 +68,3 @@ def overwrite(fd: int) -> None:
     while left > 0:
         left -= os.write(fd, os.urandom(min(left, _WIPE_CHUNK)))
     os.fsync(fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's names to the medium."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

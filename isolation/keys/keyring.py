@@ -29,8 +29,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from isolation.keys.errors import KeyringError, ShreddedError
-from isolation.keys.files import destroy, overwrite, read_private, sync_folder, write_private
+from isolation.keys.files import destroy, overwrite, read_private
 from isolation.keys.root import ROOT_KEY_BYTES
+from isolation.whole_file import sync_folder, write_whole
 
 KEK_BYTES = 32
 KEK_ID_BYTES = 16
@@ -230,7 +231,7 @@ class Keyring:
                 before = None
                 if path.exists():
                     before = stack.enter_context(path.open("rb+"))
-                write_private(path, _MAGIC + kek.id + nonce + wrapped)
+                write_whole(path, _MAGIC + kek.id + nonce + wrapped)
                 if before is not None:
                     overwrite(before.fileno())
         except OSError as error:

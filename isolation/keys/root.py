@@ -13,7 +13,8 @@ import secrets
 from pathlib import Path
 
 from isolation.keys.errors import KeyringError, RootKeyError
-from isolation.keys.files import read_private, sync_folder
+from isolation.keys.files import read_private
+from isolation.whole_file import sync_folder
 
 ROOT_KEY_BYTES = 32
 """AES-256."""

@@ -24,8 +24,9 @@ from cryptography import x509
 from appliance.api.generated import inference_pb2, inference_pb2_grpc
 from appliance.api.keys import KeyRecord, issue, serialise_records
 from appliance.catalog import embedded_model
-from appliance.credentials import new_pepper, write_private
+from appliance.credentials import new_pepper
 from appliance.demo import choose_ports, run_directory
+from isolation.whole_file import write_whole
 from tests.appliance.api.pki import Authority, Pki
 
 from .conftest import ATHANOR
@@ -78,8 +79,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
     pepper = new_pepper()
     issued = {key_id: issue(key_id, pepper) for key_id in ("a", "n", "s")}
     records = {key_id: KeyRecord(digest, datetime.now(UTC)) for key_id, (_, digest) in issued.items()}
-    write_private(state / "pepper", pepper)
-    write_private(state / "credentials.json", serialise_records(records).encode())
+    write_whole(state / "pepper", pepper)
+    write_whole(state / "credentials.json", serialise_records(records).encode())
     (state / "policy.yaml").write_text(POLICY)
     http, rpc, admin = choose_ports((0, 0, 0))
     config = {

@@ -18,8 +18,9 @@ import pytest
 
 from appliance.api.keys import KeyRecord, issue, serialise_records
 from appliance.catalog import embedded_model
-from appliance.credentials import new_pepper, write_private
+from appliance.credentials import new_pepper
 from appliance.demo import choose_ports, run_directory
+from isolation.whole_file import write_whole
 
 from .conftest import ATHANOR
 
@@ -82,8 +83,8 @@ def spilling(tmp_path: Path, runsc_path: Path) -> Iterator[Spilling]:
     pepper = new_pepper()
     issued = {name: issue(name, pepper) for name in ("a", "b", "s")}
     records = {name: KeyRecord(digest, datetime.now(UTC)) for name, (_, digest) in issued.items()}
-    write_private(state / "pepper", pepper)
-    write_private(state / "credentials.json", serialise_records(records).encode())
+    write_whole(state / "pepper", pepper)
+    write_whole(state / "credentials.json", serialise_records(records).encode())
     (state / "policy.yaml").write_text(POLICY)
     assert subprocess.run([ATHANOR, "tenant", "root", str(state / "root-key")], check=False).returncode == 0
     http, rpc, admin = choose_ports((0, 0, 0))
