@@ -12,10 +12,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from appliance import demo, kernels
 from appliance.catalog import EMBEDDED_MODEL
@@ -50,6 +50,10 @@ TENANT = """\
 """
 
 
+Adjust: TypeAlias = Callable[[Path, dict[str, Any]], None]
+"""What is called with state directory and configuration."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A running appliance of our own."""
@@ -58,18 +62,25 @@ class Target:
     model: str
     api_keys: tuple[str, ...]
     pid: int
+    """Of the process that all its others descend from."""
     sandbox: str
     """What holds its engine; empty of a server that is not ours."""
     started_s: float = 0.0
     """Seconds from the start of its process to a first token of its model."""
+    admin: str = ""
+    """Address of the operator's listener; empty of a server that is not ours."""
+    state: Path = Path()
+    """Folder with all its files, of a server that is ours."""
 
 
 @contextlib.contextmanager
 def own_appliance(
-    model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None = None
+    model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None = None, *,
+    adjust: Adjust | None = None,
 ) -> Iterator[Target]:
     """Serve a model (the embedded one when None) for the time of the block, on compiled kernels (those beside the
-    packages when None, if there are any).
+    packages when None, if there are any). ``adjust`` is called with the state directory and the configuration before
+    the start, and may change both.
 
     Raises:
         ApplianceError: it cannot start; with the last lines of its log.
@@ -77,25 +88,27 @@ def own_appliance(
     """
     with tempfile.TemporaryDirectory(prefix="athanor-bench-") as folder:
         state = Path(folder) / "state"
-        config, keys = _prepare(state, model_folder, kv_bytes, dtype, kernels_folder)
+        config, keys = _prepare(state, model_folder, kv_bytes, dtype, kernels_folder, adjust)
         log = Path(folder) / "log"
         argv = (sys.executable, "-m", "appliance.cli", "serve", "--config", str(config))
         with log.open("wb") as file:
             child = start(argv, env=MINIMAL_ENVIRONMENT, stdio=file.fileno(), own_group=True)
         began = time.monotonic()
         try:
-            ready = _wait_ready(child, log)
+            ready = wait_ready(child, log)
             started_s = time.monotonic() - began
             yield Target(
-                ready["http"], ready["models"][-1], tuple(keys.values()), child.pid, ready["sandbox"], started_s
-            )
+                ready["http"], ready["models"][-1], tuple(keys.values()), child.pid, ready["sandbox"], started_s,
+                ready["admin"], state,
+            )  # fmt: skip
         finally:
             child.end(END_GRACE_S)
             shutil.rmtree(demo.run_directory(state), ignore_errors=True)
 
 
 def _prepare(
-    state: Path, model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None
+    state: Path, model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None,
+    adjust: Adjust | None,
 ) -> tuple[Path, dict[str, str]]:
     """State directory with keys, policy and configuration."""
     models = demo.choose_models((model_folder,) if model_folder is not None else ())
@@ -109,7 +122,7 @@ def _prepare(
     (state / "policy.yaml").write_text(POLICY + "".join(TENANT.format(name=tenant) for tenant in keys))
     ports = demo.choose_ports((0, 0, 0))
     compiled = kernels_folder.resolve() if kernels_folder is not None else kernels.installed()
-    config = {
+    config: dict[str, Any] = {
         "listen": {role: f"127.0.0.1:{port}" for role, port in zip(("http", "grpc", "admin"), ports, strict=True)},
         "models": [
             {"name": name, "path": str(models[name]), "dtype": dtype, "kv_bytes": kv_bytes, "block_size": KV_BLOCK}
@@ -120,13 +133,19 @@ def _prepare(
         "run_dir": str(demo.run_directory(state)),
         "sandbox": {"kernels": None if compiled is None else str(compiled)},
     }
+    if adjust is not None:
+        adjust(state, config)
     path = state / "athanor.yaml"
     path.write_text(json.dumps(config))
     return path, keys
 
 
-def _wait_ready(child: Child, log: Path) -> dict[str, Any]:
-    """The ready line; everything else in the log is a log."""
+def wait_ready(child: Child, log: Path) -> dict[str, Any]:
+    """The ready line; everything else in the log is a log.
+
+    Raises:
+        StartError: it does not come; with the last lines of the log.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and child.poll() is None:
         for line in log.read_text(errors="replace").splitlines():

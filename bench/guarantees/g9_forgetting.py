@@ -21,7 +21,7 @@ from appliance.catalog import embedded_model
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from bench.guarantees.canary import Hits, Wanted, descendants, draw, scan_folder, scan_memory, scan_nameless_files
 from bench.guarantees.result import Result, judged
-from bench.guarantees.stand import Stand, stand
+from bench.guarantees.spilling_appliance import SpillingAppliance, spilling_appliance
 from isolation.keys.errors import KeysError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import Binding, Sealer
@@ -50,7 +50,7 @@ def memory_rows(full: bool) -> list[Result]:
         reason = "memory of processes can be read by root alone"
         return [Result("G9.canaries", "absent", reason, bar, COMMAND)]
     pause = threading.Event()
-    with stand() as one:
+    with spilling_appliance() as one:
         quiet, loud = _drawn(full), _drawn(full)
         _talk(one, "quiet", quiet, FULL_REQUESTS if full else REQUESTS)
         pause.wait(AFTER_S)
@@ -151,7 +151,7 @@ def _drawn(full: bool) -> Wanted:
     return replace(drawn, ids=tuple(ids))
 
 
-def _talk(one: Stand, tenant: str, wanted: Wanted, count: int) -> None:
+def _talk(one: SpillingAppliance, tenant: str, wanted: Wanted, count: int) -> None:
     """Requests with a canary in prompt, grammar and output, and with long prompts."""
     for number in range(count):
         inside, outside, long = wanted.canaries[3 * number : 3 * number + 3]
@@ -161,26 +161,26 @@ def _talk(one: Stand, tenant: str, wanted: Wanted, count: int) -> None:
         one.complete(tenant, prompt=f"please keep {long} safe " * 40, max_tokens=4)
 
 
-def _search(one: Stand, wanted: Wanted) -> tuple[Hits, Hits]:
+def _search(one: SpillingAppliance, wanted: Wanted) -> tuple[Hits, Hits]:
     """Hits of the text anywhere, and of the ids in the sandboxes' memory."""
     hits, ids = Hits(), Hits()
     seen: set[tuple[int, int]] = set()
-    processes = descendants(one.process.pid)
+    processes = descendants(one.target.pid)
     for pid in processes:
         scan_memory(pid, wanted, hits, ids)
     for pid in processes:
         scan_nameless_files(pid, wanted, hits, ids, seen)
-    for folder in (one.state, Path("/dev/shm")):
+    for folder in (one.target.state, Path("/dev/shm")):
         scan_folder(folder, wanted, hits)
     for stem in wanted.needles():
         hits.places["kept traces"] += one.get_admin("/traces?limit=1000").count(stem)
     return hits, ids
 
 
-def _core_limits(one: Stand) -> list[int]:
+def _core_limits(one: SpillingAppliance) -> list[int]:
     """Processes that may leave a core file."""
     loose = []
-    for pid in descendants(one.process.pid)[1:]:  # The launcher itself holds nothing.
+    for pid in descendants(one.target.pid)[1:]:  # The launcher itself holds nothing.
         try:
             limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
         except OSError:

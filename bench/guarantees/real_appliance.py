@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from appliance import demo
+from appliance.cli.bench_target import wait_ready
+from appliance.errors import StartError
 from bench.guarantees.intruder import UnavailableError
 from bench.guarantees.raw_http import request_bytes, status_of, talk
 from bench.processes import tree
 from isolation.process import MINIMAL_ENVIRONMENT, Child, start
 
-START_S = 120.0
 END_S = 60.0
 MODEL = "athanor-mini"
 ROLES = ("engine", "text", "gateway", "supervisor")
@@ -127,23 +126,15 @@ def real_appliance() -> Iterator[RealAppliance]:
             environment = {**MINIMAL_ENVIRONMENT, "PYTHONPATH": root}
             child = start(argv, env=environment, stdio=file.fileno(), own_group=True)
         try:
-            yield RealAppliance(child, folder / "s", log, _ready(child, log))
+            try:
+                ready = wait_ready(child, log)
+            except StartError as error:
+                raise UnavailableError(str(error)) from error
+            yield RealAppliance(child, folder / "s", log, ready)
         finally:
             child.end(END_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ready(child: Child, log: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and child.poll() is None:
-        for line in log.read_text(errors="replace").splitlines():
-            if line.startswith('{"http"'):
-                with contextlib.suppress(ValueError):
-                    return dict(json.loads(line))
-        select.select([], [], [], 0.05)
-    tail = " / ".join(log.read_text(errors="replace").splitlines()[-4:])
-    raise UnavailableError(f"the appliance did not get ready: {tail[-600:]}")
 
 
 async def complete(appliance: RealAppliance, prompt: str, tokens: int, timeout_s: float = 10.0) -> tuple[int, str]:
