@@ -28,6 +28,16 @@ def _load_interpreter() -> None:
 
 _load_interpreter()
 
+FULL_TIMEOUT_S = 3600
+"""A full count may take this long: it is bounded so that a hang ends, not so that it is fast."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Full counts get a bound of their own where they do not name one."""
+    for item in items:
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(FULL_TIMEOUT_S))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def short_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -28,13 +28,13 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.layout import most_blocks
 from engine.kv.prefix_cache import PrefixCache
 from engine.kv.quota import KvAccount
-from engine.request import Request, Status
+from engine.request import Request
 from engine.scheduler.admission import Admissions
 from engine.scheduler.commit import Commits
+from engine.scheduler.growth import Growth
 from engine.scheduler.limits import SchedulerLimits, check_submit
 from engine.scheduler.live import LiveRequests
 from engine.scheduler.plan import NO_ROWS, RowMask, StepPlan, StepResult
-from engine.scheduler.running import age
 from engine.scheduler.sharing import Sharing
 from engine.scheduler.siblings import found_family
 from isolation.ipc.kv_messages import MAX_KV_USES, KvQuota, KvUsage
@@ -68,6 +68,7 @@ class Scheduler:
         self._running = self._live.running
         self._sharing = Sharing(limits, pool, self._running)
         self._admissions = Admissions(limits, pool, cache, self._live, self._sharing)
+        self._growth = Growth(pool, self._live, self._sharing)
         self._commits = Commits(limits, cache, self._live)
         self._next_order = 0
 
@@ -208,12 +209,12 @@ class Scheduler:
         live, pace = self._live, self._admissions.pace
         pace.begin(now_ns)
         preempted = live.num_preempted
-        crowded = self._grow_tables(plan) if self._running.windowed else self._grow_decodes(plan)
+        crowded = self._growth.grow(plan)
         grown = len(plan.grown_rows)
         if live.num_waiting or self._running.num_prefilling:
             self._admissions.fill(plan, crowded=crowded, now_ns=now_ns)
         if live.num_preempted > preempted:
-            self._drop_lost_growth(plan, grown)
+            self._growth.drop_lost(plan, grown)
         self._running.decoding.refresh()
         plan.decode_rows = self._running.decoding.rows
         self._put_masks(plan)
@@ -268,52 +269,6 @@ class Scheduler:
         self._next_order += 1
         return request
 
-    def _grow_decodes(self, plan: StepPlan) -> bool:
-        """Give a block to every decoding request that needs one, the oldest first. Says whether one had to be
-        preempted."""
-        running = self._running
-        needy = running.decoding.needing_blocks()
-        if not needy:
-            return False
-        pool = self._pool
-        crowded = len(needy) > pool.num_available
-        scarce = crowded or bool(pool.accounts.bounded)
-        for request in sorted(needy, key=age) if scarce else list(needy):
-            while scarce and request.status is Status.DECODING and pool.room_for(request.kv, 1) < 1:
-                crowded |= self._make_room(request, 1)
-            if request.status is Status.DECODING:
-                plan.grown_rows.append(request.row)
-                plan.grown_indices.append(len(request.blocks))
-                plan.grown_blocks.append(running.grow(request))
-        return crowded
-
-    def _grow_tables(self, plan: StepPlan) -> bool:
-        """The same where layers keep windows: what lies behind them is given back first."""
-        running = self._running
-        needy = list(running.decoding.needing_blocks())
-        for request in needy:
-            running.trim(request)
-        crowded = sum(map(running.tables.missing, needy)) > self._pool.num_available
-        for request in sorted(needy, key=age) if crowded or self._pool.accounts.bounded else needy:
-            while request.status is Status.DECODING:
-                missing = running.tables.missing(request)
-                if missing <= self._pool.room_for(request.kv, missing):
-                    break
-                crowded |= self._make_room(request, missing)
-            if request.status is Status.DECODING:
-                plan.grow(request.row, running.extend(request))
-        return crowded
-
-    def _make_room(self, request: Request, missing: int) -> bool:
-        """Preempt somebody for a decoding request that lacks blocks. Says whether the pool is short of them, and not
-        only its account."""
-        kv = request.kv
-        short = kv.used + missing <= kv.cap
-        giver = self._sharing.for_memory(request, missing)
-        giver.kv.preempted += giver.kv is not kv
-        self._live.preempt(giver)
-        return short
-
     def _put_masks(self, plan: StepPlan) -> None:
         """Put the masks of structured requests that sample into the plan."""
         for request in self._running.decoding.structured:
@@ -323,16 +278,3 @@ class Scheduler:
             mask = self._running.at(chunk.row).mask if chunk.last else None
             if mask is not None:
                 plan.masks[chunk.row] = mask
-
-    def _drop_lost_growth(self, plan: StepPlan, count: int) -> None:
-        """Take the new blocks of rows that were vacated after they had grown out of the first ``count`` in the plan;
-        those behind are of prompts in this step, which nobody takes the rows of."""
-        rows = self._running.rows
-        kept = [
-            place
-            for place, row in enumerate(plan.grown_rows)
-            if place >= count or ((request := rows[row]) is not None and request.status is Status.DECODING)
-        ]
-        for grown in (plan.grown_rows, plan.grown_indices, plan.grown_blocks, plan.grown_tables):
-            if grown:
-                grown[:] = [grown[place] for place in kept]
