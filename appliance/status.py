@@ -90,6 +90,8 @@ class PolicyStatus:
     file: str
     last_error: str | None = None
     """Why the last reload changed nothing; None when it succeeded."""
+    last_attempt_at: float | None = None
+    """When it was last read, with whatever success; None: not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,9 @@ class Engine:
         self._failures: list[RequestFailure] = []
         self.spill: SpillTier | None = None
         """Where blocks go that find no place, if anywhere."""
-        self._usage_due = False
+        self._usage_wanted = False
+        self._usage_stale = False
+        """Whether accounts of KV may have changed since they were last told."""
         self._next_usage_ns = 0
         self.urgent = True
         """Whether the last output has something that its reader waits for: a start, a first token, an end."""
@@ -77,7 +79,9 @@ class Engine:
                 self._enter(one.submit, one.arrival_ns)
 
     def idle_wait_s(self, longest: float) -> float:
-        """How long an idle engine may sleep: the supervisor cannot ring."""
+        """How long an idle engine may sleep: the supervisor cannot ring, and what accounts have is told once more."""
+        if self._usage_stale:
+            longest = min(longest, max(0, self._next_usage_ns - self._clock_ns()) / USAGE_PERIOD_NS)
         return longest if self.spill is None else min(longest, IDLE_LOOK_S)
 
     @property
@@ -155,13 +159,15 @@ class Engine:
         """Put another table of quotas of KV in force; requests whose tokens no longer fit are answered by a failure."""
         for request_id in self.scheduler.set_quotas(message.quotas):
             self.refuse(request_id, FailureCode.TOO_LONG)
-        self._usage_due = bool(message.quotas)
+        self._usage_wanted = self._usage_stale = True
 
     def take_usage(self) -> KvUsage | None:
-        """What the accounts of KV have, every ``USAGE_PERIOD_NS`` while there are quotas and after a step."""
+        """What the accounts of KV have, every ``USAGE_PERIOD_NS`` while steps change it, the last one included. Only
+        for a host that has sent a table of quotas."""
         now_ns = self._clock_ns()
-        if not self._usage_due or now_ns < self._next_usage_ns:
+        if not self._usage_stale or now_ns < self._next_usage_ns:
             return None
+        self._usage_stale = False
         self._next_usage_ns = now_ns + USAGE_PERIOD_NS
         return self.scheduler.kv_usage()
 
@@ -181,6 +187,7 @@ class Engine:
     def step(self) -> StepOutput | None:
         """Run one step. Gives what it produced, or None when there was nothing to do or nothing to say."""
         now_ns = self._clock_ns()
+        self._usage_stale = self._usage_wanted
         self.look()
         for request_id in self.scheduler.expire(now_ns=now_ns):
             self.refuse(request_id, FailureCode.DEADLINE)

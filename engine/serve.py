@@ -103,9 +103,7 @@ def serve(engine: Engine, channel: Channel) -> None:
                 _send(channel, output, backlog, urgent=engine.urgent)
             elif engine.rest_s:
                 channel.wait(engine.rest_s)
-            usage = engine.take_usage()
-            if usage is not None:
-                _send(channel, usage, backlog, urgent=False)
+            _tell_usage(engine, channel, backlog)
         elif engine.has_live_requests:
             # All of them wait for masks, which come in a moment.
             channel.wait(IDLE_WAIT_S)
@@ -114,8 +112,16 @@ def serve(engine: Engine, channel: Channel) -> None:
         else:
             collector.idle()
             engine.look()
+            _tell_usage(engine, channel, backlog)
             if not engine.has_work:
-                channel.wait(engine.idle_wait_s(IDLE_WAIT_S))
+                channel.wait(0.0 if backlog else engine.idle_wait_s(IDLE_WAIT_S))
+
+
+def _tell_usage(engine: Engine, channel: Channel, backlog: list[Message]) -> None:
+    """Tell what accounts of KV have, when that is due."""
+    usage = engine.take_usage()
+    if usage is not None:
+        _send(channel, usage, backlog, urgent=False)
 
 
 def _take(engine: Engine, message: Message, *, draining: bool) -> bool:

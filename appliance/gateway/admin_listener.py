@@ -12,6 +12,8 @@ from pathlib import Path
 import uvicorn
 
 from appliance.config import split_address
+from appliance.console.picture import Picture, Question
+from appliance.console.routes import ConsoleParts, console_routes
 from appliance.errors import StartError
 from appliance.gateway.report import Report
 from appliance.status import ReloadOutcome
@@ -27,9 +29,14 @@ SOCKET_MODE = 0o660
 
 @contextlib.asynccontextmanager
 async def serve_admin(
-    address: str, telemetry: OtelTelemetry, report: Report, reload: Callable[[], Awaitable[ReloadOutcome]]
+    address: str,
+    telemetry: OtelTelemetry,
+    report: Report,
+    reload: Callable[[], Awaitable[ReloadOutcome]],
+    look: Callable[[Question, str], Picture],
 ) -> AsyncIterator[str]:
-    """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
+    """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``. ``look`` answers the
+    console.
 
     Raises:
         StartError: the address cannot be bound.
@@ -39,9 +46,10 @@ async def serve_admin(
         traces=telemetry.store, metrics=telemetry.metrics.render, status=report.status,
         ready=report.readiness, reload=reload,
     )
+    console = console_routes(ConsoleParts(look, telemetry.store))
     server = _Quiet(
         uvicorn.Config(
-            admin_app(parts), log_config=None, access_log=False, lifespan="off", server_header=False,
+            admin_app(parts, console), log_config=None, access_log=False, lifespan="off", server_header=False,
             date_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=5,
         )
     )

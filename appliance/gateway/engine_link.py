@@ -80,6 +80,8 @@ class EngineLink:
         self.integrity_failures = 0
         """Requests that the engine ended because a KV block in their tables was not theirs; ``GatewayService`` takes
         them away."""
+        self.tokens = 0
+        """Output tokens received: shown, never charged."""
         self.kv = KvUsage()
         """What its accounts of KV have, as it last said: shown to the operator, never to a tenant."""
         self._on_end = on_end
@@ -96,6 +98,11 @@ class EngineLink:
     def live(self) -> tuple[TokenStream, ...]:
         """The streams that have not ended."""
         return tuple(self._live.values())
+
+    @property
+    def silence_s(self) -> float:
+        """How long it has had requests and has said nothing, to a few seconds; 0 without requests."""
+        return time.monotonic() - self._heard_at if self._live else 0.0
 
     @property
     def inside(self) -> tuple[TokenStream, ...]:
@@ -282,6 +289,7 @@ class EngineLink:
         if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
             self._break("sent a token beyond its vocabulary")
             return False
+        self.tokens += len(message.token_ids)
         logprobs = {item.index: item for item in message.logprobs}
         live = self._live
         followed: dict[Grammars, list[tuple[GrammarRun, int]]] = {}

@@ -99,6 +99,15 @@ class Ledger:
         account = self._accounts.get(tenant)
         return account.concurrency if account else 0
 
+    @property
+    def at_work(self) -> list[str]:
+        """The tenants that have requests admitted and not settled."""
+        return [tenant for tenant, account in self._accounts.items() if account.concurrency]
+
+    def left(self, tenant: str) -> RateState | None:
+        """What is left of both rates of a tenant of the policy; None while it has used nothing."""
+        return self.rates(tenant) if tenant in self._accounts else None
+
     def admit(
         self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, structured: bool = False
     ) -> Reservation:

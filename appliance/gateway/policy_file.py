@@ -31,6 +31,7 @@ class PolicyFile:
         self._policy, self._credentials, self._pepper = policy, credentials, pepper
         self._loaded_at = time.time()
         self._last_error: str | None = None
+        self._last_attempt_at = self._loaded_at
 
     def read(self) -> tuple[PolicySet, KeyTable]:
         """Both, checked.
@@ -54,6 +55,7 @@ class PolicyFile:
             namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
             problems = tuple(str(error).splitlines())
+            self._last_attempt_at = time.time()
             self._last_error = problems[0] if problems else "unknown"
             log.error("policy reload refused", problems=problems)
             return ReloadOutcome(
@@ -62,7 +64,8 @@ class PolicyFile:
             )
         ledger.replace(policy, namespaces)
         use_keys(keys)
-        self._loaded_at, self._last_error = time.time(), None
+        self._loaded_at = self._last_attempt_at = time.time()
+        self._last_error = None
         log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
         return ReloadOutcome(
             ok=True, digest=policy.digest,
@@ -73,5 +76,5 @@ class PolicyFile:
         """What status shows of it."""
         return PolicyStatus(
             digest=policy.digest, loaded_at=self._loaded_at, file=str(self._policy),
-            last_error=self._last_error,
+            last_error=self._last_error, last_attempt_at=self._last_attempt_at,
         )

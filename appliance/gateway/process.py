@@ -21,6 +21,7 @@ from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.gateway.admin_listener import serve_admin
+from appliance.gateway.console_feed import ConsoleFeed
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.forgetting import keep_forgetting
 from appliance.gateway.house import House
@@ -97,6 +98,7 @@ class Gateway:
         self._audit = self._sandboxes.audit if config.audit is not None else None
         self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit, house)
         self._report = Report(self._service, self._sandboxes, self._file)
+        self._console = ConsoleFeed(self._service, self._sandboxes, self._file, self._telemetry.store)
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._announced = False
@@ -156,7 +158,7 @@ class Gateway:
         resolver = Resolver(self._service, lambda: self._keys.table)
         async with (
             serve_front_ends(self._service, resolver, front_end_settings(listen), self._is_ready) as front,
-            serve_admin(listen.admin, self._telemetry, self._report, self.reload) as admin,
+            serve_admin(listen.admin, self._telemetry, self._report, self.reload, self._console.look) as admin,
         ):
             addresses = {
                 "http": _url(listen, front.http_port),
@@ -250,6 +252,7 @@ class Gateway:
     async def _refresh_gauges(self) -> None:
         restarts = Restarts()
         while True:
+            self._console.note()
             for sandbox, record in self._sandboxes.records.items():
                 if more := restarts.since(sandbox, record.restarts):
                     self._telemetry.count(names.SANDBOX_RESTARTS, more, model=sandbox[0], role=sandbox[1])

@@ -98,8 +98,7 @@ class ModelRooms:
         self.engine = link
         if link is not None:
             self.capacity = link.ready
-            if self._quotas.quotas:
-                link.set_quotas(self._quotas)
+            link.set_quotas(self._quotas)
         self._tell()
 
     def set_text(self, link: TextLink | None) -> None:

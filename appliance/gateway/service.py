@@ -67,6 +67,8 @@ class GatewayService:
         self.sandbox = "unknown"
         """What holds the sandboxes, as the supervisor said; a span attribute."""
         self.tally = Tally()
+        self.integrity_failures = 0
+        """Since the start, in all engines."""
         self._telemetry = telemetry
         self._suspects = {name: Suspects() for name in rooms}
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
@@ -171,6 +173,7 @@ class GatewayService:
         """Account for the integrity failures that a link has counted since the last time."""
         count, link.integrity_failures = link.integrity_failures, 0
         if count:
+            self.integrity_failures += count
             self._account.integrity(rooms.name, link.generation, count)
             self._telemetry.count(names.INTEGRITY_FAILURES, count, model=rooms.name)
 

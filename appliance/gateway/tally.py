@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.errors import ApplianceError
@@ -26,6 +27,11 @@ class Tally:
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantTally] = {}
+
+    @property
+    def seen(self) -> Iterable[tuple[str, TenantTally]]:
+        """The tenants that have called, each with its counts."""
+        return self._tenants.items()
 
     def of(self, tenant: str) -> TenantTally:
         """The tenant's counts; zeros for one that was never seen."""

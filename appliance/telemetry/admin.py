@@ -12,13 +12,14 @@ GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID 
 GET  /health/live             200 while the process answers
 GET  /health/ready            200 when a request can be served, else 503 with the reason
 POST /reload                  ``ReloadOutcome``: 200, or 409 when the policy was not changed
+GET  /, /console...           the operator's page, where there is one (``appliance.console``)
 ============================  =============================================================
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -51,8 +52,8 @@ class AdminParts:
     reload: Callable[[], Awaitable[ReloadOutcome]]
 
 
-def admin_app(parts: AdminParts) -> ASGIApp:
-    """The ASGI application of the admin listener."""
+def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
+    """The ASGI application of the admin listener, with the routes of the console."""
 
     async def metrics(_: Request) -> Response:
         content_type, body = await run_in_threadpool(parts.metrics)
@@ -91,6 +92,7 @@ def admin_app(parts: AdminParts) -> ASGIApp:
         Route("/health/live", live),
         Route("/health/ready", ready),
         Route("/reload", reload, methods=["POST"]),
+        *console,
     ]
     return _LoopbackOnly(Starlette(routes=routes))
 

@@ -1,7 +1,7 @@
 """The messages about KV memory: what each namespace may keep of it, and what it keeps.
 
-The host sends the whole table of quotas whenever it changes, and first of all to an engine that has just come up. While
-there is one, the engine tells from time to time what the accounts hold: for the operator, never for a tenant.
+The host sends the whole table of quotas whenever it changes, and first of all to an engine that has just come up. An
+engine that was sent one, be it empty, tells while it works what accounts hold: for the operator, never for a tenant.
 """
 
 from __future__ import annotations

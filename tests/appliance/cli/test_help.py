@@ -24,6 +24,7 @@ COMMANDS = [
     ("status",),
     ("traces",),
     ("top",),
+    ("console",),
     ("logs",),
     ("doctor",),
     ("bundle",),

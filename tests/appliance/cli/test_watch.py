@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.cli import exits
 from appliance.snapshot import decode
 from appliance.status import ApplianceStatus, ReloadOutcome
 from appliance.telemetry.store import StoredTrace, TraceList, TraceStore
@@ -82,6 +84,36 @@ def test_over_a_unix_socket(run: Run, tmp_path: Path) -> None:
         result = run("status", "--admin", f"unix:{path}")
     assert result.exit_code == 0
     assert "athanor-mini" in result.stdout
+
+
+def test_the_console_s_address(run: Run, appliance: FakeAppliance, tmp_path: Path) -> None:
+    """The address alone on standard output, to be pasted; beside it, how to come from another machine."""
+    result = run("console", "--admin", appliance.url)
+    port = appliance.url.rpartition(":")[2]
+    assert (result.exit_code, result.stdout) == (0, f"{appliance.url}/console/\n")
+    assert f"ssh -N -L {port}:127.0.0.1:{port} HOST" in result.stderr
+    assert run("console", "--admin", "127.0.0.1:1").exit_code == exits.UNREACHABLE
+    path = tmp_path / "admin.sock"
+    with serve_admin(FakeAppliance(), path):
+        result = run("console", "--admin", f"unix:{path}")
+        assert (result.exit_code, result.stdout) == (0, f"ssh -N -L 8082:{path} HOST\n")
+        assert "http://localhost:8082/console/" in result.stderr
+        assert run("console", "--open", "--admin", f"unix:{path}").exit_code == exits.USAGE
+        told = json.loads(run("console", "-o", "json", "--admin", f"unix:{path}").stdout)
+    assert told["direct"] is False
+
+
+def test_the_console_is_opened_where_there_is_a_browser(
+    run: Run, appliance: FakeAppliance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--open hands the address to the machine's browser; without one it says how to get there."""
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: not opened.append(url))
+    assert run("console", "--open", "--admin", appliance.url).exit_code == 0
+    assert opened == [f"{appliance.url}/console/"]
+    monkeypatch.setattr(webbrowser, "open", lambda _url: False)
+    result = run("console", "--open", "--admin", appliance.url)
+    assert (result.exit_code, "no browser" in result.stderr) == (exits.REFUSED, True)
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -1,0 +1,262 @@
+"""Pure: what is broken, who is affected, what to do. What a tired operator reads first, so each alert is three short
+sentences, and nothing is an alert that nobody could act on or would not want to know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from appliance.console.history import lasting
+from appliance.console.latency import WINDOW_S
+from appliance.console.picture import Alert, Latency, ModelView, Point, SandboxView
+from appliance.status import PolicyStatus, is_unsafe
+from appliance.telemetry.figures import NS
+from appliance.telemetry.store import TraceSummary
+
+RECENT_S = 60.0
+"""Requests that ended this long ago are what goes on now."""
+
+FAILED_SHARE = 0.01
+"""Failures among them from which on it is more than an accident; the shipped alert rules say the same."""
+
+REFUSED_SHARE = 0.5
+"""Refusals among one tenant's requests from which on it runs against a limit, and does not just touch it."""
+
+MIN_REFUSED = 5
+"""Refusals of a tenant below which nothing is said."""
+
+WAIT_S = 20.0
+"""How long requests have to have waited, without a break, for a queue that is no wave."""
+
+KV_FULL = 0.95
+"""Share of KV held by running requests from which on new ones wait for memory."""
+
+SLOW_S = 2.5
+"""First tokens later than this, one in ten, are slow; the shipped alert rules say the same."""
+
+MIN_SLOW = 20
+"""Requests of which one in ten says something."""
+
+SILENCE_S = 15.0
+"""An engine with requests that finishes no step for so long does not just compute a long one."""
+
+RESTARTS = 3
+"""Restarts within the history that are more than bad luck."""
+
+SHOWN = 3
+"""Names listed before "and N more"."""
+
+ORDER = {"broken": 0, "degraded": 1, "note": 2}
+
+_LOGS = "athanor logs --level warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the alerts are made of."""
+
+    now: float
+    attached: bool
+    """Whether the supervisor is there."""
+    draining: bool
+    sandbox: str
+    models: tuple[ModelView, ...]
+    own: tuple[ModelView, ...]
+    users: dict[str, int]
+    """How many tenants may use a model."""
+    num_tenants: int
+    policy: PolicyStatus
+    audit_problem: str
+    audit_refuses: bool
+    integrity_failures: int
+    """Since the start."""
+    silence_s: dict[str, float]
+    """Of each model how long its engine has had requests and has finished no step."""
+    defects: int
+    """Promises that engines themselves found broken."""
+    points: tuple[Point, ...]
+    latency: Latency
+    newest: tuple[TraceSummary, ...]
+    """The newest finished requests first."""
+
+
+def alerts(facts: Facts) -> tuple[Alert, ...]:
+    """All that is to be said now, the worst first."""
+    found = [*_sandboxes(facts), *_promises(facts), *_requests(facts), *_load(facts), *_policy(facts)]
+    return tuple(sorted(found, key=lambda one: ORDER[one.level]))
+
+
+def _sandboxes(facts: Facts) -> Iterator[Alert]:
+    """What is not there."""
+    if facts.draining:
+        yield Alert(
+            key="draining", level="note", what="The appliance is shutting down",
+            who="Running requests may end; new ones are told to try again.",
+        )
+    if not facts.attached:
+        yield Alert(
+            key="supervisor", level="broken", what="The supervisor is gone", who=_everybody(facts.num_tenants),
+            do="No sandbox can be started until it is back; the gateway looks for it five times a second.",
+            command="systemctl status athanor-supervisor",
+        )
+    for model in (*facts.models, *facts.own):
+        for box in model.sandboxes:
+            if box.state not in ("ready", "shared") and facts.attached:
+                yield _down(model, box, facts.users.get(model.name, 0))
+    for name, silence_s in facts.silence_s.items():
+        if silence_s >= SILENCE_S:
+            yield Alert(
+                key=f"silent/{name}", level="broken", what=f"The engine of {name} has requests and finishes no step",
+                since=facts.now - silence_s, who="Everybody whose request is in it.",
+                do="It is ended and started again after sandbox: step_timeout_s. To do it now, kill its process.",
+                command=_LOGS,
+            )
+    grown = facts.points[-1].restarts - facts.points[0].restarts if facts.points else 0
+    if grown >= RESTARTS:
+        minutes = max(1, round((facts.points[-1].at - facts.points[0].at) / 60))
+        yield Alert(
+            key="restarts", level="degraded", what=f"Sandboxes died {grown} times in the last {minutes} min",
+            who="Requests that had shown nothing were tried again; others ended with an error.",
+            do="A request that kills an engine is quarantined at its second time. The log has each cause.",
+            command=_LOGS,
+        )
+
+
+def _down(model: ModelView, box: SandboxView, users: int) -> Alert:
+    name = f"{model.name} of {model.tenant}" if model.tenant else model.name
+    who = f"Tenant {model.tenant}" if model.tenant else _everybody(users)
+    key = f"down/{model.name}/{model.tenant}/{box.role}"
+    if box.state == "booting" and not box.restarts and not box.cause:
+        return Alert(
+            key=key, level="note", what=f"The {box.role} sandbox of {name} is booting", since=box.since, who=who,
+            do="Nothing: weights are read, then it serves. Requests wait 8 s, then are told to try again.",
+        )
+    cause = f": {box.cause}" if box.cause else ""
+    return Alert(
+        key=key, level="broken", what=f"The {box.role} sandbox of {name} is down{cause}", since=box.since, who=who,
+        do="It is started again by itself. If it dies again and again, the log says of what.", command=_LOGS,
+    )
+
+
+def _promises(facts: Facts) -> Iterator[Alert]:
+    """What was promised to tenants and is not kept."""
+    if is_unsafe(facts.sandbox):
+        yield Alert(
+            key="unsafe", level="broken", what="There is no sandbox: models and prompts run with this user's rights",
+            who=_everybody(facts.num_tenants), do="Never serve strangers like this. Start without unsafe_no_sandbox.",
+        )
+    if facts.integrity_failures:
+        yield Alert(
+            key="integrity", level="broken",
+            what=f"{_count(facts.integrity_failures, 'request')} met KV memory that was not their own",
+            who="They were ended before anything was read.", do="Keep a support archive, and tell the maintainers.",
+            command="athanor bundle",
+        )
+    if facts.defects:
+        yield Alert(
+            key="defects", level="degraded", what="An engine found a promise between tenants broken",
+            who="Some tenant was served less than its share.", do="Keep a support archive, and tell the maintainers.",
+            command="athanor bundle",
+        )
+    if facts.audit_problem:
+        yield Alert(
+            key="audit", level="broken" if facts.audit_refuses else "degraded",
+            what=f"The audit log cannot be written: {facts.audit_problem}",
+            who="All requests are refused." if facts.audit_refuses else "Requests go on without entries.",
+            do="Make room on its disk, or mend its directory.", command="athanor doctor",
+        )
+    null = [model.name for model in facts.models if model.runner == "null"]
+    if null:
+        yield Alert(
+            key="null", level="note", what=f"{_names(null)} computes nothing: the null runner of a benchmark",
+            who="Answers are meaningless ids.",
+        )
+
+
+def _requests(facts: Facts) -> Iterator[Alert]:
+    """What callers are told."""
+    recent = [one for one in facts.newest if facts.now - (one.started_ns / NS + one.duration_s) <= RECENT_S]
+    failed = [one for one in recent if one.outcome == "failed"]
+    if failed and len(failed) > FAILED_SHARE * len(recent):
+        reasons = Counter(one.error or "unknown" for one in failed)
+        yield Alert(
+            key="failures", level="broken",
+            what=f"{len(failed)} of the last minute's {_count(len(recent), 'request')} failed by our fault: "
+                 f"{_names([reason for reason, _ in reasons.most_common()])}",
+            who=f"Tenants {_names(_callers(failed))}", do="Open one of them below; the log has the cause.",
+            command=_LOGS,
+        )
+    by_tenant = Counter(one.tenant for one in recent)
+    turned = Counter(one.tenant for one in recent if one.outcome == "refused" and one.tenant is not None)
+    for tenant, count in turned.most_common(SHOWN):
+        if count >= MIN_REFUSED and count >= REFUSED_SHARE * by_tenant[tenant]:
+            refused = [one for one in recent if one.outcome == "refused" and one.tenant == tenant]
+            reason, _ = Counter(one.error or "refused" for one in refused).most_common(1)[0]
+            yield Alert(
+                key=f"refused/{tenant}", level="degraded",
+                what=f"{tenant} is refused ({reason}): {count} of its last minute's "
+                     f"{_count(by_tenant[tenant], 'request')}",
+                who=f"Only tenant {tenant}", do="If it shall have more, raise its limits in the policy and reload.",
+                command="athanor reload",
+            )
+    strangers = sum(one.tenant is None and one.error == "unauthenticated" for one in recent)
+    if strangers >= MIN_REFUSED:
+        yield Alert(
+            key="strangers", level="note", what=f"{strangers} calls of the last minute had no valid key",
+            who="Nobody who is known.", do="A client with an old key, or somebody who tries keys.",
+        )
+
+
+def _load(facts: Facts) -> Iterator[Alert]:
+    """What is too much."""
+    waiting = lasting(facts.points, lambda point: point.waiting > 0)
+    if waiting is not None and facts.now - waiting >= WAIT_S:
+        yield Alert(
+            key="queue", level="degraded", what=f"{_count(facts.points[-1].waiting, 'request')} wait for their turn",
+            since=waiting, who="Whoever calls now. Tenants take turns, so light ones wait least.",
+            do="See below who has most in flight; lower concurrency in the policy, or serve on more.",
+            command="athanor top",
+        )
+    full = lasting(facts.points, lambda point: point.kv_held >= KV_FULL)
+    if full is not None and facts.now - full >= WAIT_S:
+        yield Alert(
+            key="kv", level="degraded", what="Running requests hold all KV memory", since=full,
+            who="New requests wait; who is above its reservation may be set back.",
+            do="Raise kv_bytes in athanor.yaml, or lower concurrency or context in the policy.",
+        )
+    first = facts.latency.first_token
+    if first is not None and facts.latency.requests >= MIN_SLOW and first.p90 > SLOW_S:
+        yield Alert(
+            key="slow", level="degraded", what=f"One first token in ten takes more than {first.p90:.1f} s",
+            who=f"Of the {facts.latency.requests} requests answered in the last {round(WINDOW_S / 60)} min.",
+            do="A request below shows which phase takes the time.", command="athanor traces",
+        )
+
+
+def _policy(facts: Facts) -> Iterator[Alert]:
+    if facts.policy.last_error is not None:
+        yield Alert(
+            key="policy", level="degraded", what="The last policy reload changed nothing",
+            since=facts.policy.last_attempt_at, who=f"The policy before, {facts.policy.digest[:12]}, is in force.",
+            do=facts.policy.last_error, command=f"athanor policy check {facts.policy.file}",
+        )
+
+
+def _callers(failed: list[TraceSummary]) -> list[str]:
+    counts = Counter(one.tenant or "unknown" for one in failed)
+    return [tenant for tenant, _ in counts.most_common()]
+
+
+def _everybody(count: int) -> str:
+    return "The one tenant" if count == 1 else f"All {count:,} tenants that may use it" if count else "Nobody"
+
+
+def _names(names: list[str]) -> str:
+    shown, more = names[:SHOWN], len(names) - SHOWN
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,71 @@
+"""The last minutes as points, so that a console that is opened in the night shows how it came to this.
+
+Points are taken where the gateway is awake anyway, and nobody is woken for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from appliance.console.picture import Point
+
+MAX_POINTS = 300
+"""Points kept: ten minutes at one each two seconds, some 30 KiB."""
+
+MARK_S = 5.0
+"""Between two marks of the tenants' counts."""
+
+NUM_MARKS = 3
+"""Marks kept: rates are of the last 10 to 15 seconds."""
+
+Counts = tuple[int, int, int]
+"""Requests, tokens and refusals of one tenant since the start."""
+
+NOTHING: Counts = (0, 0, 0)
+
+
+class History:
+    """Points of the appliance and marks of the tenants' counts, both bounded."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=MAX_POINTS)
+        self._marks: deque[tuple[float, dict[str, Counts]]] = deque(maxlen=NUM_MARKS)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """All that are kept, oldest first."""
+        return tuple(self._points)
+
+    def add(self, point: Point) -> None:
+        """Keep a point; the oldest goes."""
+        self._points.append(point)
+
+    def after(self, at: float) -> tuple[Point, ...]:
+        """The points later than a moment, oldest first."""
+        return tuple(point for point in self._points if point.at > at)
+
+    def mark(self, now: float, counts: Callable[[], Iterable[tuple[str, Counts]]]) -> None:
+        """Keep the tenants' counts, unless that was done a moment ago."""
+        if not self._marks or now - self._marks[-1][0] >= MARK_S or now < self._marks[-1][0]:
+            self._marks.append((now, dict(counts())))
+
+    def rates(self, tenant: str, counts: Counts, now: float) -> tuple[float, float, float]:
+        """Requests, tokens and refusals a second since the oldest mark; zeros before there is one."""
+        if not self._marks:
+            return 0.0, 0.0, 0.0
+        at, before = self._marks[0]
+        seconds = max(now - at, 1.0)
+        then = before.get(tenant, NOTHING)
+        requests, tokens, refused = (max(0, new - old) / seconds for new, old in zip(counts, then, strict=True))
+        return requests, tokens, refused
+
+
+def lasting(points: Iterable[Point], holds: Callable[[Point], bool]) -> float | None:
+    """Since when something holds without a break, up to the newest point; None when it does not now."""
+    since = None
+    for point in reversed(tuple(points)):
+        if not holds(point):
+            break
+        since = point.at
+    return since
