@@ -114,10 +114,12 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
                 command=_LOGS,
             )
     grown = facts.points[-1].restarts - facts.points[0].restarts if facts.points else 0
-    if grown >= RESTARTS:
+    if grown > 0:
         minutes = max(1, round((facts.points[-1].at - facts.points[0].at) / 60))
         yield Alert(
-            key="restarts", level="degraded", what=f"Sandboxes died {grown} times in the last {minutes} min",
+            key="restarts", level="degraded" if grown >= RESTARTS else "note",
+            what=f"A sandbox died in the last {minutes} min, and is back or coming" if grown == 1
+            else f"Sandboxes died {grown} times in the last {minutes} min",
             who="Requests that had shown nothing were tried again; others ended with an error.",
             do="A request that kills an engine is quarantined at its second time. The log has each cause.",
             command=_LOGS,
@@ -238,9 +240,11 @@ def _load(facts: Facts) -> Iterator[Alert]:
 def _policy(facts: Facts) -> Iterator[Alert]:
     if facts.policy.last_error is not None:
         yield Alert(
-            key="policy", level="degraded", what="The last policy reload changed nothing",
-            since=facts.policy.last_attempt_at, who=f"The policy before, {facts.policy.digest[:12]}, is in force.",
-            do=facts.policy.last_error, command=f"athanor policy check {facts.policy.file}",
+            key="policy", level="degraded", what=f"The last policy reload changed nothing: {facts.policy.last_error}",
+            since=facts.policy.last_attempt_at,
+            who=f"Nobody yet: the policy before, {facts.policy.digest[:12]}, is in force.",
+            do="Mend the file, then athanor reload. All its problems:",
+            command=f"athanor policy check {facts.policy.file}",
         )
 
 

@@ -50,6 +50,11 @@ class History:
         if not self._marks or now - self._marks[-1][0] >= MARK_S or now < self._marks[-1][0]:
             self._marks.append((now, dict(counts())))
 
+    @property
+    def marked(self) -> dict[str, Counts] | None:
+        """The counts of the oldest mark; None before there is one."""
+        return self._marks[0][1] if self._marks else None
+
     def rates(self, tenant: str, counts: Counts, now: float) -> tuple[float, float, float]:
         """Requests, tokens and refusals a second since the oldest mark; zeros before there is one."""
         if not self._marks:

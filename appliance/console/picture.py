@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from appliance.status import PolicyStatus
 from appliance.telemetry.store import TraceSummary
 
-MAX_TENANT_ROWS = 25
+MAX_TENANT_ROWS = 12
 """Tenants of one look: a page of the table."""
 
 MAX_ACCOUNTS = 8

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from appliance.console.alerts import Facts, alerts
-from appliance.console.history import Counts, History
+from appliance.console.history import NOTHING, Counts, History
 from appliance.console.latency import latency
 from appliance.console.picture import (
     MAX_ACCOUNTS,
@@ -58,6 +59,7 @@ class ConsoleFeed:
         self._tokens = TokenCount()
         self._names: tuple[Mapping[str, bytes], dict[bytes, str]] = ({}, {})
         self._users: tuple[str, dict[str, int]] = ("", {})
+        self._order: tuple[str, list[str]] = ("", [])
 
     def note(self) -> None:
         """Keep a point of the history, and now and then the tenants' counts."""
@@ -175,28 +177,51 @@ class ConsoleFeed:
             yield tenant, (tally.requests, tally.tokens, tally.refused)
 
     def _tenants(self, question: Question, now: float) -> Tenants:
-        ledger = self._service.ledger
-        known = ledger.policy.tenants
-        busy: list[tuple[float, str]] = []
-        for tenant, counts in self._counts():
-            if tenant in known:
-                requests, tokens, refused = self._history.rates(tenant, counts, now)
-                in_flight = ledger.concurrency(tenant)
-                if in_flight or requests or refused:
-                    busy.append((-tokens - in_flight, tenant))
-        new = set(ledger.at_work).intersection(known).difference(tenant for _, tenant in busy)
-        busy += [(float(-ledger.concurrency(tenant)), tenant) for tenant in new]
-        first = [tenant for _, tenant in sorted(busy)]
-        at_work = set(first)
-        order = [*first, *sorted(known.keys() - at_work)]
-        matching = [tenant for tenant in order if question.find in tenant.casefold()] if question.find else order
-        offset = question.offset if question.offset < len(matching) else 0
-        page = matching[offset : offset + MAX_TENANT_ROWS]
+        known = self._service.ledger.policy.tenants
+        first = self._at_work()
+        if question.find:
+            at_work = set(first)
+            rest = (tenant for tenant in self._sorted_names() if tenant not in at_work)
+            matching = [tenant for tenant in (*first, *rest) if question.find in tenant.casefold()]
+            num_matching = len(matching)
+            offset = question.offset if question.offset < num_matching else 0
+            page = matching[offset : offset + MAX_TENANT_ROWS]
+        else:
+            num_matching = len(known)
+            offset = question.offset if question.offset < num_matching else 0
+            page = first[offset : offset + MAX_TENANT_ROWS]
+            if len(page) < MAX_TENANT_ROWS:
+                at_work = set(first)
+                rest = (tenant for tenant in self._sorted_names() if tenant not in at_work)
+                begin = max(0, offset - len(first))
+                page += islice(rest, begin, begin + MAX_TENANT_ROWS - len(page))
         blocks = self._blocks_by_account() if page else {}
         return Tenants(
-            total=len(order), matching=len(matching), offset=offset, active=len(first),
+            total=len(known), matching=num_matching, offset=offset, active=len(first),
             rows=tuple(self._tenant(known[tenant], now, blocks.get(tenant, 0)) for tenant in page),
         )  # fmt: skip
+
+    def _at_work(self) -> list[str]:
+        """Tenants with a request in flight, or one that ended since the oldest mark; those with the most tokens first.
+        Who has not called since then is not looked at."""
+        ledger, before = self._service.ledger, self._history.marked
+        known = ledger.policy.tenants
+        ranked = {tenant: -ledger.concurrency(tenant) for tenant in ledger.at_work if tenant in known}
+        if before is not None:
+            for tenant, tally in self._service.tally.latest:
+                then = before.get(tenant, NOTHING)
+                if then[0] == tally.requests:
+                    break
+                if tenant in known:
+                    ranked[tenant] = ranked.get(tenant, 0) - tally.tokens + then[1]
+        return [tenant for _, tenant in sorted(zip(ranked.values(), ranked, strict=True))]
+
+    def _sorted_names(self) -> list[str]:
+        """All tenants by name; sorted once for each policy."""
+        policy = self._service.ledger.policy
+        if self._order[0] != policy.digest:
+            self._order = policy.digest, sorted(policy.tenants)
+        return self._order[1]
 
     def _blocks_by_account(self) -> dict[str, int]:
         found: dict[str, int] = {}

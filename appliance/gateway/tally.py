@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from appliance.errors import ApplianceError
@@ -26,12 +27,17 @@ class Tally:
     """All tenants' counts. Tenants come from verified credentials only, so there are no more than policies name."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, TenantTally] = {}
+        self._tenants: OrderedDict[str, TenantTally] = OrderedDict()
 
     @property
     def seen(self) -> Iterable[tuple[str, TenantTally]]:
         """The tenants that have called, each with its counts."""
         return self._tenants.items()
+
+    @property
+    def latest(self) -> Iterator[tuple[str, TenantTally]]:
+        """The same, who called last first."""
+        return reversed(self._tenants.items())
 
     def of(self, tenant: str) -> TenantTally:
         """The tenant's counts; zeros for one that was never seen."""
@@ -40,6 +46,7 @@ class Tally:
     def add(self, tenant: str, *, error: ApplianceError | None, tokens: int = 0) -> None:
         """One request has ended."""
         one = self._tenants.setdefault(tenant, TenantTally())
+        self._tenants.move_to_end(tenant)
         one.requests += 1
         one.tokens += tokens
         one.refused += error is not None and 400 <= error.wire.http < CLIENT_LEFT

@@ -9,14 +9,14 @@ const WORDS = { broken: "Broken", degraded: "Degraded", note: "Note", well: "Wel
 function build(alert) {
   const what = make("strong", {});
   const since = make("span", { class: "since", "aria-hidden": "true" });
-  const who = make("p", {});
-  const action = make("p", {});
+  const who = make("span", {});
   const words = make("span", {});
   const command = make("code", {});
-  action.append(words, " ", command);
+  const whom = make("p", { class: "line" }, make("b", {}, "Who"), who);
+  const action = make("p", { class: "line" }, make("b", {}, "Do"), make("span", {}, words, " ", command));
   const mark = make("span", { class: "mark", "aria-hidden": "true" }, MARKS[alert.level]);
   const level = make("span", { class: "hidden" });
-  const node = make("li", {}, mark, make("div", {}, make("p", { class: "what" }, level, what, " ", since), who, action));
+  const node = make("li", {}, mark, make("div", {}, make("p", { class: "what" }, level, what, " ", since), whom, action));
   return {
     node,
     update(one) {
@@ -30,7 +30,7 @@ function build(alert) {
       setText(command, one.command);
       command.hidden = !one.command;
       action.hidden = !one.do && !one.command;
-      who.hidden = !one.who;
+      whom.hidden = !one.who;
     },
   };
 }

@@ -30,6 +30,12 @@ export function setText(node, text) {
   if (node.textContent !== wanted) node.textContent = wanted;
 }
 
+/** Set a number as text; nothing is written fainter, so that the eye finds what is something. */
+export function setNumber(node, value, format) {
+  setText(node, format(value));
+  setAttribute(node, "data-none", !value);
+}
+
 /** Set or take away an attribute, if it is another one. */
 export function setAttribute(node, name, value) {
   if (value === null || value === undefined || value === false) {

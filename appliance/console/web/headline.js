@@ -7,10 +7,10 @@ import { Spark } from "./spark.js";
 const SPAN_S = 600;
 const SMOOTH_S = 4; // The headline is the rate of the last seconds: one second's would jump.
 
-const tokenSpark = new Spark(byId("tokens-spark"), ["tokens"], SPAN_S, (_, most) => `most ${rate(most)}`);
+const tokenSpark = new Spark(byId("tokens-spark"), ["tokens"], SPAN_S, (_, most) => `peak ${rate(most)}`);
 const queueSpark = new Spark(byId("queue-spark"), ["running", "waiting"], SPAN_S, (points) => {
   const most = Math.max(0, ...points.map((point) => point[1]));
-  return `most ${count(most)} running, ${count(Math.max(0, ...points.map((point) => point[2])))} waiting`;
+  return `peak ${count(most)} running, ${count(Math.max(0, ...points.map((point) => point[2])))} waiting`;
 });
 const rows = ["First token", "Each token", "Whole answer"].map((title) => {
   const numbers = [0, 1, 2].map(() => make("td", { class: "num" }));

@@ -45,7 +45,7 @@ class PoolMap {
     this.rows = new Keyed(this.legend, (row) => row.key, legendRow);
     this.waits = make("p", { class: "empty" }, "The engine is not there: it has no memory yet.");
     this.table = make("table", { class: "rows legend" },
-      make("thead", {}, make("tr", {}, head("Whose", ""), head("In use", "num"), head("Cached", "num"), head("Reserved", "num wide"), head("Share", "num"))),
+      make("thead", {}, make("tr", {}, head("Whose", ""), head("In use", "num w5"), head("Cached", "num w5"), head("Reserved", "num wide w5"), head("Share", "num w5"))),
       this.legend);
     this.node = make("div", { class: "pool" }, this.title, this.waits, this.svg, this.caption, this.table);
     this.update(model);

@@ -20,7 +20,7 @@ function build(one) {
   const extra = make("tr", { class: "detail", hidden: true, id: `r-${id}` }, detail);
   const button = make("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": `r-${id}`,
     onclick: () => toggle(id, button, extra, detail) }, id.replace(/^req_/, "").slice(0, 8));
-  const row = cells([["th", ""], ["td", ""], ["td", "text"], ["td", "text wide"], ["td", ""], ["td", "num wide"], ["td", "num wide"],
+  const row = cells([["th", ""], ["td", "mid"], ["td", "text"], ["td", "text wide"], ["td", ""], ["td", "num wide"], ["td", "num wide"],
     ["td", "num"], ["td", "num wide"], ["td", "num wide"], ["td", "num"]]);
   row[0].append(button);
   const node = make("tr", {}, ...row);
@@ -29,6 +29,7 @@ function build(one) {
     speed(one), duration(one.duration_s)];
   texts.forEach((text, index) => setText(row[index + 1], text));
   setAttribute(row[4], "class", `state ${LEVELS[one.outcome] ?? "quiet"}`);
+  row.forEach((cell) => setAttribute(cell, "data-none", cell.textContent === "0" || cell.textContent === DASH));
   row[4].prepend(make("span", { class: "dot", "aria-hidden": "true" }));
   return { node, extra, update() {} }; // What has ended does not change.
 }

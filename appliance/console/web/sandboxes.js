@@ -1,13 +1,13 @@
 // Sandboxes and policy: what holds the models, and by whose rules.
 
-import { byId, Keyed, make, setAttribute, setText } from "./dom.js";
+import { byId, Keyed, make, setAttribute, setNumber, setText } from "./dom.js";
 import { age, clock, count, counted, DASH } from "./format.js";
 
 const list = new Keyed(byId("boxes"), (box) => box.key, () => {
   const name = make("span", { class: "name" });
   const role = make("span", { class: "tag" });
   const state = make("td", {}, make("span", { class: "dot", "aria-hidden": "true" }), make("span", {}));
-  const [up, restarts, pid] = [0, 1, 2].map(() => make("td", { class: "num" }));
+  const [up, restarts, pid] = ["num", "num", "num mid"].map((name) => make("td", { class: name }));
   const node = make("tr", {}, make("th", { scope: "row" }, name, role), state, up, restarts, pid);
   return {
     node,
@@ -17,7 +17,7 @@ const list = new Keyed(byId("boxes"), (box) => box.key, () => {
       setAttribute(state, "class", `state ${level(box.state)}`);
       setText(state.lastChild, box.state);
       setText(up, age(box.now - box.since));
-      setText(restarts, count(box.restarts));
+      setNumber(restarts, box.restarts, count);
       setAttribute(restarts, "data-some", box.restarts > 0);
       setText(pid, box.pid === null ? DASH : String(box.pid));
     },

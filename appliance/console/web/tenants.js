@@ -1,10 +1,10 @@
 // Tenants: those at work first, page by page; each opens into its limits.
 
-import { byId, cells, Keyed, make, setAttribute, setStyle, setText } from "./dom.js";
+import { byId, cells, Keyed, make, setAttribute, setNumber, setStyle, setText } from "./dom.js";
 import { count, counted, percent, rate, short } from "./format.js";
 
 const COLUMNS = 9;
-const PAGE = 25;
+const PAGE = 12; // As many as the gateway gives in one look.
 const QUIET_MS = 200; // After the last key before the gateway is asked.
 
 export const page = { offset: 0, find: "" };
@@ -21,6 +21,7 @@ function setMeter(one, share, text) {
   setText(one.words, text);
   setStyle(one.fill, "width", `${Math.min(100, 100 * share).toFixed(1)}%`);
   setAttribute(one.fill, "class", share >= 0.95 ? "full" : null);
+  setAttribute(one.node, "data-none", !(share > 0));
 }
 
 let rowNumber = 0;
@@ -46,14 +47,14 @@ function build(first) {
     update(one) {
       setText(row[1], one.isolation_class);
       setMeter(flying, one.in_flight / one.concurrency, `${count(one.in_flight)} of ${count(one.concurrency)}`);
-      setText(row[3], rate(one.tokens_per_s));
-      setText(row[4], rate(one.requests_per_s));
-      setText(row[5], rate(one.refused_per_s));
+      setNumber(row[3], one.tokens_per_s, rate);
+      setNumber(row[4], one.requests_per_s, rate);
+      setNumber(row[5], one.refused_per_s, rate);
       setAttribute(row[5], "data-some", one.refused_per_s > 0);
       const tokens = one.tokens_left ?? one.tokens_per_minute;
       setMeter(left, 1 - tokens / one.tokens_per_minute, `${short(tokens)} of ${short(one.tokens_per_minute)}`);
-      setText(row[7], count(one.kv_blocks));
-      setText(row[8], short(one.tokens));
+      setNumber(row[7], one.kv_blocks, count);
+      setNumber(row[8], one.tokens, short);
       setLimits(limits, one);
     },
   };

@@ -95,7 +95,7 @@ class Browser:
         where = {"browserContextId": context, "newWindow": True}
         target = self.call("Target.createTarget", url="about:blank", **where)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = self.pages[session] = Page(self, target, session)
+        page = self.pages[session] = Page(self, target, session, context)
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
             page.call(f"{domain}.enable")
         page.resize(width, height)
@@ -116,8 +116,8 @@ class Browser:
 class Page:
     """One page: what is in it, and what went wrong in it."""
 
-    def __init__(self, browser: Browser, target: str, session: str) -> None:
-        self._browser, self.target, self._session = browser, target, session
+    def __init__(self, browser: Browser, target: str, session: str, context: str) -> None:
+        self._browser, self.target, self._session, self._context = browser, target, session, context
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -141,7 +141,8 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""
-        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        options = {"awaitPromise": True, "returnByValue": True, "allowUnsafeEvalBlockedByCSP": False}
+        answer = self.call("Runtime.evaluate", expression=script, **options)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -160,7 +161,7 @@ class Page:
 
     def text(self) -> str:
         """What a reader sees."""
-        return str(self.run("document.body.innerText"))
+        return str(self.run("document.body?.innerText ?? ''"))
 
     def pause(self, seconds: float) -> None:
         """Let time pass, and take what is told meanwhile."""
@@ -177,6 +178,18 @@ class Page:
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key if len(key) > 1 else "",
                 text=text if kind == "keyDown" else "", windowsVirtualKeyCode=code, modifiers=8 if shift else 0,
             )  # fmt: skip
+
+    def hide(self) -> str:
+        """Put another tab in front of it, as a person does; gives that tab."""
+        made = self._browser.call("Target.createTarget", url="about:blank", browserContextId=self._context)
+        tab = str(made["targetId"])
+        self._browser.call("Target.activateTarget", targetId=tab)
+        return tab
+
+    def show(self, tab: str) -> None:
+        """Bring it back in front, and close the other tab."""
+        self._browser.call("Target.activateTarget", targetId=self.target)
+        self._browser.call("Target.closeTarget", targetId=tab)
 
     def picture(self, path: Path, whole: bool = True) -> None:
         """A screenshot as PNG."""

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "again": (down(state="booting", restarts=2), "broken", "engine sandbox of athanor-mini is down"),
     "silent": (facts(silence_s={"athanor-mini": 40.0}), "broken", "finishes no step"),
     "restarts": (facts(points=(Point(0, 0, 0, 0, 0, 1), Point(300, 0, 0, 0, 0, 5))), "degraded", "died 4 times"),
+    "one death": (facts(points=(Point(0, 0, 0, 0, 0, 1), Point(300, 0, 0, 0, 0, 2))), "note", "A sandbox died"),
     "unsafe": (facts(sandbox="none"), "broken", "no sandbox"),
     "integrity": (facts(integrity_failures=2), "broken", "2 requests met KV memory"),
     "defects": (facts(defects=1), "degraded", "promise between tenants"),

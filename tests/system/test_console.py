@@ -1,0 +1,62 @@
+"""The operator's page over the whole appliance: real traffic, read in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.appliance.console.browser import Page
+from tests.appliance.console.conftest import browser  # noqa: F401 - the fixture
+from tests.system.conftest import Appliance
+
+pytestmark = pytest.mark.runsc
+
+MARKER = "zebra-quarry-lantern"
+"""A prompt's words that nobody else says: they may be nowhere in what the page is given."""
+
+
+@pytest.fixture
+def page(browser, appliance: Appliance) -> Iterator[Page]:  # noqa: F811
+    """The console of the shared appliance."""
+    page = browser.open(1_280, 900)
+    page.goto(f"{appliance.ready['admin']}/console/")
+    page.wait_text("since the start")
+    yield page
+    browser.call("Target.closeTarget", targetId=page.target)
+
+
+def ask(appliance: Appliance, tenant: str, tokens: int) -> str:
+    """One chat of this tenant; gives the id that the client saw."""
+    answer = appliance.openai(tenant).chat.completions.create(
+        model="athanor-mini", max_tokens=tokens, temperature=0,
+        messages=[{"role": "user", "content": f"Tell me about {MARKER} and about sandboxes."}],
+    )  # fmt: skip
+    return str(answer.id)
+
+
+def test_real_traffic_is_shown(appliance: Appliance, page: Page) -> None:
+    """Tokens rise while requests run; each tenant's KV has its place; a finished request opens into its phases; and no
+    word of a prompt is in anything that the page was given."""
+    look = f"{appliance.ready['admin']}/console/look"
+    before = httpx.get(look).json()["tokens"]
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda number: ask(appliance, ("alpha", "beta")[number % 2], 48), range(8)))
+    page.wait(lambda: httpx.get(look).json()["tokens"] > before, "tokens to be counted")
+    short = ids[-1].rpartition("-")[2][:8]
+    page.wait_text(short)
+    legend = "[...document.querySelectorAll('.legend tbody th .name')].map((n) => n.textContent)"
+    page.wait(lambda: {"alpha", "beta"} <= set(page.run(legend)), "both tenants in the map")
+    assert page.run("document.querySelectorAll('.map rect.cached').length") > 0
+    button = f"[...document.querySelectorAll('#requests .opener')].find((b) => b.textContent === '{short}')"
+    page.run(f"{button}.click()")
+    page.wait_text("prefill")
+    phases = page.run("[...document.querySelectorAll('.waterfall .phase')].map((n) => n.textContent)")
+    assert {"policy", "text", "queue", "prefill", "decode"} <= set(phases)
+    given = httpx.get(look).text + httpx.get(f"{appliance.ready['admin']}/console/requests/{ids[-1]}").text
+    assert "alpha" in given
+    assert MARKER not in given and MARKER not in page.text()
+    assert page.complaints() == []
+    assert all(url.startswith(appliance.ready["admin"]) for url in page.requests())
