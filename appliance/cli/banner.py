@@ -13,6 +13,7 @@ from rich.text import Text
 
 from appliance.cli.admin_client import DEFAULT_ADMIN
 from appliance.cli.status_view import unsafe_warning
+from appliance.cli.web_console import PAGE
 from appliance.status import is_unsafe
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def print_banner(console: Console, ready: DemoReady, program: str = "athanor") -
     )
     console.print()
     facts = {"OpenAI API": f"{where.http}/v1", "gRPC": where.grpc, "admin": where.admin}
+    facts |= {"console": f"{where.admin}{PAGE}"}
     facts |= {f"key of {name}": plain for name, plain in ready.api_keys.items()}
     facts["keys and policy"] = str(ready.state_dir)
     width = max(map(len, facts))

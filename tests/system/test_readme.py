@@ -24,7 +24,7 @@ def test_the_commands_work(own_appliance: Appliance, root: Path, tmp_path: Path)
     write_embedded(tmp_path / "origin", tmp_path / "SRC.gguf", Kind.Q8_0)
     for number, command in enumerate(commands):
         words = command.replace(".athanor/", f"{own_appliance.state}/").replace(" DIR", f" {tmp_path}/{number}").split()
-        if words[0] in ("status", "traces", "reload", "top"):
+        if words[0] in ("status", "traces", "reload", "top", "console"):
             words += ["--admin", own_appliance.ready["admin"]]
         done = subprocess.run([ATHANOR, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, (command, done.stdout, done.stderr)

@@ -64,6 +64,7 @@ export class Keyed {
   }
 
   show(items) {
+    const focus = this.parent.contains(document.activeElement) ? document.activeElement : null;
     const gone = new Set(this.views.keys());
     let place = this.parent.firstChild;
     for (const item of items) {
@@ -83,6 +84,8 @@ export class Keyed {
       if (view.extra) view.extra.remove();
       this.views.delete(key);
     }
+    // A node that is moved loses the focus; whoever works with a keyboard shall not.
+    if (focus && focus !== document.activeElement && focus.isConnected) focus.focus({ preventScroll: true });
   }
 }
 

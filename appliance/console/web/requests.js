@@ -59,13 +59,19 @@ async function toggle(id, button, row, place) {
   }
 }
 
-/** Show the newest requests, where they are others than before. While one is open its list stands still. */
+/** Whether somebody is at a row: what moves away under a pointer cannot be opened. */
+function held() {
+  const body = byId("requests");
+  return opened > 0 || body.matches(":hover") || body.contains(document.activeElement);
+}
+
+/** Show the newest requests, where they are others than before. While somebody is at one the list stands still. */
 export function showRequests(picture) {
   const requests = picture.requests;
   if (!requests) return;
   const before = filter.mark;
-  if (opened && before && before.split("/")[1] === filter.outcome) {
-    setText(byId("requests-note"), "The list stands still while a request is open.");
+  if (before && before.split("/")[1] === filter.outcome && held()) {
+    setText(byId("requests-note"), "The list stands still while a request is open or pointed at.");
     return;
   }
   filter.mark = requests.mark;

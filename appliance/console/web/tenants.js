@@ -5,6 +5,7 @@ import { count, counted, percent, rate, short } from "./format.js";
 
 const COLUMNS = 9;
 const PAGE = 12; // As many as the gateway gives in one look.
+const STILL_S = 10;
 const QUIET_MS = 200; // After the last key before the gateway is asked.
 
 export const page = { offset: 0, find: "" };
@@ -76,11 +77,23 @@ function setLimits(limits, one) {
   facts.forEach(([, value], index) => setText(limits.children[index].lastChild, value));
 }
 
+let order = new Map(); // Places of the rows that are shown.
+let ordered = 0; // Since when, by the gateway's clock.
+
+/** The same tenants keep their places for a while: rows that swap each second cannot be read. */
+function settle(rows, now) {
+  const same = rows.length === order.size && rows.every((one) => order.has(one.id));
+  if (same && now - ordered < STILL_S) return [...rows].sort((one, other) => order.get(one.id) - order.get(other.id));
+  order = new Map(rows.map((one, index) => [one.id, index]));
+  ordered = now;
+  return rows;
+}
+
 /** Show a page of tenants. */
 export function showTenants(picture) {
   const tenants = picture.tenants;
   page.offset = tenants.offset;
-  list.show(tenants.rows);
+  list.show(settle(tenants.rows, picture.now));
   byId("tenants").closest(".scroll").hidden = tenants.rows.length === 0;
   byId("tenants-empty").hidden = tenants.rows.length > 0;
   const last = tenants.offset + tenants.rows.length;

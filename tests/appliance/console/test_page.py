@@ -137,6 +137,25 @@ def test_an_open_request_stands_still(open_page: OpenPage, console: Console) -> 
     page.wait_text("beef0000")
 
 
+def test_rows_that_swap_keep_places_and_focus(open_page: OpenPage, console: Console) -> None:
+    """Tenants that overtake each other stay where they are for a while; a new page's rows come in its order."""
+    page = open_page()
+    page.run("document.querySelectorAll('#tenants .opener')[1].focus()")
+    shown = console.gateway.shown
+    rows = tuple(reversed(shown.tenants.rows))
+    console.gateway.shown = replace(shown, tokens=5, tenants=replace(shown.tenants, rows=rows))
+    page.run(LOOK_NOW)
+    page.wait_text("5 since the start")
+    names = "[...document.querySelectorAll('#tenants .opener')].map((n) => n.textContent)"
+    assert page.run(names) == ["alpha", "beta"]
+    rows = (tenant("gamma"), *rows)
+    console.gateway.shown = replace(shown, tokens=6, tenants=replace(shown.tenants, rows=rows))
+    page.run(LOOK_NOW)
+    page.wait_text("6 since the start")
+    assert page.run(names) == ["gamma", "beta", "alpha"]
+    assert page.run("document.activeElement.textContent") == "beta"
+
+
 def test_requests_are_chosen_by_outcome(open_page: OpenPage) -> None:
     """A button leaves those that failed; where there are none it says so."""
     page = open_page()
