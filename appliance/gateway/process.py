@@ -102,6 +102,8 @@ class Gateway:
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._announced = False
+        self._gauged: dict[str, set[str]] = {}
+        """Of each model the accounts of KV that gauges were set for last."""
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain."""
@@ -281,8 +283,14 @@ class Gateway:
 
 
     def _gauge_accounts(self, model: str, engine: EngineLink) -> None:
-        """What each account has of an engine's KV."""
-        for view in named(engine.kv, self._service.ledger.namespaces):
+        """What each account has of an engine's KV; one that the engine tells of no more has nothing."""
+        views = named(engine.kv, self._service.ledger.namespaces)
+        gone = self._gauged.get(model, set()) - {view.account for view in views}
+        self._gauged[model] = {view.account for view in views}
+        for account in gone:
+            for gauge in (names.KV_RESIDENT, names.KV_RESERVED, names.KV_BORROWED):
+                self._telemetry.gauge(gauge, 0, tenant=account, model=model)
+        for view in views:
             use = view.use
             for gauge, value in (
                 (names.KV_RESIDENT, use.resident),

@@ -20,6 +20,7 @@ from engine.loop import Engine
 from engine.serve import IDLE_WAIT_S, RECEIVE_LIMIT, HostStuckError, UnexpectedMessageError, serve
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, RingFull
+from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.listener import Listener
 from isolation.ipc.messages import (
     Abort,
@@ -52,6 +53,7 @@ class ScriptedChannel:
         self.script = deque(script)
         self.sent: list[StepOutput] = []
         self.urgent: list[bool] = []
+        self.usages: list[KvUsage] = []
         self.waits: list[float] = []
         self.full = full
         self.refused = False
@@ -62,6 +64,9 @@ class ScriptedChannel:
             self.full -= 1
             self.refused = True
             raise RingFull
+        if isinstance(message, KvUsage):
+            self.usages.append(message)
+            return
         assert isinstance(message, StepOutput)
         self.sent.append(message)
         self.urgent.append(urgent)
@@ -100,6 +105,28 @@ def test_one_frame_a_step_and_sleep_when_idle() -> None:
         serve(make_engine(MODEL), channel)
     assert [len(output.requests) for output in channel.sent] == [2, 2, 1, 1]
     assert channel.waits == [IDLE_WAIT_S]
+
+
+def test_what_accounts_have_is_told_while_it_changes_and_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a host that sent a table of quotas, be it empty: at most once a second, the last time before a long sleep,
+    so that what it shows of an idle engine is so. A host that sent none is told nothing."""
+    engine = make_engine(MODEL)
+    now_ns = [0]
+    monkeypatch.setattr(engine, "_clock_ns", lambda: now_ns[0])
+    channel = ScriptedChannel([KvQuotas(), submit(1, [5] * 9, 40)], *([[]] * 60))
+    sleep = channel.wait
+    monkeypatch.setattr(channel, "wait", lambda s: (now_ns.__setitem__(0, now_ns[0] + int(s * 1e9)), sleep(s))[1])
+    with pytest.raises(PeerGoneError):
+        serve(engine, channel)
+    first, last = channel.usages
+    assert [use.held > 0 for use in first.uses] == [True]
+    assert [(use.held, use.resident > 0) for use in last.uses] == [(0, True)]
+    assert channel.waits[0] == 1.0
+    assert set(channel.waits[1:]) == {IDLE_WAIT_S}
+    silent = ScriptedChannel([submit(1, [5] * 9, 40)])
+    with pytest.raises(PeerGoneError):
+        serve(make_engine(MODEL), silent)
+    assert (silent.usages, silent.waits) == ([], [IDLE_WAIT_S])
 
 
 def test_what_a_reader_waits_for_is_urgent() -> None:

@@ -11,7 +11,11 @@ import pytest
 from appliance import demo, notify
 from appliance.config import load_config
 from appliance.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
+from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.process import Gateway, Restarts
+from isolation.ipc.kv_messages import KvUsage, KvUse
+
+from .conftest import ENGINE_READY, Pair
 
 
 @pytest.fixture
@@ -45,6 +49,27 @@ async def test_the_later_of_two_reloads_wins(
     await early
     assert late.ok and "gamma" in gateway._service.ledger.policy.tenants
     assert gateway._service.ledger.policy.digest == late.digest
+
+
+async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_pair: Pair) -> None:
+    """An account whose last block was evicted is told of no more: its gauges say nothing, and not what was before."""
+    ledger, telemetry = gateway._service.ledger, gateway._telemetry
+    ledger.replace(ledger.policy, {tenant: tenant.encode().ljust(32) for tenant in ledger.policy.tenants})
+    telemetry.metrics.know(tenants=ledger.policy.tenants, models=["m"])
+    link = EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None)
+
+    def resident() -> float:
+        text = telemetry.metrics.render()[1].decode()
+        (line,) = (one for one in text.splitlines() if one.startswith("athanor_kv_resident_blocks{") and "alpha" in one)
+        return float(line.rpartition(" ")[2])
+
+    link.kv = KvUsage((KvUse(ledger.namespaces["alpha"], 7, 3, 0, 64, 0, 0, 0),))
+    gateway._gauge_accounts("m", link)
+    assert resident() == 7
+    link.kv = KvUsage()
+    gateway._gauge_accounts("m", link)
+    assert resident() == 0
+    link.close()
 
 
 async def test_a_reload_while_starting_does_not_say_ready(
