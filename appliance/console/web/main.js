@@ -32,7 +32,7 @@ function told(picture) {
   last = picture;
   heard = Date.now() / 1000;
   setAttribute(document.documentElement, "data-lost", null);
-  contact(picture.ready ? "live" : "waiting", picture.ready ? "live" : "starting");
+  contact(picture.ready ? "live" : "waiting", picture.ready ? "live" : "not ready");
   setText(byId("about"), `${picture.version} \u00b7 up ${age(picture.now - picture.started_at)}`);
   setText(byId("foot"), "Read-only. Rates of tenants count requests that have ended; names and numbers only, never content.");
   showAlerts(picture, loaded !== picture.page);

@@ -326,7 +326,7 @@ def test_an_engine_that_boots_is_an_empty_state(open_page: OpenPage, console: Co
         alerts=(Alert(key="b", level="note", what="The engine sandbox of athanor-mini is booting"),),
     )  # fmt: skip
     page = open_page()
-    for words in ("is booting", "No request has ended yet", "no memory yet", "no request was answered", "starting"):
+    for words in ("is booting", "No request has ended yet", "no memory yet", "no request was answered", "not ready"):
         assert words in page.text()
     assert page.complaints() == []
 
