@@ -50,6 +50,9 @@ class EngineConfig:
     ``cls``; these with ``+normalise`` for unit length."""
     quantization: str = "none"
     """``none``, or ``int8``: weights with a scale an output, activations with a scale a row."""
+    backend: str = "auto"
+    """``auto``: the device backend (``engine.device``) where there is a GPU, else the plain loop; ``device``: that
+    backend in any case; ``plain``: the plain loop on the CPU in any case."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
 

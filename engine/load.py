@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 
 from engine.config import EngineConfig
+from engine.device.build import BACKENDS, device_for, make_device_runner, uses_device, without_spares
+from engine.device.runner import DeviceRunner
 from engine.embedding import EmbeddingRunner
 from engine.errors import ConfigurationError
 from engine.heap import release_free_memory
@@ -39,11 +41,12 @@ QUANTIZATIONS = ("none", "int8")
 
 
 def load_engine(
-    config: EngineConfig, *, device: str = "cpu", warm: bool = True, spill: SpillChannel | None = None
+    config: EngineConfig, *, device: str = "", warm: bool = True, spill: SpillChannel | None = None
 ) -> Engine:
     """Load the model that the configuration names and make it ready.
 
-    ``spill``: where KV blocks go that find no place; without effect for what ``spill_obstacle`` names.
+    ``device``: where the weights go; empty for what the configuration says. ``spill``: where KV blocks go that find no
+    place; without effect for what ``spill_obstacle`` names.
 
     Raises:
         ConfigurationError: the configuration asks for what this build or machine cannot do.
@@ -59,8 +62,9 @@ def load_engine(
         _settle_memory()
         return engine
     model = load_model(
-        config.model_dir, description, dtype=config.dtype, device=torch.device(device), packed=False, headless=embeds
-    )
+        config.model_dir, description, dtype=config.dtype, device=torch.device(device or device_for(config)),
+        packed=False, headless=embeds,
+    )  # fmt: skip
     engine = build_embedding_engine(config, model) if embeds else build_engine(config, model, spill)
     release_free_memory()
     if warm:
@@ -78,17 +82,23 @@ def _settle_memory() -> None:
 def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | None = None) -> Engine:
     """Put KV memory, scheduler and runner around a loaded model, on compiled kernels where there are some."""
     layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."), model.parallel)
+    if uses_device(config):
+        layout = without_spares(layout, min(config.max_num_seqs, config.max_num_batched_tokens))
     limits = limits_for(config, model.config, layout)
-    storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
-    runner = make_runner(config, model, storage, limits)
+    runner: Runner | DeviceRunner
+    if uses_device(config):
+        runner = make_device_runner(config, model, layout, limits)
+    else:
+        storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
+        runner = make_runner(config, model, storage, limits)
     pool = BlockPool(layout.num_blocks)
     root = layout.root(model.config.kv_origin(config.model_digest))
     cache = PrefixCache(
         pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
     )
     engine = Engine(Scheduler(limits, pool, cache), runner)
-    if spill is not None and not spill_obstacle(config, layout):
-        engine.spill = SpillTier(spill, BlockContent(storage), pool, cache, runner.adopt)
+    if spill is not None and isinstance(runner, Runner) and not spill_obstacle(config, layout):
+        engine.spill = SpillTier(spill, BlockContent(runner.storage), pool, cache, runner.adopt)
     return engine
 
 
@@ -96,6 +106,8 @@ def spill_obstacle(config: EngineConfig, layout: KvLayout) -> str:
     """Why the blocks of such an engine cannot leave it; empty when they can."""
     if config.runner != "model" or not config.prefix_caching:
         return "it caches no prefixes"
+    if uses_device(config):
+        return "blocks of the device backend lie on the device"
     if len(layout.tables) > 1 or layout.groups:
         return "its layers keep windows, and a prefix is then more than a row of blocks"
     if layout.block_bytes > MAX_BLOCK_BYTES:
@@ -210,6 +222,8 @@ def check_config(config: EngineConfig) -> None:
         raise ConfigurationError(f"pooling must be auto, or for the embed runner one of: {', '.join(POOLINGS)}")
     if config.step_us < 0 or (config.step_us and config.runner != "null"):
         raise ConfigurationError(f"step_us is {config.step_us}; it must be at least 0, and is for the null runner only")
+    if config.backend not in BACKENDS:
+        raise ConfigurationError(f"backend is {config.backend!r}; it must be one of: {', '.join(BACKENDS)}")
     if config.dtype != "auto" and config.dtype not in DTYPE_NAMES:
         raise ConfigurationError(f"dtype must be auto or one of: {', '.join(DTYPE_NAMES)}")
     if config.quantization not in QUANTIZATIONS:

@@ -2,42 +2,47 @@
 
 A step's tensor operations have fixed shapes and addresses and bring no number to the host, so they can be recorded once
 for a bucket of lanes and replayed, several steps at a time. A row that ends inside a replay is passed over in the rest
-of it: nothing of it is written, and its lane of the ring says so.
+of it: nothing of it is written, and its lane of the ring says so. A row whose block table names a block that is not its
+own (``engine.kv.tags``) is not computed either: nothing is read or written for it.
 
-The host owns blocks. It gives a row those for all tokens that the replays under way may reach. It may give a row's
-blocks to somebody else as soon as it has announced the row's end: announcements, replays and whatever writes to the
-cache for the next owner run in one order, that of the device's queue.
+The host owns blocks. It may give a row's blocks to somebody else as soon as it stops naming the row in a lane:
+changes, replays and whatever writes to the cache for the next owner run in one order, that of the device's queue.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.rows import DONE, LAST, LIMIT, POSITION, STOPS, Deltas, RowLayout
+from engine.device.operations import Operations, SamplingColumns
+from engine.device.rows import Deltas, Field, RowLayout, Words
 
 NOTHING = -2
 """In the ring: the lane computed no row in this step."""
 
-COPY_ROOM = 256
-"""Changes in one copy: a busy step has a few for each row that begins, ends or needs a block."""
+FOREIGN = -3
+"""In the ring: the row's table names a block that is not its own; nothing of it was computed."""
+
+COPY_ROOM = 1_024
+"""Changes in one copy (16 KiB): a busy step has a few for each row that begins, ends or needs a block."""
 
 RING_STEPS = 64
-"""Steps whose tokens the ring holds; a replay has fewer, and the host fetches each replay's before the next but one."""
+"""Steps whose tokens the ring holds; the host is never so many behind."""
 
 
-class Model(Protocol):
-    """What a step computes between its rows and their next tokens."""
+class StepModel(Protocol):
+    """What a step computes between its rows and their logits."""
 
-    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
-        """The next token of every lane, int64 ``(bucket,)``, negative where its logits are not finite.
+    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+        """Logits of every lane, ``(bucket, vocab)``.
 
         Args:
             tokens: int64 ``(bucket,)``.
             positions: of the tokens.
-            slots: where their keys and values go; -1: nowhere.
+            slots: where their keys and values go; negative: nowhere.
             tables: block tables, ``(bucket, width)``.
             lengths: positions that each lane attends to, its own included; 0: none.
         """
@@ -45,63 +50,96 @@ class Model(Protocol):
 
 
 class DeviceLoop:
-    """Rows that advance alone. Nothing here reads a tensor's content on the host but ``fetch``."""
+    """Rows that advance alone. Nothing here reads a tensor's content on the host."""
 
-    def __init__(self, layout: RowLayout, model: Model, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: RowLayout, model: StepModel, operations: Operations, stamps: Tensor, shape: tuple[int, int]
+    ) -> None:
+        """``stamps``: int64, of all blocks; ``shape``: tokens of a block, and slots from one block to the next."""
         self.layout = layout
         self._model = model
-        self._block_size = block_size
+        self._operations = operations
+        self._stamps = stamps
+        self._block_size, self._stride = shape
+        device = stamps.device
         self._words = torch.from_numpy(layout.fresh()).to(device)
-        self._lines = self._words[: layout.first_lane].view(layout.rows + 1, layout.line)
+        self._fields = self._words[: layout.first_stop].view(-1, layout.lines)
+        floats = self._words[: layout.first_stop].view(torch.float64).view(-1, layout.lines)
+        self._stops = self._words[layout.first_stop : layout.first_block].view(layout.lines, layout.stops)
+        self._tables = self._words[layout.first_block : layout.first_stamp].view(layout.lines, layout.width)
+        self._expected = self._words[layout.first_stamp : layout.first_lane].view(layout.lines, layout.width)
         self._lanes = self._words[layout.first_lane : layout.spare]
-        self._addresses = torch.full((COPY_ROOM,), layout.spare, dtype=torch.int64, device=device)
-        self._values = torch.full((COPY_ROOM,), layout.rows, dtype=torch.int64, device=device)
-        self._ring = torch.full((RING_STEPS, layout.lanes), NOTHING, dtype=torch.int64, device=device)
+        self.columns = SamplingColumns(
+            temperature=floats[Field.TEMPERATURE],
+            top_k=self._fields[Field.TOP_K],
+            top_p=floats[Field.TOP_P],
+            log_min_p=floats[Field.LOG_MIN_P],
+            seed=self._fields[Field.SEED],
+            limit=self._fields[Field.LIMIT],
+            stop_ids=self._stops,
+        )
+        self.ring = torch.full((RING_STEPS, layout.lanes), NOTHING, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
 
     def announce(self, deltas: Deltas) -> int:
         """Take over what changed; gives the number of copies."""
         count = 0
-        for addresses, values in deltas.copies(COPY_ROOM):
-            self._addresses.copy_(torch.from_numpy(addresses))
-            self._values.copy_(torch.from_numpy(values))
-            self._words.index_copy_(0, self._addresses, self._values)
+        for copy in deltas.copies(COPY_ROOM):
+            addresses, values = upload(copy, self._words.device)
+            self._words.index_copy_(0, addresses, values)
             count += 1
         return count
 
-    def step(self, bucket: int) -> None:
-        """One step of the first ``bucket`` lanes: what a graph of launches holds."""
-        layout = self.layout
-        rows = self._lanes[:bucket]
-        lines = self._lines.index_select(0, rows)
-        tokens, positions = lines[:, LAST].clone(), lines[:, POSITION].clone()
-        tables = lines[:, layout.tables :]
-        live = lines[:, DONE] == 0
+    def rows(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Block tables of these rows (int64), and whether all blocks before entry ``ends`` of each are its own."""
+        tables = self._tables.index_select(0, rows)
+        expected = self._expected.index_select(0, rows)
+        return tables, self._operations.faults(tables, expected, ends, self._stamps) == 0
+
+    def step(self, bucket: int) -> Tensor:
+        """One step of the first ``bucket`` lanes; gives their logits. This is what is recorded."""
         size = self._block_size
-        blocks = tables.gather(1, (positions // size).clamp(max=layout.width - 1).unsqueeze(1)).squeeze(1)
-        slots = torch.where(live, blocks * size + positions % size, -1)
-        lengths = torch.where(live, positions + 1, 0)
-        chosen = self._model(tokens, positions, slots, tables, lengths)
-        stopped = (lines[:, STOPS : layout.tables] == chosen.unsqueeze(1)).any(1) | (chosen < 0)
-        # The new token's position is one further, and with it there is one token more than that.
-        ends = live & (stopped | (positions + 2 >= lines[:, LIMIT]))
-        lines[:, LAST] = torch.where(live, chosen, tokens)
-        lines[:, POSITION] = positions + live.long()
-        lines[:, DONE] |= ends.long()
-        # Several lanes may name the line of nobody: they all write what it was.
-        self._lines.index_copy_(0, rows, lines)
-        out = torch.full_like(self._ring[:1], NOTHING)
-        out[0, :bucket] = torch.where(live, chosen, NOTHING)
-        self._ring.index_copy_(0, self._turn % RING_STEPS, out)
+        rows = self._lanes[:bucket]
+        tokens, positions, _, done = self._fields[: Field.DONE + 1].index_select(1, rows).unbind(0)
+        live = done == 0
+        tables, sound = self.rows(rows, torch.where(live, positions // size + 1, 0))
+        computed = live & sound
+        places = (positions // size).clamp(max=self.layout.width - 1)
+        blocks = tables.gather(1, places.unsqueeze(1)).squeeze(1)
+        slots = torch.where(computed, blocks * self._stride + positions % size, -1)
+        logits = self._model.decode(tokens, positions, slots, tables, torch.where(computed, positions + 1, 0))
+        chosen = self._operations.sample(logits, rows, positions + 1, self.columns)
+        # A row that has failed is done, but its lane looks up a vector all the same: that of an id that there is.
+        self._put(Field.LAST, rows, torch.where(computed, chosen, tokens).clamp(min=0))
+        self._put(Field.POSITION, rows, positions + computed.long())
+        self._put(Field.DONE, rows, (~computed | self._ends(rows, chosen, positions + 2)).long())
+        out = torch.full_like(self.ring[:1], NOTHING)
+        out[0, :bucket] = torch.where(computed, chosen, torch.where(live, FOREIGN, NOTHING))
+        self.ring.index_copy_(0, self._turn % RING_STEPS, out)
         self._turn += 1
+        return logits
 
-    def replay(self, bucket: int, steps: int) -> None:
-        """So many steps without a word from the host; fewer than the ring holds."""
-        for _ in range(steps):
-            self.step(bucket)
+    def enter(self, rows: Tensor, tokens: Tensor, positions: Tensor) -> None:
+        """These rows have chosen tokens (negative: none) for these positions, and decode from the next step on unless
+        they end with that."""
+        self._put(Field.LAST, rows, tokens.clamp(min=0))
+        self._put(Field.POSITION, rows, positions)
+        self._put(Field.DONE, rows, self._ends(rows, tokens, positions + 1).long())
 
-    def fetch(self, first: int, steps: int) -> list[list[int]]:
-        """Tokens by lane of steps ``first .. first + steps``, counted from the loop's beginning."""
-        turns = [turn % RING_STEPS for turn in range(first, first + steps)]
-        tokens: list[list[int]] = self._ring[turns].tolist()
-        return tokens
+    def _ends(self, rows: Tensor, tokens: Tensor, known: Tensor) -> Tensor:
+        """Whether a row's output ends with a token that makes so many known."""
+        stopped = (self._stops.index_select(0, rows) == tokens.unsqueeze(1)).any(1)
+        return stopped | (tokens < 0) | (known >= self._fields[Field.LIMIT].index_select(0, rows))
+
+    def _put(self, field: Field, rows: Tensor, values: Tensor) -> None:
+        """Several lanes may name nobody's row: they all write what it was, or what nobody reads."""
+        self._fields[field].index_copy_(0, rows, values)
+
+
+def upload(values: Words, device: torch.device) -> Tensor:
+    """An array on the device. A GPU gets it from page-locked memory without a wait: torch's host allocator gives such
+    memory to nobody else before the copy is over."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -41,6 +41,10 @@ class Admission:
     """Whether its numbers must not depend on the batch."""
     prompt_logprobs: int = -1
     """As ``logprobs``, for tokens of the prompt."""
+    limit: int = 0
+    """Tokens of prompt and output at which the output ends at the latest; 0: not told."""
+    stop_ids: frozenset[int] = frozenset()
+    """Ids that end it. Both are for a runner that runs ahead of its plans: what ends a request says the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,4 +226,6 @@ def admission_of(request: Request, pool: BlockPool) -> Admission:
         local_stamps=tuple([pool.stamps(table, owner) for table in request.local]),
         deterministic=request.deterministic,
         prompt_logprobs=submit.prompt_logprobs,
+        limit=request.limit,
+        stop_ids=request.stop_ids,
     )

@@ -36,19 +36,19 @@ class SamplingRows:
     """The sampling numbers of all rows, on the device; a step names its rows by their places here."""
 
     temperature: Tensor
-    """float32; 0: the maximum."""
+    """float32, or float64 that is rounded to it; 0: the maximum."""
     top_k: Tensor
-    """int32; 0 for no limit."""
+    """int32 or int64; 0 for no limit."""
     top_p: Tensor
     """float64 in (0, 1]."""
     log_min_p: Tensor
-    """float32: the logarithm of min-p; minus infinity for none."""
+    """As ``temperature``: the logarithm of min-p; minus infinity for none."""
     seed: Tensor
     """int64, the bits of the unsigned seed."""
     limit: Tensor
     """int64: tokens of prompt and output at which the output ends."""
     stop_ids: Tensor
-    """int32 ``(rows, width)``, padded with -1."""
+    """int32 or int64 ``(rows, width)``, padded with -1."""
     logprobs: Tensor
     """int32: -1 none, 0 the chosen token's, n with n alternatives."""
     penalty_line: Tensor
@@ -172,7 +172,7 @@ def _choose(
     peak = tl.max(score_peaks, 0)
     token = tl.cast(NO_CHOICE, tl.int32)
     if (broken == 0) & (raw_peak > -float("inf")) & (raw_peak < float("inf")):
-        heat = tl.load(temperature + row)
+        heat = tl.load(temperature + row).to(tl.float32)
         if heat > 0:
             floor = tl.cast(0, tl.uint32)
             most = tl.load(top_k + row)
@@ -183,7 +183,8 @@ def _choose(
                 whole = mass_above(scores, size, peak, heat, floor, False, BLOCK)
                 floor = greatest_floor(scores, size, peak, heat, floor, share * whole, False, BLOCK)
             point = uniform(tl.load(seed + row), position)
-            token = invert(scores, size, peak, heat, floor, tl.load(log_min_p + row), point, BLOCK)
+            least = tl.load(log_min_p + row).to(tl.float32)
+            token = invert(scores, size, peak, heat, floor, least, point, BLOCK)
             token = tl.minimum(token, size - 1).to(tl.int32)
         else:
             first = tl.min(tl.where(exists & (score_peaks == peak), stretch, STRETCHES - 1), 0)
@@ -207,7 +208,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingRows,
 
     Args:
         logits: ``(lines, vocab)``, any float dtype; lines may be further apart than that.
-        rows: int32 ``(lines,)``: the row of each line in ``state``.
+        rows: int32 or int64 ``(lines,)``: the row of each line in ``state``.
         positions: int64 ``(lines,)``: the position that the new token will have.
         state: numbers of all rows; counts of chosen tokens are noted there.
         out: of the bucket.

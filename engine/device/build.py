@@ -1,0 +1,98 @@
+"""Chooses the device backend, and puts it around a loaded model."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import torch
+
+from engine.config import EngineConfig
+from engine.device.model import DeviceModel, supported_layers
+from engine.device.operations import Operations
+from engine.device.plain import PlainOperations
+from engine.device.runner import MOST_AHEAD, DeviceRunner
+from engine.device.storage import DeviceStorage, spare_bytes
+from engine.errors import ConfigurationError
+from engine.kv.layout import MIN_BLOCKS, KvLayout
+from engine.model.decoder import Decoder
+from engine.scheduler.limits import SchedulerLimits
+
+BACKENDS = ("auto", "device", "plain")
+"""``auto``: the device backend where torch has a GPU, else the plain loop. ``device``: that backend in any case, on a
+machine without a GPU in plain tensor operations, for tests. ``plain``: the plain loop, on the CPU."""
+
+
+def uses_device(config: EngineConfig) -> bool:
+    """Whether the device backend runs this engine."""
+    if config.runner != "model" or config.backend == "plain":
+        return False
+    return config.backend == "device" or torch.cuda.is_available()
+
+
+def device_for(config: EngineConfig) -> str:
+    """Where the weights go, as torch names it."""
+    return "cuda" if uses_device(config) and torch.cuda.is_available() else "cpu"
+
+
+def without_spares(layout: KvLayout, rows: int) -> KvLayout:
+    """The layout with so many blocks fewer as the device keeps for rows that it runs ahead of.
+
+    Raises:
+        ConfigurationError: too few are left.
+    """
+    left = layout.num_blocks - (spare_bytes(layout, rows) // layout.block_bytes)
+    if left < MIN_BLOCKS:
+        needed = (rows + 1 + MIN_BLOCKS + 1) * layout.block_bytes
+        raise ConfigurationError(
+            f"the device backend keeps a spare block for each of {rows} rows, and then too few are left: "
+            f"give kv_bytes of at least {needed}, or fewer max_num_seqs"
+        )
+    return replace(layout, num_blocks=left)
+
+
+def make_operations(model: Decoder) -> Operations:
+    """Kernels on a GPU, tensor operations on a CPU."""
+    if model.device.type != "cuda":
+        return PlainOperations()
+    config = model.config
+    # Not at the top: torch's build for CPUs comes without Triton.
+    kernels = importlib.import_module("engine.kernels.gpu.operations")
+    found: Operations = kernels.kernel_operations(
+        (config.num_heads, config.num_kv_heads), config.head_dim, config.vocab_size, model.device
+    )
+    return found
+
+
+def make_device_runner(
+    config: EngineConfig,
+    model: Decoder,
+    layout: KvLayout,
+    limits: SchedulerLimits,
+    operations: Operations | None = None,
+    *,
+    eager: bool = False,
+    most_ahead: int = MOST_AHEAD,
+) -> DeviceRunner:
+    """A runner around a loaded, not yet packed model.
+
+    Args:
+        config: of the engine.
+        model: the weights, where they are to be computed with.
+        layout: of the blocks that the scheduler gives out.
+        limits: of steps.
+        operations: None: those that fit the model's device.
+        eager: compute every step anew instead of replaying a recording.
+        most_ahead: steps that are run ahead at once.
+
+    Raises:
+        ConfigurationError: the backend does not compute this model yet.
+    """
+    layers = supported_layers(model, limits.max_context, int8=config.quantization == "int8")
+    run = operations or make_operations(model)
+    storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
+    if not model.packed:
+        model.pack()
+    return DeviceRunner(
+        DeviceModel(model, layers, storage, run), storage, limits, run, eager=eager, most_ahead=most_ahead
+    )

@@ -1,0 +1,156 @@
+"""Starts steps on the device and fetches their tokens: lanes, buckets, and the way back through page-locked memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.device.loop import RING_STEPS, DeviceLoop
+from engine.device.replay import Replayer
+from engine.device.rows import Deltas
+
+Ints = NDArray[np.int64]
+
+NO_LANE = -1
+"""Of a row that a step does not compute, and of a lane that computes no row."""
+
+FINE = 8
+"""Up to so many lanes buckets are powers of two, then multiples, of which each is at most half as large again."""
+
+
+def buckets(lanes: int) -> tuple[int, ...]:
+    """Numbers of lanes for which steps are recorded: 1, 2, 4, 8, 12, 16, 24, 32, 48 ... and all of them."""
+    found, size = [], 1
+    while size < lanes:
+        found.append(size)
+        if size >= FINE and size + size // 2 < lanes:
+            found.append(size + size // 2)
+        size *= 2
+    return (*found, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A step that was started."""
+
+    turn: int
+    """Its number, counted from the loop's beginning."""
+    lane_of: Ints
+    """By row its lane, or ``NO_LANE``."""
+    positions: Ints
+    """By row the position that it computes, if it is still live then."""
+    logits: Tensor
+    """Of all its lanes; valid until the next step is started."""
+
+
+class Launcher:
+    """Steps in the order of the device's queue."""
+
+    def __init__(self, loop: DeviceLoop, replayer: Replayer, deltas: Deltas) -> None:
+        self._loop = loop
+        self._replayer = replayer
+        self._deltas = deltas
+        self._buckets = buckets(loop.layout.lanes)
+        self._lanes: Ints = np.full(loop.layout.lanes, NO_LANE, dtype=np.int64)
+        self._turn = 0
+        self._back = _Back(loop.ring)
+
+    def launch(self, rows: Ints, positions: Ints) -> Launch:
+        """Start a step of these rows, which compute these positions (``positions`` are of all rows)."""
+        bucket = self._place(rows)
+        self._loop.announce(self._deltas)
+        logits = self._replayer.run(bucket)
+        turn, self._turn = self._turn, self._turn + 1
+        self._back.send(turn)
+        lane_of: Ints = np.full(self._loop.layout.lines, NO_LANE, dtype=np.int64)
+        lane_of[self._lanes[: len(rows)]] = np.arange(len(rows))
+        return Launch(turn, lane_of, positions.copy(), logits)
+
+    def tokens(self, launch: Launch) -> Ints:
+        """What a step gave, by lane; waits for it."""
+        return self._back.line(launch.turn)
+
+    def warm(self) -> None:
+        """Run every bucket twice without any row: all code is loaded then, and every step is recorded."""
+        for bucket in self._buckets:
+            for _ in range(2):
+                self._clear(0, self._loop.layout.lanes)
+                self._loop.announce(self._deltas)
+                self._replayer.run(bucket)
+                self._back.send(self._turn)
+                self._turn += 1
+                self._back.line(self._turn - 1)
+
+    def _place(self, rows: Ints) -> int:
+        """Give the rows the first lanes, each the one that it has if it has one of them; gives the bucket."""
+        count = len(rows)
+        bucket = next(size for size in self._buckets if size >= count)
+        stays = np.isin(self._lanes[:count], rows)
+        if not stays.all():
+            holes = np.flatnonzero(~stays)
+            coming = np.setdiff1d(rows, self._lanes[:count][stays])
+            self._lanes[holes] = coming
+            for lane, row in zip(holes.tolist(), coming.tolist(), strict=True):
+                self._deltas.lane(lane, row)
+        self._clear(count, self._loop.layout.lanes)
+        return bucket
+
+    def _clear(self, start: int, stop: int) -> None:
+        for lane in (np.flatnonzero(self._lanes[start:stop] != NO_LANE) + start).tolist():
+            self._deltas.lane(lane, None)
+        self._lanes[start:stop] = NO_LANE
+
+
+class _Back:
+    """The ring's mirror on the host. On a GPU each step's line is copied behind the step, and an event tells when it is
+    there: whoever waits for it sleeps."""
+
+    def __init__(self, ring: Tensor) -> None:
+        self._ring = ring
+        self._gpu = ring.device.type == "cuda"
+        self._host = torch.empty(ring.shape, dtype=ring.dtype, pin_memory=True) if self._gpu else ring
+        self._events = [_event() for _ in range(RING_STEPS)] if self._gpu else []
+
+    def send(self, turn: int) -> None:
+        """Start the copy of a step's line."""
+        if self._gpu:
+            slot = turn % RING_STEPS
+            self._host[slot].copy_(self._ring[slot], non_blocking=True)
+            self._events[slot].record()
+
+    def line(self, turn: int) -> Ints:
+        """A step's line, as soon as it is there; valid until ``RING_STEPS`` further steps."""
+        slot = turn % RING_STEPS
+        if self._gpu:
+            self._events[slot].synchronize()
+        line: Ints = self._host[slot].numpy()
+        return line
+
+
+class HostCopy:
+    """A tensor's content, on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensor = tensor
+        if tensor.device.type == "cuda":
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._event = _event()
+            self._event.record()
+
+    def numpy(self) -> Ints:
+        """The content, as soon as it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        content: Ints = self._tensor.numpy()
+        return content
+
+
+def _event() -> torch.cuda.Event:
+    """One whose waiters sleep."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

@@ -1,0 +1,91 @@
+"""Prompt chunks on a device: computed as they come, in one pass, without a recording; the host waits for nothing.
+
+All that the host has to say of a step's chunks travels as one array. Slots follow on the device from the same block
+tables that decoding reads, after the stamps in them were compared: nothing is read or written for a chunk whose table
+names a block that is not its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.device.host_rows import HostRows, Ints
+from engine.device.launches import HostCopy
+from engine.device.loop import FOREIGN, DeviceLoop, upload
+from engine.device.model import ChunkTokens, DeviceModel
+from engine.device.operations import Chunks, Operations
+from engine.device.storage import DeviceStorage
+from engine.scheduler.plan import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A step's chunks, on their way."""
+
+    logits: Tensor
+    """Of the last tokens of chunks that end their prompts, then of the tokens before those that are scored."""
+    verdicts: HostCopy
+    """For each chunk that ends its prompt the token that the device chose, then for each chunk ``FOREIGN`` where it was
+    not computed."""
+
+
+class Prefill:
+    """Computes the chunks of steps."""
+
+    def __init__(
+        self, loop: DeviceLoop, model: DeviceModel, storage: DeviceStorage, operations: Operations, host: HostRows
+    ) -> None:
+        self._loop = loop
+        self._model = model
+        self._storage = storage
+        self._operations = operations
+        self._host = host
+
+    def run(self, chunks: list[Chunk]) -> Prefilled:
+        """Start a step's chunks; what changed in tables was announced before. Rows whose prompts end decode from the
+        next step on, with the token that the device has chosen."""
+        size = self._storage.layout.block_size
+        parts, spans = self._described(chunks)
+        sizes = [len(part) for part in parts]
+        sent = torch.split(upload(np.concatenate(parts), self._storage.device), sizes)
+        token_ids, positions, numbers, rows, starts, lengths, begins, wanted, ending = sent
+        tables, sound = self._loop.rows(rows, (starts + lengths + size - 1) // size)
+        blocks = tables[numbers, positions // size]
+        slots = torch.where(sound[numbers], blocks * self._storage.stride + positions % size, -1)
+        placed = Chunks(begins, torch.where(sound, lengths, 0), starts, tables, spans)
+        logits = self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, wanted)
+        chosen = torch.zeros_like(ending)
+        if len(ending):
+            sampled = rows[ending], starts[ending] + lengths[ending]
+            chosen = self._operations.sample(logits[: len(ending)], *sampled, self._loop.columns)
+            chosen = torch.where(sound[ending], chosen, FOREIGN)
+            self._loop.enter(sampled[0], chosen, sampled[1])
+        return Prefilled(logits, HostCopy(torch.cat((chosen, torch.where(sound, 0, FOREIGN)))))
+
+    def _described(self, chunks: list[Chunk]) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
+        """Arrays of all tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first token of
+        the step; tokens whose logits are wanted; and which chunks end their prompts."""
+        known = self._host.known
+        begins = np.concatenate(([0], np.cumsum([chunk.length for chunk in chunks])[:-1])).astype(np.int64)
+        ends = [int(begin) + chunk.length - 1 for begin, chunk in zip(begins, chunks, strict=True) if chunk.last]
+        scored: list[int] = []
+        for begin, chunk in zip(begins.tolist(), chunks, strict=True):
+            first = begin + chunk.score_from - 1 - chunk.start
+            scored += range(first, first + chunk.num_scored)
+        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
+        parts = [
+            np.concatenate([known[chunk.row][chunk.start : chunk.start + chunk.length] for chunk in chunks]),
+            np.concatenate([np.arange(chunk.start, chunk.start + chunk.length) for chunk in chunks]),
+            np.repeat(np.arange(len(chunks)), lengths),
+            np.array([chunk.row for chunk in chunks], dtype=np.int64),
+            np.array([chunk.start for chunk in chunks], dtype=np.int64),
+            lengths,
+            begins,
+            np.array(ends + scored, dtype=np.int64),
+            np.array([number for number, chunk in enumerate(chunks) if chunk.last], dtype=np.int64),
+        ]
+        return parts, tuple(zip(begins.tolist(), lengths.tolist(), strict=True))

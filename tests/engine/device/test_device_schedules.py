@@ -1,0 +1,100 @@
+"""The real scheduler around rows that run ahead of it: every request gets the tokens of its plainest loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.device.host_rows import HostRows
+from engine.device.launches import NO_LANE
+from engine.device.runner import MOST_AHEAD, DeviceRunner
+from engine.loop import Engine
+from engine.scheduler.plan import StepPlan
+from tests.engine.device.toy import Schedule, differs, draw_schedule, run_schedule, toy_engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def ahead(schedule: Schedule) -> Engine:
+    """Recorded steps, run ahead."""
+    return toy_engine(schedule, eager=False, most_ahead=MOST_AHEAD)
+
+
+def plain(schedule: Schedule) -> Engine:
+    """The eager loop, which waits for every plan."""
+    return toy_engine(schedule, eager=True, most_ahead=0)
+
+
+@pytest.mark.parametrize("schedules", [8, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(1_800)])])
+def test_both_loops_give_the_tokens_of_the_plainest(schedules: int) -> None:
+    """Arrivals, ends, stop ids, aborts, preemptions, shared prefixes and budgets drawn at random: recorded steps that
+    run ahead and eager ones that wait give each request the tokens of a loop over nothing but its own tokens."""
+    early = preempted = aborted = stopped = 0
+    for seed in range(schedules):
+        schedule = draw_schedule(seed)
+        engine, waiting = ahead(schedule), plain(schedule)
+        answers = run_schedule(engine, schedule)
+        assert not differs(schedule, answers), seed
+        assert not differs(schedule, run_schedule(waiting, schedule)), seed
+        assert isinstance(engine.runner, DeviceRunner)
+        early += engine.runner.num_ahead
+        preempted += engine.scheduler.num_preempted
+        aborted += sum(answer.failure is not None for answer in answers.values())
+        stopped += sum(answer.finish.name == "STOP" for answer in answers.values())
+        engine.scheduler.check_integrity()
+    tokens = early / schedules
+    assert tokens > 20 and preempted > 0 and aborted > 0 and stopped > 0, "the schedules show nothing"
+
+
+def lose_moves(engine: Engine) -> None:
+    """What was written into spare blocks stays there."""
+    rows: HostRows = engine.runner._rows
+    take = rows.take_moves
+
+    def lost() -> None:
+        take()
+
+    rows.take_moves = lost
+
+
+def lose_growth(engine: Engine) -> None:
+    """The device is not told of blocks that rows get."""
+    rows: HostRows = engine.runner._rows
+    rows.grow = lambda *_: None
+
+
+@pytest.mark.parametrize("fault", [lose_moves, lose_growth])
+def test_a_fault_between_host_and_device_is_noticed(fault: Callable[[Engine], None]) -> None:
+    """Positive controls: each of these makes some request differ."""
+    for seed in range(20):
+        schedule = draw_schedule(seed)
+        engine = ahead(schedule)
+        fault(engine)
+        try:
+            if differs(schedule, run_schedule(engine, schedule)):
+                return
+        except (AssertionError, KeyError):
+            return
+    pytest.fail("no schedule noticed")
+
+
+def test_what_was_run_ahead_is_not_taken_by_the_next_request_of_a_row() -> None:
+    """A step in which a row computed for a request that was given up has no lane for the row's next request."""
+    seen = 0
+    for seed in range(6):
+        schedule = draw_schedule(seed)
+        engine = ahead(schedule)
+        prepare = engine.runner._prepare
+
+        def checked(plan: StepPlan, engine: Engine = engine, prepare: Callable = prepare) -> None:
+            nonlocal seen
+            before = [launch.lane_of.copy() for launch in engine.runner._pending]
+            prepare(plan)
+            for admission in plan.admissions:
+                seen += sum(lanes[admission.row] != NO_LANE for lanes in before)
+                assert all(launch.lane_of[admission.row] == NO_LANE for launch in engine.runner._pending)
+
+        engine.runner._prepare = checked
+        run_schedule(engine, schedule)
+    assert seen > 0, "no row changed hands while it was run ahead"

@@ -1,0 +1,163 @@
+"""A model whose every token depends, exactly, on all numbers that it finds under a row's block table."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.device.model import ChunkTokens
+from engine.device.operations import Chunks
+from engine.device.plain import PlainOperations
+from engine.device.runner import DeviceRunner
+from engine.device.storage import DeviceStorage
+from engine.kv.block_pool import BlockPool
+from engine.kv.layout import KvLayout, LayerLayout
+from engine.kv.prefix_cache import PrefixCache
+from engine.loop import Engine
+from engine.offline import Answer, collect
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
+from isolation.ipc.messages import FailureCode, Submit
+from tests.engine.support import GREEDY, namespace
+
+BLOCK, VOCAB, CONTEXT, ROWS = 4, 97, 48, 5
+PRIME = 2_147_483_647
+MOST_STEPS = 2_000
+"""No schedule takes as many; one that does will not end."""
+CPU = torch.device("cpu")
+
+
+def mixed(token: int | Tensor, position: int | Tensor) -> int | Tensor:
+    """What a token leaves in the cache: never zero, so cleaned memory shows."""
+    return (token * 7_919 + position * 104_729 + 12_345) % PRIME
+
+
+def expected(prompt: list[int], limit: int, stop_ids: tuple[int, ...]) -> list[int]:
+    """The plainest loop: one token after another, each from everything before it."""
+    tokens = list(prompt)
+    while True:
+        total = sum(int(mixed(token, place)) * (place + 1) for place, token in enumerate(tokens))
+        tokens.append(total % PRIME % VOCAB)
+        if tokens[-1] in stop_ids or len(tokens) >= limit:
+            return tokens[len(prompt) :]
+
+
+class ToyModel:
+    """Keeps what tokens leave in the first layer's keys, as whole numbers in float64."""
+
+    def __init__(self, storage: DeviceStorage) -> None:
+        self._slots = storage.memory[0].view(-1)
+        self._stride = storage.stride
+
+    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+        """One-hot logits of every lane."""
+        self._write(tokens, positions, slots)
+        return self._choose(tables, lengths)
+
+    def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor) -> Tensor:
+        """One-hot logits of the wanted tokens."""
+        self._write(tokens.token_ids, tokens.positions, tokens.slots)
+        begins, lengths = chunks.begins.tolist(), [length for _, length in chunks.spans]
+        owner = [next(i for i, b in enumerate(begins) if b <= at < b + lengths[i]) for at in wanted.tolist()]
+        live = chunks.lengths[owner] > 0
+        return self._choose(chunks.tables[owner], torch.where(live, tokens.positions[wanted] + 1, 0))
+
+    def _write(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> None:
+        places = torch.where(slots < 0, len(self._slots) - 1, slots)
+        self._slots.index_copy_(0, places, mixed(tokens, positions).double())
+
+    def _choose(self, tables: Tensor, lengths: Tensor) -> Tensor:
+        place = torch.arange(tables.shape[1] * BLOCK)
+        found = self._slots[tables[:, place // BLOCK] * self._stride + place % BLOCK].long()
+        token = torch.where(place < lengths.unsqueeze(1), found * (place + 1), 0).sum(1) % PRIME % VOCAB
+        return torch.zeros(len(token), VOCAB).scatter_(1, token.unsqueeze(1), 1.0)
+
+
+@dataclass
+class Schedule:
+    """Requests with the steps at which they come and, some of them, are given up."""
+
+    blocks: int
+    budget: int
+    arrivals: dict[int, list[Submit]] = field(default_factory=dict)
+    aborts: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def aborted(self) -> set[int]:
+        """Requests that are given up at some step, if they are still there then."""
+        return {number for numbers in self.aborts.values() for number in numbers}
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """Arrivals, lengths, stop ids, shared prefixes, tenants, aborts and the pool drawn at random."""
+    draw = random.Random(seed)
+    schedule = Schedule(draw.randint(CONTEXT // BLOCK, 30), draw.choice((ROWS, 8, 16, 64)))
+    prefix = [draw.randrange(VOCAB) for _ in range(12)]
+    for number in range(1, draw.randint(2, 12)):
+        own = [draw.randrange(VOCAB) for _ in range(draw.randint(1, 20))]
+        prompt = prefix[: draw.choice((0, 0, 8, 12))] + own
+        step = draw.randint(0, 40)
+        stops = tuple(draw.randrange(VOCAB) for _ in range(draw.choice((0, 1, 2, 20))))
+        schedule.arrivals.setdefault(step, []).append(
+            Submit(
+                number, namespace(draw.randint(1, 2)), array("I", prompt), draw.randint(1, 26), GREEDY,
+                stop_ids=stops, ignore_eos=True, retain=draw.random() < 0.8,
+            )
+        )  # fmt: skip
+        if draw.random() < 0.15:
+            schedule.aborts.setdefault(step + draw.randint(1, 12), []).append(number)
+    return schedule
+
+
+def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
+    """The real scheduler around the device's runner with the toy model."""
+    like = LayerLayout(heads=1, key_dim=1, value_dim=1)
+    layout = KvLayout(layers=(like,), block_size=BLOCK, dtype="float32", num_blocks=schedule.blocks)
+    limits = SchedulerLimits(
+        max_num_seqs=ROWS, max_num_batched_tokens=schedule.budget, max_waiting=100, max_context=CONTEXT,
+        block_size=BLOCK, vocab_size=VOCAB,
+    )  # fmt: skip
+    operations = PlainOperations()
+    storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU)
+    runner = DeviceRunner(
+        ToyModel(storage), storage, limits, operations, eager=eager, most_ahead=most_ahead  # type: ignore[arg-type]
+    )
+    pool = BlockPool(layout.num_blocks)
+    cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK, caching=True)
+    return Engine(Scheduler(limits, pool, cache, raise_defects=True), runner, clock_ns=lambda: 0)
+
+
+def run_schedule(engine: Engine, schedule: Schedule) -> dict[int, Answer]:
+    """All answers, in the order of the schedule's steps."""
+    answers: dict[int, Answer] = {}
+    step = 0
+    last = max((*schedule.arrivals, *schedule.aborts), default=0)
+    while step <= last or engine.has_work:
+        assert step < MOST_STEPS, "the schedule does not end"
+        for submit in schedule.arrivals.get(step, ()):
+            engine.add(submit)
+        for number in schedule.aborts.get(step, ()):
+            engine.abort(number)
+        if engine.has_work:
+            collect(engine, answers)
+        step += 1
+    return answers
+
+
+def differs(schedule: Schedule, answers: dict[int, Answer]) -> bool:
+    """Whether some request has other tokens than its plainest loop; an aborted one may have the first of them."""
+    for submit in (one for some in schedule.arrivals.values() for one in some):
+        prompt = list(submit.token_ids)
+        limit = min(len(prompt) + submit.max_tokens, CONTEXT)
+        wanted = expected(prompt, limit, submit.stop_ids)
+        found = answers[submit.request]
+        ended = found.failure is FailureCode.ABORTED and submit.request in schedule.aborted
+        if found.failure is not None and not ended:
+            return True
+        if found.token_ids != (wanted[: len(found.token_ids)] if ended else wanted):
+            return True
+    return False
