@@ -1,0 +1,81 @@
+"""The device backend on the kernels themselves, under the interpreter: whole engines, and one step against the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.device.build import make_device_runner
+from engine.device.model import DeviceModel, supported_layers
+from engine.device.plain import PlainOperations
+from engine.device.storage import DeviceStorage
+from engine.kernels.gpu.operations import kernel_operations
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
+from engine.load import layout_for, limits_for
+from engine.loop import Engine
+from engine.model.decoder import Decoder
+from engine.offline import generate
+from engine.scheduler.scheduler import Scheduler
+from isolation.ipc.messages import Sampling
+from tests.engine.support import model_config, random_model, submit
+
+CPU = torch.device("cpu")
+
+
+def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
+    """The real scheduler around the device backend: kernels under the interpreter, or plain operations."""
+    config = EngineConfig(
+        model_dir="", model_digest="00", block_size=16, kv_bytes=1 << 20, max_num_seqs=2, max_num_batched_tokens=24,
+        max_context=64,
+    )  # fmt: skip
+    layout = layout_for(config, model.config, "float32")
+    limits = limits_for(config, model.config, layout)
+    shape = model.config
+    operations = PlainOperations()
+    if interpreted:
+        operations = kernel_operations((shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, CPU)
+    runner = make_device_runner(config, model, layout, limits, operations, eager=True, most_ahead=1)
+    pool = BlockPool(layout.num_blocks)
+    cache = PrefixCache(pool, root=bytes(16), block_size=layout.block_size, caching=True)
+    return Engine(Scheduler(limits, pool, cache), runner)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_an_engine_on_kernels_gives_the_tokens_of_plain_operations(architecture: str) -> None:
+    """Prompts in chunks, decoding past the end of a block, a draw and a maximum, on every kernel of a step."""
+    asked = [
+        submit(1, range(5, 35), 5),
+        submit(2, [3, 1, 4], 4, sampling=Sampling(temperature=0.9, top_k=7, top_p=0.9, seed=11)),
+    ]
+    answers = []
+    for interpreted in (False, True):
+        model = random_model(model_config(architecture=architecture, num_layers=1), packed=False)
+        found = generate(kernel_engine(model, interpreted=interpreted), asked)
+        answers.append({number: (one.token_ids, one.finish, one.failure) for number, one in found.items()})
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoding_step_on_kernels(dtype: torch.dtype) -> None:
+    """Logits of a step of three lanes, one of them without a row, are those of plain operations on the same memory; in
+    bfloat16 within some roundings of a stream of two layers."""
+    logits = []
+    for interpreted in (False, True):
+        model = random_model(model_config(), dtype=dtype, packed=False)
+        config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
+        layout = layout_for(config, model.config, str(dtype).removeprefix("torch."))
+        run = kernel_operations((4, 2), 8, 97, CPU) if interpreted else PlainOperations()
+        storage = DeviceStorage(layout, 3, run, dtype, CPU)
+        generator = torch.Generator().manual_seed(3)
+        for memory in storage.memory:
+            memory.copy_(torch.randn(memory.shape, generator=generator))
+        device = DeviceModel(model, supported_layers(model, 64, int8=False), storage, run)
+        tables = torch.tensor([[3, 9, 4, 0], [0, 0, 0, 0], [7, 2, 0, 0]])
+        positions, lengths = torch.tensor([9, 0, 6]), torch.tensor([10, 0, 7])
+        slots = torch.tensor([4 * storage.stride + 1, -1, 2 * storage.stride + 2])
+        logits.append(device.decode(torch.tensor([5, 0, 50]), positions, slots, tables, lengths).double())
+    error = (logits[0] - logits[1])[[0, 2]].abs().max() / logits[0].abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2**-5)
