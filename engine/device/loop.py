@@ -102,19 +102,22 @@ class DeviceLoop:
         rows = self._lanes[:bucket]
         tokens, positions, _, done = self._fields[: Field.DONE + 1].index_select(1, rows).unbind(0)
         live = done == 0
-        tables, sound = self.rows(rows, torch.where(live, positions // size + 1, 0))
+        # Filled, and not chosen between with a number of the host: that would be copied to a GPU, which no graph takes.
+        tables, sound = self.rows(rows, (positions // size + 1).masked_fill(~live, 0))
         computed = live & sound
         places = (positions // size).clamp(max=self.layout.width - 1)
         blocks = tables.gather(1, places.unsqueeze(1)).squeeze(1)
-        slots = torch.where(computed, blocks * self._stride + positions % size, -1)
-        logits = self._model.decode(tokens, positions, slots, tables, torch.where(computed, positions + 1, 0))
+        idle = ~computed
+        slots = (blocks * self._stride + positions % size).masked_fill(idle, -1)
+        logits = self._model.decode(tokens, positions, slots, tables, (positions + 1).masked_fill(idle, 0))
         chosen = self._operations.sample(logits, rows, positions + 1, self.columns)
         # A row that has failed is done, but its lane looks up a vector all the same: that of an id that there is.
         self._put(Field.LAST, rows, torch.where(computed, chosen, tokens).clamp(min=0))
         self._put(Field.POSITION, rows, positions + computed.long())
-        self._put(Field.DONE, rows, (~computed | self._ends(rows, chosen, positions + 2)).long())
+        self._put(Field.DONE, rows, (idle | self._ends(rows, chosen, positions + 2)).long())
         out = torch.full_like(self.ring[:1], NOTHING)
-        out[0, :bucket] = torch.where(computed, chosen, torch.where(live, FOREIGN, NOTHING))
+        untold = torch.full_like(chosen, NOTHING).masked_fill(live, FOREIGN)
+        out[0, :bucket] = torch.where(computed, chosen, untold)
         self.ring.index_copy_(0, self._turn % RING_STEPS, out)
         self._turn += 1
         return logits

@@ -55,16 +55,16 @@ class Prefill:
         token_ids, positions, numbers, rows, starts, lengths, begins, wanted, ending = sent
         tables, sound = self._loop.rows(rows, (starts + lengths + size - 1) // size)
         blocks = tables[numbers, positions // size]
-        slots = torch.where(sound[numbers], blocks * self._storage.stride + positions % size, -1)
-        placed = Chunks(begins, torch.where(sound, lengths, 0), starts, tables, spans)
+        slots = (blocks * self._storage.stride + positions % size).masked_fill(~sound[numbers], -1)
+        placed = Chunks(begins, lengths.masked_fill(~sound, 0), starts, tables, spans)
         logits = self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, wanted)
         chosen = torch.zeros_like(ending)
         if len(ending):
             sampled = rows[ending], starts[ending] + lengths[ending]
             chosen = self._operations.sample(logits[: len(ending)], *sampled, self._loop.columns)
-            chosen = torch.where(sound[ending], chosen, FOREIGN)
+            chosen = chosen.masked_fill(~sound[ending], FOREIGN)
             self._loop.enter(sampled[0], chosen, sampled[1])
-        return Prefilled(logits, HostCopy(torch.cat((chosen, torch.where(sound, 0, FOREIGN)))))
+        return Prefilled(logits, HostCopy(torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN)))))
 
     def _described(self, chunks: list[Chunk]) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
         """Arrays of all tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first token of

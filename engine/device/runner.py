@@ -83,6 +83,9 @@ class DeviceRunner:
         self._decode_list: list[int] = []
         self._decode_rows: Ints = np.zeros(0, dtype=np.int64)
         self._steady = 0
+        if self._stream is not None:
+            # Weights and state were written on another stream, for which this one does not wait by itself.
+            torch.cuda.synchronize(self._device)
         self.num_ahead = 0
         """Rows' tokens that were there before their plan came."""
 

@@ -1,10 +1,12 @@
 """Extents of tiles by architecture and by a head's width: a small table, chosen from when an engine starts.
 
 Nothing is tried at run time: a kernel that is compiled while requests wait would stop them all, and what serves has no
-compiler. A row is made by measuring on that architecture; an architecture without one takes the default.
+compiler. ``bench/gpu_tune.py`` measures on a card and prints rows to be committed here; an architecture without one
+takes the default.
 
 The rows here were made without a GPU: each was chosen so that a kernel keeps its numbers in registers and its tiles in
-shared memory, which the assembler says (``tests/engine/gpu/test_compile.py``), and none has been timed.
+shared memory, which the assembler says (``tests/engine/gpu/test_compile.py``), and none has been timed. So none says
+where it was ``measured``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Configuration:
     decode: DecodeShape
     prefill: PrefillShape
     experts: Tile
+    measured: str = ""
+    """The card on which this row was chosen by time; empty: on none."""
 
     def programs(self, rows: int, kv_heads: int, processors: int) -> int:
         """Programs for each key-value head of a bucket of so many rows, on a GPU of so many multiprocessors: as many as
@@ -45,6 +49,8 @@ DEFAULT = {
 """By the widest head that a row is for. A split is 256 tokens while a context is short."""
 
 TABLE = {
+    "sm_80": DEFAULT,
+    "sm_100": DEFAULT,
     "sm_90": {
         128: Configuration(DecodeShape(64, 4, 32, Launch(4, 3)), PrefillShape(128, 64, Launch(8, 2)), EXPERTS),
         256: Configuration(DecodeShape(32, 8, 32, Launch(4, 3)), PrefillShape(64, 64, Launch(8, 2)), EXPERTS),

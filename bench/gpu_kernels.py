@@ -1,0 +1,238 @@
+"""The machine's own roofline, exactness of the device backend, and the kernels' share of what the machine can do."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.gpu_engines import TINY, Shape, build_model, make_engine
+from bench.gpu_report import OutOfTimeError, Report, seconds_of
+from engine.device.build import make_operations
+from engine.device.operations import Chunks, KvLayer
+from engine.device.plain import PlainOperations
+from engine.model.attention import AttentionRule
+from engine.offline import generate
+from isolation.ipc.messages import Sampling, Submit
+
+
+def roofline(report: Report) -> dict[str, float]:
+    """Measured rates of this machine: memory copied and read, bfloat16 products, transfers from page-locked memory."""
+    device, toy = report.device, report.toy
+    size = (1 << 22) if toy else (1 << 32)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * size / seconds_of(lambda: target.copy_(source), report)
+    read = size / seconds_of(source.sum, report)
+    del source, target
+    edge = 256 if toy else 8_192
+    a, b = (torch.randn(edge, edge, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * edge**3 / seconds_of(lambda: a @ b, report)
+    rates = {"copy_bytes_per_s": copied, "read_bytes_per_s": read, "bf16_flop_per_s": product}
+    if device.type == "cuda":
+        pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+        placed = torch.empty_like(pinned, device=device)
+        rates["to_device_bytes_per_s"] = len(pinned) / seconds_of(
+            lambda: placed.copy_(pinned, non_blocking=True), report
+        )
+    report.put("roofline", device=name_of(device), **rates)
+    return rates
+
+
+def name_of(device: torch.device) -> str:
+    """The device's name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+class Case:
+    """Rows with contexts of given lengths in a paged cache, and the operations that attend to them."""
+
+    def __init__(self, report: Report, lengths: list[int], shape: Shape, *, dtype: torch.dtype) -> None:
+        self.device, self.shape, self.lengths = report.device, shape, lengths
+        generator = torch.Generator(device=self.device).manual_seed(1)
+        width = -(-max(lengths) // 16)
+        needed = [-(-length // 16) for length in lengths]
+        order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(2)) + 1
+        tables = torch.zeros(len(lengths), width, dtype=torch.int64)
+        for row, part in enumerate(order.split(needed)):
+            tables[row, : len(part)] = part
+        self.tables = tables.to(self.device)
+        rows = (sum(needed) + 2, 16, shape.kv_heads, shape.dim)
+        keys, values = (
+            torch.randn(rows, generator=generator, device=self.device, dtype=dtype) for _ in range(2)
+        )
+        self.layer = KvLayer(keys, values)
+        self.rule = AttentionRule(shape.dim**-0.5)
+        self.generator, self.dtype = generator, dtype
+        self.kernels = make_operations(build_model(TINY | {"num_heads": shape.heads, "num_kv_heads": shape.kv_heads,
+                                                           "head_dim": shape.dim}, self.device, dtype))
+
+    def queries(self, count: int) -> Tensor:
+        """Queries of so many tokens."""
+        size = (count, self.shape.heads, self.shape.dim)
+        return torch.randn(size, generator=self.generator, device=self.device, dtype=self.dtype)
+
+    def reference(self, q: Tensor, row: int, position: int) -> Tensor:
+        """What one token gets, in float64."""
+        places = torch.arange(position + 1, device=self.device)
+        blocks = self.tables[row, places // 16]
+        group = self.shape.heads // self.shape.kv_heads
+        k, v = (part[blocks, places % 16].double().repeat_interleave(group, 1) for part in
+                (self.layer.keys, self.layer.values))
+        weights = (torch.einsum("hd,shd->hs", q.double(), k) * self.rule.scale).softmax(-1)
+        return torch.einsum("hs,shd->hd", weights, v).flatten()
+
+    def decode(self, q: Tensor) -> Callable[[], Tensor]:
+        """Attention of one token a row, as a step computes it in each layer."""
+        lengths = torch.tensor(self.lengths, device=self.device)
+        attend = self.kernels.decoding(lengths, self.tables)
+        return lambda: attend(q, self.layer, self.rule)
+
+    def prefill(self, q: Tensor) -> Callable[[], Tensor]:
+        """Attention of whole prompts, one a row."""
+        lengths = torch.tensor(self.lengths, device=self.device)
+        begins = lengths.cumsum(0) - lengths
+        spans = tuple(zip(begins.tolist(), self.lengths, strict=True))
+        attend = self.kernels.prefilling(Chunks(begins, lengths, torch.zeros_like(lengths), self.tables, spans))
+        return lambda: attend(q, self.layer, self.rule)
+
+
+def exactness(report: Report) -> None:
+    """Attention against float64, draws against plain operations, and both loops against each other."""
+    shape = Shape(4, 2, 16) if report.toy else Shape(32, 8, 128)
+    dtype = torch.float32 if report.toy else torch.bfloat16
+    lengths = [1, 17, 40] if report.toy else [1, 15, 16, 17, 63, 64, 65, 300, 1_000, 4_097]
+    case = Case(report, lengths, shape, dtype=dtype)
+    q = case.queries(len(lengths))
+    found = case.decode(q)()
+    wanted = torch.stack([case.reference(q[row], row, length - 1) for row, length in enumerate(lengths)])
+    q_all = case.queries(sum(lengths))
+    prefilled = case.prefill(q_all)()
+    some = [(row, place) for row, length in enumerate(lengths) for place in {0, length // 2, length - 1}]
+    begins = list(itertools.accumulate(lengths, initial=0))
+    checked = torch.stack([case.reference(q_all[begins[row] + place], row, place) for row, place in some])
+    lines = prefilled[[begins[row] + place for row, place in some]]
+    report.put(
+        "exactness", dtype=str(dtype), decode_error=relative(found, wanted), prefill_error=relative(lines, checked),
+        bound=2.0**-6,
+    )  # fmt: skip
+    both_loops(report)
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """Largest error over the largest value; not a number where something is not finite."""
+    return ((found.double() - wanted).abs().max() / wanted.abs().max()).item()
+
+
+def both_loops(report: Report) -> None:
+    """Schedules through the loop that replays recordings and runs ahead, and through the eager one that waits: on a GPU
+    with the kernels, in float32 with a tiny model."""
+    equal = count = 0
+    most = 2 if report.toy else 500
+    with suppress(OutOfTimeError):
+        for seed in range(most):
+            report.check()
+            answers = []
+            for eager in (False, True):
+                model = build_model(TINY, report.device, torch.float32)
+                engine = make_engine(model, kv_bytes=1 << 21, rows=6, budget=48, context=128, eager=eager)
+                answers.append({key: one.token_ids for key, one in generate(engine, drawn(seed)).items()})
+            equal += answers[0] == answers[1]
+            count += 1
+    report.put("loops", schedules=count, equal=equal)
+    if count:
+        report.figure("loops_equal", equal / count)
+
+
+def drawn(seed: int) -> list[Submit]:
+    """Requests of all lengths, greedy and drawn."""
+    draw = random.Random(seed)
+    return [
+        Submit(
+            number, bytes(32), array("I", [draw.randrange(TINY["vocab_size"]) for _ in range(draw.randint(1, 60))]),
+            draw.randint(1, 30), Sampling(temperature=draw.choice((0.0, 0.9)), top_k=draw.choice((0, 9)), seed=seed),
+            ignore_eos=True,
+        )
+        for number in range(1, draw.randint(3, 9))
+    ]  # fmt: skip
+
+
+def kernels(report: Report, rates: dict[str, float]) -> None:
+    """Attention's share of memory bandwidth while decoding, and of the best library kernel for prompts; the sampler."""
+    shape = Shape(4, 2, 16) if report.toy else Shape(32, 8, 128)
+    dtype = torch.bfloat16
+    draw = random.Random(0)
+    rows = 4 if report.toy else 64
+    mixes = {
+        "uniform": [64 if report.toy else 4_096] * rows,
+        "mixed": [draw.choice((8, 40, 60) if report.toy else (128, 512, 2_048, 8_192, 16_384)) for _ in range(rows)],
+    }
+    for kind, lengths in mixes.items():
+        case = Case(report, lengths, shape, dtype=dtype)
+        taken = seconds_of(case.decode(case.queries(rows)), report)
+        moved = sum(lengths) * 2 * shape.kv_heads * shape.dim * dtype.itemsize
+        share = moved / taken / rates["read_bytes_per_s"]
+        report.put("kernel", kernel="attention decode", lengths=kind, seconds=taken, share=share)
+        if kind == "mixed":
+            report.figure("attention_decode_share", share)
+    prefill(report, shape, dtype)
+    sampler(report)
+
+
+def prefill(report: Report, shape: Shape, dtype: torch.dtype) -> None:
+    """Causal attention of prompts over the paged cache, against torch's own over contiguous keys."""
+    count, length = (2, 48) if report.toy else (4, 4_096)
+    case = Case(report, [length] * count, shape, dtype=dtype)
+    own = seconds_of(case.prefill(case.queries(count * length)), report)
+    size = (count, shape.heads, length, shape.dim)
+    q, k, v = (torch.randn(size, device=report.device, dtype=dtype) for _ in range(3))
+    best = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH):
+        if backend is SDPBackend.MATH and best:
+            continue
+        with suppress(RuntimeError), sdpa_kernel(backend):
+            best[backend.name] = seconds_of(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), report)
+    work = 2 * count * shape.heads * length**2 * shape.dim
+    report.put("kernel", kernel="attention prefill", seconds=own, flop_per_s=work / own, library_seconds=best)
+    if best:
+        report.figure("attention_prefill_ratio", min(best.values()) / own)
+
+
+def sampler(report: Report) -> None:
+    """Seconds that a step's choice takes, by what its rows ask for; top-k and top-p read scores many times."""
+    rows, vocab = (4, 300) if report.toy else (256, 128_256)
+    logits = torch.randn(rows, vocab, device=report.device) * 3
+    run = make_operations(build_model(TINY, report.device, torch.float32, vocab_size=vocab))
+    places = torch.arange(rows, device=report.device)
+    for kind, numbers in {"greedy": (0.0, 0, 1.0), "draw": (1.0, 0, 1.0), "top-p": (1.0, 50, 0.9)}.items():
+        columns = columns_of(rows, numbers, report.device)
+        taken = seconds_of(lambda columns=columns: run.sample(logits, places, places, columns), report, rounds=5)
+        chosen = run.sample(logits, places, places, columns).tolist()
+        wanted = PlainOperations().sample(logits, places, places, columns).tolist()
+        same = sum(one == two for one, two in zip(chosen, wanted, strict=True)) / rows
+        report.put("kernel", kernel="sampler", kind=kind, seconds=taken, rows=rows, same_as_plain=same)
+
+
+def columns_of(rows: int, numbers: tuple[float, int, float], device: torch.device) -> Any:
+    """Sampling numbers that all rows share."""
+    from engine.device.operations import SamplingColumns
+
+    heat, top_k, top_p = numbers
+    floats = {"dtype": torch.float64, "device": device}
+    return SamplingColumns(
+        temperature=torch.full((rows,), heat, **floats),
+        top_k=torch.full((rows,), top_k, device=device),
+        top_p=torch.full((rows,), top_p, **floats),
+        log_min_p=torch.full((rows,), -torch.inf, **floats),
+        seed=torch.arange(rows, device=device) * 977,
+        limit=torch.full((rows,), 1 << 30, device=device),
+        stop_ids=torch.full((rows, 4), -1, device=device),
+    )

@@ -1,0 +1,407 @@
+"""The engine on the device backend under load: cold start, closed loops, ``transformers`` beside it, a trace, a sandbox."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu_engines import EIGHT_B, TINY, build_model, make_engine, published, save, weights_of
+from bench.gpu_report import Meter, OutOfTimeError, Report, synchronise
+from engine.config import EngineConfig
+from engine.load import load_engine
+from engine.loop import Engine
+from engine.model.decoder import Decoder
+from isolation.ipc.messages import Sampling, StepOutput, Submit
+
+GIB = 1 << 30
+ROOT = Path(__file__).resolve().parents[1]
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(slots=True)
+class World:
+    """The model that all sections use, and how much is asked of it."""
+
+    report: Report
+    rates: dict[str, float]
+    sizes: dict[str, Any]
+    model: Decoder
+    tensors: dict[str, torch.Tensor]
+    prompt: int
+    output: int
+    streams: tuple[int, ...]
+
+    def engine(self) -> Engine:
+        """A warm engine; its KV takes what can be spared beside a second one."""
+        most = max(self.streams)
+        if self.report.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info()
+            kv_bytes = int(min(48 * GIB, max(4 * GIB, (free - 6 * GIB) // 2)))
+        else:
+            kv_bytes = 1 << 22
+        context = 4 * (self.prompt + self.output)
+        budget = 4_096 if self.report.device.type == "cuda" else 64
+        engine = make_engine(self.model, kv_bytes=kv_bytes, rows=most, budget=budget, context=context)
+        engine.warm_up()
+        return engine
+
+
+def make_world(report: Report, rates: dict[str, float]) -> World:
+    """Random weights of the 8B shape, made on the device; of a toy in its place."""
+    sizes = TINY if report.toy else EIGHT_B
+    dtype = torch.float32 if report.toy else torch.bfloat16
+    model = build_model(sizes, report.device, dtype)
+    tensors = weights_of(model, sizes, report.device)
+    report.put("weights", random=True, bytes=sum(one.nbytes for one in tensors.values()))
+    if report.toy:
+        return World(report, rates, sizes, model, tensors, 20, 8, (1, 4))
+    return World(report, rates, sizes, model, tensors, 1_000, 256, (1, 8, 32, 64, 128, 200, 256))
+
+
+@dataclass(slots=True)
+class Load:
+    """What a loop of requests gave."""
+
+    first: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    """Seconds of steps that only decoded."""
+    host: list[float] = field(default_factory=list)
+    """Processor seconds of the same steps."""
+    tokens: int = 0
+    seconds: float = 0.0
+    processor: float = 0.0
+    joules: float | None = None
+    busy: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, object]:
+        """For the report."""
+        def at(values: list[float], share: float) -> float | None:
+            return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else None
+
+        return {
+            "tokens_per_s": self.tokens / self.seconds if self.seconds else None,
+            "ttft_p50_s": at(self.first, 0.5), "ttft_p99_s": at(self.first, 0.99), "itl_p50_s": at(self.gaps, 0.5),
+            "itl_p99_s": at(self.gaps, 0.99), "step_p50_s": at(self.steps, 0.5), "host_s_per_step": at(self.host, 0.5),
+            "cores": self.processor / self.seconds if self.seconds else None,
+            "joules_per_token": None if self.joules is None or not self.tokens else self.joules / self.tokens,
+            "utilisation": statistics.fmean(self.busy) if self.busy else None,
+        }  # fmt: skip
+
+
+class Driver:
+    """Feeds an engine and takes down when tokens come."""
+
+    def __init__(self, world: World, engine: Engine, meter: Meter) -> None:
+        self._world, self.engine, self._meter = world, engine, meter
+        self._draw = random.Random(0)
+        self._next = 1
+        self._asked: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self.load = Load()
+        self.ended = 0
+
+    def add(self, prompt: int, output: int) -> None:
+        """One more request, of tokens that nobody has asked before: nothing is found in a cache."""
+        ids = array("I", [self._draw.randrange(self._world.sizes["vocab_size"]) for _ in range(prompt)])
+        self.engine.add(Submit(self._next, bytes(32), ids, output, GREEDY, ignore_eos=True))
+        self._asked[self._next] = time.perf_counter()
+        self._next += 1
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._asked) + len(self._last)
+
+    def step(self) -> None:
+        """One step."""
+        began, host = time.perf_counter(), time.process_time()
+        output = self.engine.step()
+        now, used = time.perf_counter(), time.process_time() - host
+        if output is None:
+            return
+        self._take(output, now)
+        if not output.starts and not self._asked:
+            self.load.steps.append(now - began)
+            self.load.host.append(used)
+
+    def _take(self, output: StepOutput, now: float) -> None:
+        self.load.tokens += len(output.token_ids)
+        for request, finish in zip(output.requests, output.finishes, strict=True):
+            asked = self._asked.pop(request, None)
+            if asked is not None:
+                self.load.first.append(now - asked)
+            else:
+                self.load.gaps.append(now - self._last[request])
+            self._last[request] = now
+            if finish:
+                del self._last[request]
+                self.ended += 1
+
+    def measure(self, again: Iterator[None], seconds: float) -> Load:
+        """Steps for so long, or until the section's time is over; ``again`` is advanced before each."""
+        self.load = Load()
+        joules, began, used = self._meter.joules(), time.perf_counter(), time.process_time()
+        looked = 0.0
+        for _ in again:
+            self.step()
+            now = time.perf_counter()
+            if now - looked > 0.1 and (busy := self._meter.utilisation()) is not None:
+                looked = now
+                self.load.busy.append(busy)
+            if now - began >= seconds or self._world.report.left() <= 0:
+                break
+        load = self.load
+        load.seconds, load.processor = time.perf_counter() - began, time.process_time() - used
+        after = self._meter.joules()
+        load.joules = None if joules is None or after is None else after - joules
+        return load
+
+    def closed(self, streams: int, seconds: float) -> Load:
+        """So many requests at any time, after a warm-up in which each has got a token."""
+        world = self._world
+        for _ in range(streams):
+            # Of different lengths at first, so that they do not end together.
+            self.add(world.prompt, max(2, int(world.output * (0.2 + 0.8 * self._draw.random()))))
+        while self._asked:
+            world.report.check()
+            self.step()
+
+        def again() -> Iterator[None]:
+            while True:
+                while self.live < streams:
+                    self.add(world.prompt, world.output)
+                yield
+
+        load = self.measure(again(), seconds)
+        for request in [*self._asked, *self._last]:
+            self.engine.abort(request)
+        self._asked.clear()
+        self._last.clear()
+        while self.engine.has_work:
+            self.engine.step()
+        return load
+
+
+def closed_loops(world: World) -> None:
+    """So many streams at a time, each asking again when it is answered."""
+    report = world.report
+    engine, meter = world.engine(), Meter()
+    share = 0.5 if report.toy else 12.0
+    for streams in world.streams:
+        report.check()
+        load = Driver(world, engine, meter).closed(streams, min(share, report.left()))
+        report.put("closed loop", streams=streams, **load.row())
+        if streams == 1 and load.steps:
+            read = sum(tensor.nbytes for name, tensor in world.tensors.items() if "embed" not in name)
+            layout = engine.runner.storage.layout
+            read += layout.token_bytes * (world.prompt + world.output // 2)
+            figure = read / statistics.median(load.steps) / world.rates["read_bytes_per_s"]
+            report.figure("decode_share_batch_1", figure)
+        if streams in (200, max(world.streams)) and load.host:
+            report.figure("host_ms_per_step", statistics.median(load.host) * 1e3)
+            report.figure("host_cores_at_200", load.processor / load.seconds)
+
+
+def beside_transformers(world: World) -> None:
+    """The same requests on the same weights: ours, theirs, theirs, ours."""
+    report, streams = world.report, max(world.streams)
+    theirs = _Theirs(world)
+    engine, meter = world.engine(), Meter()
+    rates: dict[str, list[float]] = {"ours": [], "theirs": []}
+    try:
+        for name in ("ours", "theirs", "theirs", "ours"):
+            report.check()
+            synchronise(report.device)
+            began = time.perf_counter()
+            if name == "ours":
+                driver = Driver(world, engine, meter)
+                for _ in range(streams):
+                    driver.add(world.prompt, world.output)
+                while driver.live:
+                    report.check()
+                    driver.step()
+                made = streams * world.output
+            else:
+                made = theirs.run(streams)
+            rates[name].append(made / (time.perf_counter() - began))
+            report.put("beside transformers", who=name, streams=streams, tokens_per_s=rates[name][-1])
+    finally:
+        theirs.stop()
+    ours, other = (statistics.fmean(values) for values in rates.values())
+    report.figure("over_transformers_256", ours / other)
+
+
+class _Theirs:
+    """``transformers``' continuous batching around the same memory of weights."""
+
+    def __init__(self, world: World) -> None:
+        import transformers
+        from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+        transformers.utils.logging.set_verbosity_error()
+        self._world = world
+        settings = {key: value for key, value in published(world.sizes).items() if key != "rope_theta"}
+        config = LlamaConfig(**settings, rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model.load_state_dict(world.tensors, assign=True)
+        # What is computed from the description is not in a checkpoint, and was made without memory.
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(world.report.device)
+        model = model.eval()
+        gpu = world.report.device.type == "cuda"
+        blocks = 4 * (world.prompt + world.output) // 32 + max(world.streams) * (world.prompt + world.output) // 32
+        self._manager = model.init_continuous_batching(
+            GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=world.output),
+            ContinuousBatchingConfig(
+                num_blocks=None if gpu else max(64, blocks),
+                max_batch_tokens=4_096 if gpu else 64,
+                max_memory_percent=0.8 if gpu else None,
+                max_requests_per_batch=max(world.streams),
+                allow_block_sharing=False,
+                use_cuda_graph=gpu,
+            ),
+        )
+        self._manager.start()
+        self.run(1)
+
+    def run(self, streams: int) -> int:
+        """Answer so many requests; gives the tokens made."""
+        world = self._world
+        draw = random.Random(0)
+        prompts = [[draw.randrange(world.sizes["vocab_size"]) for _ in range(world.prompt)] for _ in range(streams)]
+        left = len(self._manager.add_requests(prompts, max_new_tokens=world.output))
+        made = 0
+        while left:
+            world.report.check()
+            result = self._manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                left -= 1
+                made += len(result.generated_tokens)
+            elif result is None and not self._manager.is_running():
+                raise RuntimeError("continuous batching ended by itself")
+        return made
+
+    def stop(self) -> None:
+        """End its thread."""
+        self._manager.stop(block=True)
+
+
+def trace(world: World) -> None:
+    """Arrivals in the shape of Azure's conversation trace (prompts of about 1,000 tokens, outputs of about 200, both
+    with long tails), at rising rates until the engine cannot keep up; utilisation as the driver tells it."""
+    report = world.report
+    engine, meter = world.engine(), Meter()
+    rate = 20.0 if report.toy else 8.0
+    best = None
+    for _ in range(2 if report.toy else 4):
+        report.check()
+        driver = Driver(world, engine, meter)
+        load = driver.measure(arrivals(driver, world, rate), 0.5 if report.toy else 14.0)
+        row = load.row()
+        late = driver.live / max(driver.ended + driver.live, 1)
+        report.put("trace", requests_per_s=rate, ended=driver.ended, still_waiting=driver.live, **row)
+        best = row["utilisation"] if row["utilisation"] is not None else best
+        with suppress(OutOfTimeError):
+            for request in range(1, driver._next):
+                engine.abort(request)
+            while engine.has_work:
+                report.check()
+                engine.step()
+        if late > 0.5:
+            break
+        rate *= 2
+    if isinstance(best, float):
+        report.figure("utilisation_saturated", best)
+
+
+def arrivals(driver: Driver, world: World, rate: float) -> Iterator[None]:
+    """Requests as their time comes, drawn; one is always there."""
+    draw = random.Random(1)
+    began, at = time.perf_counter(), 0.0
+    longest = 3 * world.prompt
+    while True:
+        while at <= time.perf_counter() - began or not driver.live:
+            prompt = min(longest, max(1, int(world.prompt * draw.lognormvariate(-0.3, 0.8))))
+            driver.add(prompt, min(world.output * 2, max(1, int(world.output * draw.lognormvariate(-0.5, 0.7)))))
+            at += draw.expovariate(rate)
+        yield
+
+
+def cold_start(world: World) -> None:
+    """A process of its own from nothing to its first token, the weights in memory's file system."""
+    report = world.report
+    wanted = sum(tensor.nbytes for tensor in world.tensors.values())
+    shared = Path("/dev/shm")
+    place = shared if shared.is_dir() and shutil.disk_usage(shared).free > 1.2 * wanted else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        written = save(world.model, world.sizes, Path(folder))
+        for turn in range(1 if report.toy else 2):
+            report.check()
+            command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--child", folder, "--began", str(time.time())]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=max(report.left(), 1), cwd=ROOT
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"the child ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+            phases = json.loads(done.stdout.splitlines()[-1])
+            report.put("cold start", turn=turn, bytes=written, in_memory=place is not None, **phases)
+    report.figure("cold_start_s", phases["first_token_s"])
+
+
+def child(folder: str, began: float) -> None:
+    """What the cold process does; ``began``: when it was started, by the wall clock."""
+    phases = {"imported_s": time.time() - began}
+    gpu = torch.cuda.is_available()
+    config = EngineConfig(
+        model_dir=folder, model_digest="00", backend="device", kv_bytes=(2 << 30) if gpu else 1 << 22,
+        max_context=1_024, max_num_seqs=16 if gpu else 4, max_num_batched_tokens=1_024 if gpu else 64,
+    )  # fmt: skip
+    engine = load_engine(config, warm=False)
+    phases["loaded_s"] = time.time() - began
+    engine.add(Submit(1, bytes(32), array("I", range(16)), 1, GREEDY, ignore_eos=True))
+    while engine.has_work:
+        output = engine.step()
+        if output is not None and output.token_ids:
+            phases["first_token_s"] = time.time() - began
+    engine.warm_up()
+    phases["warm_s"] = time.time() - began
+    print(json.dumps(phases))
+
+
+def isolation(world: World) -> None:
+    """The cold process again inside gVisor, where runsc is there: what the walls cost a start and a step."""
+    report = world.report
+    runsc = shutil.which("runsc")
+    if runsc is None:
+        report.put("isolation", skipped="no runsc on PATH")
+        return
+    flags = ["--network=none", "--ignore-cgroups", *(["--nvproxy"] if report.device.type == "cuda" else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(TINY, torch.device("cpu"), torch.float32)
+        save(model, TINY, Path(folder))
+        inner = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--child", folder, "--began"]
+        taken = {}
+        for name, prefix in (("outside", []), ("inside", [runsc, *flags, "do"])):
+            done = subprocess.run(
+                [*prefix, *inner, str(time.time())], capture_output=True, text=True, check=False,
+                timeout=max(report.left(), 1), cwd=ROOT,
+            )  # fmt: skip
+            if done.returncode != 0:
+                raise RuntimeError(f"{name} gVisor the child ended with {done.returncode}: {done.stderr[-300:]}")
+            taken[name] = json.loads(done.stdout.splitlines()[-1])
+    report.put("isolation", **taken, ratio=taken["inside"]["warm_s"] / taken["outside"]["warm_s"])

@@ -1,0 +1,75 @@
+"""The script that judges a GPU runs at toy size on a CPU; what chooses configurations chooses as it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu_report import BARS, Report
+from bench.gpu_tune import MARGIN, choose
+
+
+@pytest.mark.timeout(300)
+def test_everything_runs_at_toy_size(root: Path, tmp_path: Path) -> None:
+    """Every section but those that need a card's counters gives its figures, results are lines of JSON, and the table
+    at the end has a verdict for each bar."""
+    out = tmp_path / "results.jsonl"
+    done = subprocess.run(
+        [sys.executable, "bench/gpu.py", "--toy", "--out", str(out)],
+        cwd=root, capture_output=True, text=True, check=False, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    ended = {line["name"]: line["failed"] for line in lines if line["section"] == "section"}
+    slow = {name for name, failed in ended.items() if failed and "s were over" in failed}
+    assert {name for name, failed in ended.items() if failed} <= slow, done.stdout[-3_000:]
+    assert set(ended) == {"roofline", "exactness", "kernels", "cold", "closed", "peer", "trace", "isolation"}
+    for bar in BARS.values():
+        assert bar.name in done.stdout
+    exact = next(line for line in lines if line["section"] == "exactness")
+    assert exact["decode_error"] < exact["bound"] and exact["prefill_error"] < exact["bound"]
+    loops = next(line for line in lines if line["section"] == "loops")
+    assert loops["equal"] == loops["schedules"] > 0
+
+
+def test_without_a_gpu_it_says_so(root: Path) -> None:
+    """A call that would measure nothing ends at once with the way to run it."""
+    for script in ("gpu.py", "gpu_tune.py"):
+        done = subprocess.run(
+            [sys.executable, f"bench/{script}"], cwd=root, capture_output=True, text=True, check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert done.returncode != 0 and "torch sees no GPU" in done.stderr
+
+
+def test_a_failing_section_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
+    """The table names it with its reason, and a bar without a figure is not met."""
+    import torch
+
+    from bench.gpu import _run_section
+
+    report = Report(tmp_path / "results.jsonl", True, torch.device("cpu"))
+    ran = []
+
+    def broken() -> None:
+        raise RuntimeError("no such kernel")
+
+    _run_section(report, "kernels", broken)
+    _run_section(report, "closed", lambda: ran.append(1))
+    assert ran == [1]
+    assert "section kernels failed: RuntimeError: no such kernel" in report.summary()
+    assert report.summary().count("no figure") == len(BARS)
+
+
+def test_the_choice_of_a_configuration() -> None:
+    """The fastest by the geometric mean, unless it is faster by less than the margin, gives no numbers, or is none."""
+    times = {"now": [1.0, 1.0], "a": [0.5, 1.0], "b": [0.7, 0.7], "c": None, "d": [0.1, 10.0]}
+    assert choose("now", times, times.get)[0] == "b"
+    near = {"now": [1.0], "a": [1 - MARGIN / 2]}
+    assert choose("now", near, near.get) == ("now", 1.0)
+    with pytest.raises(ValueError, match="cannot be used"):
+        choose("c", times, times.get)
