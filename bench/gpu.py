@@ -44,9 +44,6 @@ BUDGETS = {
 TOTAL_S = 575.0
 """When the summary is written whatever is still running."""
 
-TOY_SHARE = 0.2
-"""Of the budgets, for a toy."""
-
 
 def main() -> int:
     """Run the sections; gives 0 when all of them came to their end."""
@@ -104,7 +101,7 @@ def run_sections(report: Report, wanted: tuple[str, ...]) -> None:
 
 def _run_section(report: Report, name: str, run: Callable[[], object]) -> None:
     """One section under its budget: it looks at the time itself, and an alarm ends it where it does not."""
-    budget = BUDGETS[name] * (TOY_SHARE if report.toy else 1.0)
+    budget = BUDGETS[name]
     began = time.monotonic()
     report.deadline = began + budget
     previous = signal.signal(signal.SIGALRM, _alarm)

@@ -23,6 +23,7 @@ import torch
 from engine.allowed_calls import Bells, engine_calls
 from engine.attach import attach, attach_spill
 from engine.config import EngineConfig
+from engine.device.build import device_for
 from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
 from engine.load import load_engine, memory_need, spill_obstacle
 from engine.lockdown import generates_code, lock_down, read_maps
@@ -47,6 +48,11 @@ def main(arguments: list[str]) -> int:
     try:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
+        if device_for(config) == "cuda":
+            raise LockdownError(
+                "torch sees a GPU, and there is no list of system calls for its driver: the first step would end the "
+                "engine; give the sandbox no GPU, or set backend to plain"
+            )
         spill = attach_spill(arguments[0]) if config.spill else None
         engine = load_engine(config, spill=spill)
         sys.stderr.write(f"engine computes with {engine.runner.backend}\n")

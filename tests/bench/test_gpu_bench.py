@@ -25,8 +25,8 @@ def test_everything_runs_at_toy_size(root: Path, tmp_path: Path) -> None:
     )
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     ended = {line["name"]: line["failed"] for line in lines if line["section"] == "section"}
-    slow = {name for name, failed in ended.items() if failed and "s were over" in failed}
-    assert {name for name, failed in ended.items() if failed} <= slow, done.stdout[-3_000:]
+    assert done.returncode == 0, done.stdout[-3_000:]
+    assert not any(ended.values())
     assert set(ended) == {"roofline", "exactness", "kernels", "cold", "closed", "peer", "trace", "isolation"}
     for bar in BARS.values():
         assert bar.name in done.stdout

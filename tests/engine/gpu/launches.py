@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engine.device.operations import Chunks, KvLayer, SamplingColumns, Turn
 from engine.kernels.gpu import (
     activation,
     blocks,
@@ -22,6 +23,7 @@ from engine.kernels.gpu import (
 )  # fmt: skip
 from engine.kernels.gpu.attention_tile import PagedLayer
 from engine.kernels.gpu.configurations import configuration
+from engine.kernels.gpu.operations import KernelOperations
 from engine.kv.layout import FULL, Reach
 from engine.model.attention import AttentionRule
 from engine.model.routing import GroupedSigmoid, Softmax
@@ -130,6 +132,28 @@ def guards() -> None:
     blocks.compare_stamps(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
 
 
+def device() -> None:
+    """A decoding step and a prompt of Llama 3.1 8B as the device backend launches them: its rows are 64-bit words."""
+    run = KernelOperations((32, 8), 128, VOCAB, configuration(ARCHITECTURE, 128), PROCESSORS)
+    memory = tensor(BLOCKS, 32 * 16, 8, 128)
+    layer = KvLayer(memory[:, 16:32], memory[:, 16:32])
+    words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(128**-0.5)
+    tables = tensor(ROWS, 512, dtype=torch.int64)
+    run.decoding(words, tables)(tensor(ROWS, 32, 128), layer, rule)
+    few = words[:3]
+    chunks = Chunks(few, few, few, tables[:3], ((0, 100), (100, 100), (200, 56)))
+    run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
+    floats = tensor(ROWS, dtype=torch.float64)
+    columns = SamplingColumns(floats, words, floats, floats, words, words, tensor(ROWS, 16, dtype=torch.int64))
+    run.sample(tensor(ROWS, VOCAB), words, words, columns)
+    run.faults(tables, tables, words, tensor(BLOCKS, dtype=torch.int64))
+    run.zero(memory, words)
+    turn = Turn(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128), None, 1e-5)
+    run.turn_and_write(tensor(TOKENS, 48, 128), layer, tensor(TOKENS, dtype=torch.int64), turn)
+    run.norm(tensor(TOKENS, 4_096), tensor(TOKENS, 4_096), tensor(4_096), 1e-5)
+    run.gate(tensor(TOKENS, 28_672))
+
+
 LAUNCHES = {
     "llama": attention(8, 4, 128, 128),
     "gemma": attention(4, 2, 256, 256, cap=50.0, reach=Reach("window", 4_096)),
@@ -139,4 +163,5 @@ LAUNCHES = {
     "experts": experts,
     "sampling": sampling,
     "guards": guards,
+    "device": device,
 }
