@@ -32,7 +32,7 @@ def roofline(report: Report) -> dict[str, float]:
     target = torch.empty_like(source)
     copied = 2 * size / seconds_of(lambda: target.copy_(source), report)
     read = size / seconds_of(source.sum, report)
-    del source, target
+    source = target = torch.empty(0)
     edge = 256 if toy else 8_192
     a, b = (torch.randn(edge, edge, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = 2 * edge**3 / seconds_of(lambda: a @ b, report)

@@ -1,4 +1,4 @@
-"""What the sections of ``bench/gpu.py`` share: their budget of time, results written as they come, bars and verdicts."""
+"""What the sections of ``bench/gpu.py`` share: budgets of time, results written as they come, bars and verdicts."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
+from engine.device.build import device_for, uses_device
 from engine.device.runner import DeviceRunner
 from engine.errors import ConfigurationError
 from engine.kv.layout import FULL, LayerLayout, Reach
-from engine.load import check_config
+from engine.load import check_config, spill_obstacle
 from engine.loop import Engine
 from engine.offline import Answer, collect, generate
 from engine.scheduler.plan import RowMask
@@ -216,6 +218,26 @@ def test_models_that_it_does_not_compute_yet_are_named() -> None:
         make_engine(random_model(model_config(), packed=False), backend="device", num_blocks=12)
     with pytest.raises(ConfigurationError, match="must be one of: auto, device, plain"):
         check_config(EngineConfig(model_dir="x", model_digest="00", backend="quick"))
+
+
+def test_which_backend_runs_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU the automatic choice is the device backend on it, for models that give tokens; without one it is the
+    plain loop. Blocks of the device backend stay in its engine."""
+    found = {}
+    for gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        for backend in ("auto", "device", "plain"):
+            config = EngineConfig(model_dir="x", model_digest="00", backend=backend)
+            found[gpu, backend] = uses_device(config), device_for(config)
+            assert not uses_device(replace(config, runner="embed"))
+    assert found == {
+        (False, "auto"): (False, "cpu"), (False, "device"): (True, "cpu"), (False, "plain"): (False, "cpu"),
+        (True, "auto"): (True, "cuda"), (True, "device"): (True, "cuda"), (True, "plain"): (False, "cpu"),
+    }  # fmt: skip
+    monkeypatch.undo()
+    layout = engines()[0].runner.storage.layout
+    config = EngineConfig(model_dir="x", model_digest="00", backend="device")
+    assert "lie on the device" in spill_obstacle(config, layout)
 
 
 def test_a_row_s_stop_ids_beyond_the_device_s_are_the_scheduler_s() -> None:

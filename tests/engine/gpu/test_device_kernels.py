@@ -1,4 +1,4 @@
-"""The device backend on the kernels themselves, under the interpreter: whole engines, and one step against the model."""
+"""The device backend on the kernels themselves, under the interpreter: whole engines, and a step by itself."""
 
 from __future__ import annotations
 
