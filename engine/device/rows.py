@@ -126,6 +126,7 @@ class Deltas:
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
+        self._first_block, self._first_stamp = layout.first_block, layout.first_stamp
         self._changes: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -163,12 +164,12 @@ class Deltas:
         Raises:
             ConfigurationError: a table has no such entry.
         """
-        layout = self._layout
-        if not 0 <= index < layout.width:
-            raise ConfigurationError(f"a row has room for {layout.width} blocks, and is given one at {index}")
-        place = row * layout.width + index
-        self._changes[layout.first_block + place] = block
-        self._changes[layout.first_stamp + place] = stamp
+        width = self._layout.width
+        if not 0 <= index < width:
+            raise ConfigurationError(f"a row has room for {width} blocks, and is given one at {index}")
+        place = row * width + index
+        self._changes[self._first_block + place] = block
+        self._changes[self._first_stamp + place] = stamp
 
     def end(self, row: int) -> None:
         """The row takes no part in steps from the next one on, whatever the device thinks of it."""

@@ -165,7 +165,9 @@ class DeviceRunner:
             prefilled = self._prefill.run(plan.prefills)
             for chunk in plan.prefills:
                 self._rows.ahead[chunk.row] = chunk.start + chunk.length if chunk.last else UNKNOWN
-        by_host = {row for row in plan.sample_rows if self._rows.by_host[row]}.union(plan.masks)
+        by_host = set(plan.masks)
+        if self._rows.by_host[plan.sample_rows].any():
+            by_host.update(row for row in plan.sample_rows if self._rows.by_host[row])
         if not by_host:
             self._run_ahead(plan, rows)
         step = _Step(plan, rows, parts, prefilled, by_host)
