@@ -44,6 +44,9 @@ class NullRunner:
         """One token for each row that samples."""
         return Samples([7] * len(plan.sample_rows))
 
+    def forget(self, rows: list[int]) -> None:
+        """Nothing is kept."""
+
 
 @dataclass(frozen=True)
 class Case:

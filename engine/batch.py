@@ -30,6 +30,9 @@ from engine.scheduler.plan import NO_ROWS, Admission, Chunk, StepPlan
 
 Ints = NDArray[np.int64]
 
+_NOTHING: Ints = np.zeros(0, dtype=np.int64)
+"""The tokens of a row without a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
@@ -91,10 +94,12 @@ class BatchBuilder:
         """Of that list."""
         self._decode_stamps: Ints | None = None
         """What they expect of their blocks; None: to be gathered."""
-        self._known: list[Ints] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
+        self._known: list[Ints] = [_NOTHING] * max_num_seqs
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._last = np.zeros(max_num_seqs, dtype=np.int64)
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        self._num_filled = 0
+        """Leading ones that hold tokens of the step."""
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros(max_num_tokens, dtype=np.int64)
         self._rows = np.zeros(max_num_tokens, dtype=np.int64)
@@ -109,7 +114,15 @@ class BatchBuilder:
         none: tuple[tuple[int, ...], ...] = ((),) * len(self._tables)
         for tables, blocks, stamps in zip(self._tables, (*given, *none), (*expected, *none), strict=False):
             tables.assign(row, blocks, stamps)
+        self._known[row].fill(0)
         self._known[row] = np.array(admission.token_ids, dtype=np.int64)
+
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the tokens of these rows."""
+        for row in rows:
+            self._known[row].fill(0)
+            self._known[row] = _NOTHING
+        self._last[rows] = 0
 
     def grow(self, plan: StepPlan) -> None:
         """Take up the blocks that rows got."""
@@ -179,6 +192,7 @@ class BatchBuilder:
                 ends.append(place - 1)
         if ends or scored:
             wanted = np.concatenate((wanted, np.array(ends + scored, dtype=np.int64)))
+        self._num_filled = max(self._num_filled, place)
         further = [tables.slots(self._rows[:place], self._positions[:place]) for tables in self._tables[1:]]
         return StepArrays(
             token_ids=self._token_ids[:place],
@@ -214,6 +228,8 @@ class BatchBuilder:
         for chunk in plan.prefills:
             self._computed[chunk.row] = chunk.start + chunk.length
         self._last[plan.sample_rows] = token_ids
+        self._token_ids[: self._num_filled] = 0
+        self._num_filled = 0
 
     def _agrees(self, rows: Ints) -> bool:
         """Whether all blocks of decoding rows are theirs. What they expect stays the same until one of them grows, so

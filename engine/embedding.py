@@ -98,6 +98,11 @@ class EmbeddingRunner:
         foreign = self._batches.foreign(plan)
         return run_without(plan, foreign, self._run) if foreign else self._run(plan)
 
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the rows' tokens and what was pooled of them."""
+        self._batches.forget(rows)
+        self._kept[rows] = 0
+
     def _run(self, plan: StepPlan) -> Samples:
         batch = self._batches.build(plan)
         x = self.model.advance(self.model.embed(batch.token_ids), batch.positions, self._attention, batch.attention)

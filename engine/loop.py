@@ -12,7 +12,7 @@ from engine.errors import RequestRejectedError
 from engine.kv.spill import LOOK_S, SpillTier
 from engine.masks import rows_of
 from engine.sampler import Samples
-from engine.scheduler.plan import StepResult
+from engine.scheduler.plan import RowMask, StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.step_runner import StepRunner
 from engine.warmup import warm_up
@@ -29,6 +29,7 @@ from isolation.ipc.messages import (
     Submit,
     TokenLogprobs,
 )
+from isolation.ipc.wiping import wipe
 
 IDLE_LOOK_S = 1.0
 """Seconds after which an idle engine hears that a tenant is to be forgotten."""
@@ -56,6 +57,8 @@ class Engine:
         self._failures: list[RequestFailure] = []
         self.spill: SpillTier | None = None
         """Where blocks go that find no place, if anywhere."""
+        self._early_masks: dict[int, RowMask] = {}
+        """For the first tokens of requests that wait for their prefixes."""
         self._usage_wanted = False
         self._usage_stale = False
         """Whether accounts of KV may have changed since they were last told."""
@@ -77,6 +80,10 @@ class Engine:
         if self.spill is not None:
             for one in self.spill.take(self._clock_ns()):
                 self._enter(one.submit, one.arrival_ns)
+                wipe(one.submit.token_ids)
+                for request_id in _ids_of(one.submit):
+                    if (mask := self._early_masks.pop(request_id, None)) is not None:
+                        self.scheduler.set_mask(request_id, 0, mask)
 
     def idle_wait_s(self, longest: float) -> float:
         """How long an idle engine may sleep: the supervisor cannot ring, and what accounts have is told once more."""
@@ -114,17 +121,21 @@ class Engine:
         """Queue a request; one that cannot be served is answered by a failure in the next output."""
         now_ns = self._clock_ns()
         if self.spill is not None:
-            ids = range(submit.request, submit.request + submit.choices)
-            clash = next(filter(None, map(self.spill.holding, ids)), None)
+            clash = next(filter(None, map(self.spill.holding, _ids_of(submit))), None)
             if clash is not None:
                 # As the scheduler has it: whoever reuses an id loses both.
-                self.spill.abort(clash)
-                self.refuse_all(clash, FailureCode.INVALID)
+                self._drop_parked(self.spill, clash, FailureCode.INVALID)
                 self.refuse_all(submit, FailureCode.INVALID)
                 return
             if self.spill.park(submit, now_ns):
                 return
         self._enter(submit, now_ns)
+
+    def _drop_parked(self, spill: SpillTier, parked: Submit, code: FailureCode) -> None:
+        spill.abort(parked)
+        for request_id in _ids_of(parked):
+            self._early_masks.pop(request_id, None)
+        self.refuse_all(parked, code)
 
     def _enter(self, submit: Submit, now_ns: int) -> None:
         try:
@@ -159,6 +170,7 @@ class Engine:
         """Put another table of quotas of KV in force; requests whose tokens no longer fit are answered by a failure."""
         for request_id in self.scheduler.set_quotas(message.quotas):
             self.refuse(request_id, FailureCode.TOO_LONG)
+        self._forget()
         self._usage_wanted = self._usage_stale = True
 
     def take_usage(self) -> KvUsage | None:
@@ -174,15 +186,18 @@ class Engine:
     def set_masks(self, masks: Masks) -> None:
         """Take the masks for the next tokens of structured requests."""
         for request_id, position, mask in rows_of(masks):
-            self.scheduler.set_mask(request_id, position, mask)
+            if self._awaits_spill and self.spill is not None and self.spill.holding(request_id) is not None:
+                self._early_masks[request_id] = mask
+            else:
+                self.scheduler.set_mask(request_id, position, mask)
 
     def abort(self, request_id: int) -> None:
         """End a request, if it is live; its blocks are free at once, the answer comes with the next output."""
         if self.scheduler.abort(request_id):
             self.refuse(request_id, FailureCode.ABORTED)
+            self._forget()
         elif self.spill is not None and (parked := self.spill.holding(request_id)) is not None:
-            self.spill.abort(parked)
-            self.refuse_all(parked, FailureCode.ABORTED)
+            self._drop_parked(self.spill, parked, FailureCode.ABORTED)
 
     def step(self) -> StepOutput | None:
         """Run one step. Gives what it produced, or None when there was nothing to do or nothing to say."""
@@ -194,11 +209,15 @@ class Engine:
         plan = self.scheduler.schedule(now_ns=now_ns)
         self.urgent = True
         if plan is None:
+            self._forget()
             return self._output(StepResult(), ()) if self._failures else None
         if self.spill is not None:
             self.spill.save()
         samples = self.runner.execute(plan)
+        for admission in plan.admissions:
+            wipe(admission.token_ids)
         result = self.scheduler.commit(plan, samples.token_ids, samples.foreign)
+        self._forget()
         if self._vectors is not None:
             self._embeddings += pair_vectors(result, self._vectors.take_vectors())
         if not plan.num_tokens and not self._failures:
@@ -210,6 +229,12 @@ class Engine:
         prompts = zip(samples.prompts, result.scored, strict=True)
         scored = tuple(replace(entry, request=request) for entry, request in prompts)
         return self._output(result, _place_logprobs(samples, result) if samples.logprobs else (), scored)
+
+    def _forget(self) -> None:
+        """Have the runner overwrite what it keeps of requests that are no longer there."""
+        rows = self.scheduler.take_vacated()
+        if rows:
+            self.runner.forget(rows)
 
     def _output(
         self, result: StepResult, logprobs: tuple[TokenLogprobs, ...], prompts: tuple[PromptLogprobs, ...] = ()
@@ -231,6 +256,11 @@ class Engine:
             free_blocks=self.scheduler.num_available_blocks,
             defects=self.scheduler.num_defects,
         )
+
+
+def _ids_of(submit: Submit) -> range:
+    """Of all outputs that a message asks for."""
+    return range(submit.request, submit.request + submit.choices)
 
 
 def _place_logprobs(samples: Samples, result: StepResult) -> tuple[TokenLogprobs, ...]:

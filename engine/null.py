@@ -111,6 +111,9 @@ class NullRunner:
             self._pace()
         return Samples(token_ids, logprobs, prompts)
 
+    def forget(self, rows: list[int]) -> None:
+        """Nothing: a row keeps a place in the walk."""
+
     def _pace(self) -> None:
         """Sleep until this step is over. A step that came late moves all later ones."""
         now = self._clock()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -40,11 +41,18 @@ class Penalties:
     def admit(self, admission: Admission) -> bool:
         """Take over a row's penalties; says whether there are any."""
         sampling = admission.sampling
-        self._rows.pop(admission.row, None)
+        self.forget((admission.row,))
         neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
         if not neutral:
             self._rows[admission.row] = _PenalisedRow(admission.token_ids, admission.num_prompt, sampling)
         return not neutral
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Overwrite what is kept of these rows and let go of it."""
+        for row in rows if self._rows else ():
+            state = self._rows.pop(row, None)
+            if state is not None:
+                state.wipe()
 
     def apply(self, raw: Tensor, rows: list[int]) -> Tensor:
         """Penalised copy of the float32 scores ``(M, V)``, or the scores themselves when no row has penalties."""
@@ -100,12 +108,18 @@ class _PenalisedRow:
     def counts(self) -> NDArray[np.float32]:
         return self._counts[: len(self._index)]
 
+    def wipe(self) -> None:
+        self._ids.fill(0)
+        self._counts.fill(0)
+
     def add(self, token_id: int) -> None:
         place = self._index.get(token_id)
         if place is None:
             place = len(self._index)
             if place == len(self._ids):
-                self._ids = np.concatenate((self._ids, np.zeros(ROOM, dtype=np.int64)))
+                outgrown = self._ids
+                self._ids = np.concatenate((outgrown, np.zeros(ROOM, dtype=np.int64)))
+                outgrown.fill(0)
                 self._counts = np.concatenate((self._counts, np.zeros(ROOM, dtype=np.float32)))
             self._index[token_id] = place
             self._ids[place] = token_id

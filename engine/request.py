@@ -24,6 +24,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from engine.forgetting import TokenIds
 from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Request:
         """The account of its blocks; set while it is live."""
         self.retain = submit.retain
         self.deterministic = submit.deterministic
-        self.token_ids = submit.token_ids[:]
+        self.token_ids = submit.token_ids[:] if submit.retain else TokenIds.copy_of(submit.token_ids)
         self.num_prompt = len(submit.token_ids)
         self.limit = limit
         """Tokens of prompt and output at which the output ends."""

@@ -113,6 +113,11 @@ class Runner:
                 assert foreign, "kernels and tables disagree about whose a block is"
         return run_without(plan, foreign, self._run)
 
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the tokens of these rows."""
+        self._batches.forget(rows)
+        self._sampler.forget(rows)
+
     def _run(self, plan: StepPlan) -> Samples:
         """Compute and sample."""
         logits, best, next_positions = self._forward(plan)

@@ -89,6 +89,10 @@ class Sampler:
         penalised = self._penalties.admit(admission)
         self._plain[row] = self._temperature[row] == 0 and admission.logprobs < 0 and not penalised
 
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the ids that are kept of these rows."""
+        self._penalties.forget(rows)
+
     def wants_maximum(self, rows: list[int]) -> bool:
         """Whether all these rows take the maximum of their logits as it is, and nothing is to be reported."""
         return bool(self._plain[rows].all())

@@ -18,6 +18,7 @@ from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.messages import Abort, Drain, Embed, Embedding, FailureCode, Message, StepOutput, Submit
+from isolation.ipc.wiping import wipe
 
 RECEIVE_LIMIT = 256
 """Messages taken before each step, so that a flood of submissions cannot hold up the running requests."""
@@ -135,6 +136,7 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
             engine.embed(message)
         else:
             engine.add(message)
+        wipe(message.token_ids)  # Who keeps them has copies of its own.
     elif isinstance(message, Abort):
         engine.abort(message.request)
     elif isinstance(message, Masks):

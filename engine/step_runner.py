@@ -62,3 +62,7 @@ class StepRunner(Protocol):
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
         ...
+
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite what was kept of these rows' requests, which have ended or were sent back to a queue."""
+        ...

@@ -92,7 +92,9 @@ class Tiles:
         tile = self._tile(arrays, part, positions)
         # The layers take whatever object attends, and hand the metadata through.
         attend, batch = self._attention, tile
-        return self._model.forward(tokens, self._tensor(positions), attend, batch, self._tensor(places))  # type: ignore[arg-type]
+        logits = self._model.forward(tokens, self._tensor(positions), attend, batch, self._tensor(places))  # type: ignore[arg-type]
+        tokens.zero_()
+        return logits
 
     def _tile(self, arrays: StepArrays, part: _Part, positions: Ints) -> Tile:
         length = -(-(int(positions.max()) + 1) // STRETCH) * STRETCH

@@ -4,7 +4,8 @@ Canaries are in prompts, grammars and outputs of a running appliance, of a tenan
 after the last answer everything that the appliance still has is searched: memory of all its processes, nameless files
 (the rings, and all memory of each sandbox), its state directory with logs, policy, keys and spill, ``/dev/shm``, and
 the traces that it keeps. The control is the same search after the same requests of an ordinary tenant, whose compiled
-grammars may stay: it must find them.
+grammars may stay: it must find them. Token ids, which are all that an engine sees, are looked for too; their control is
+a search while requests of the quiet tenant run.
 
 Sealed objects are flipped, cut, moved and replayed, and opened again after the tenant's key was destroyed.
 """
@@ -58,6 +59,7 @@ def memory_rows(full: bool) -> list[Result]:
         core = _core_limits(one)
         _talk(one, "loud", loud, 2)
         control, _ = _search(one, loud)
+        in_flight = _ids_in_flight(one, quiet)
     where = f" ({', '.join(f'{place}: {count}' for place, count in hits.places.most_common(3))})" if hits.total else ""
     return [
         judged("G9.canaries", not hits.total, figure=f"{hits.total} hits in {hits.scanned_bytes >> 20} MiB{where}",
@@ -66,6 +68,8 @@ def memory_rows(full: bool) -> list[Result]:
                "grammars may stay", bar="1 or more", command=COMMAND),
         judged("G9.ids", not ids.total, figure=f"{ids.total} places with a prompt's token ids, in the engine's memory",
                bar=bar, command=COMMAND),
+        judged("G9.ids.control", in_flight.total > 0, figure=f"{in_flight.total} places while requests run",
+               bar="1 or more", command=COMMAND),
         judged("G9.cores", not core, figure=f"{len(core)} processes may leave a core file", bar="0", command=COMMAND),
     ]  # fmt: skip
 
@@ -175,6 +179,24 @@ def _search(one: SpillingAppliance, wanted: Wanted) -> tuple[Hits, Hits]:
     for stem in wanted.needles():
         hits.places["kept traces"] += one.get_admin("/traces?limit=1000").count(stem)
     return hits, ids
+
+
+def _ids_in_flight(one: SpillingAppliance, wanted: Wanted) -> Hits:
+    """The search for ids while requests with them run, one after the other."""
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.is_set():
+            one.complete("quiet", prompt=f"please keep {wanted.canaries[0]} safe", max_tokens=80)
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    try:
+        _, ids = _search(one, wanted)
+    finally:
+        over.set()
+        talking.join()
+    return ids
 
 
 def _core_limits(one: SpillingAppliance) -> list[int]:

@@ -15,7 +15,6 @@ give the same bytes. The ``person`` label separates this use of the key from any
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,13 +33,16 @@ PERSON_EXACT = b"athanor-kv-exact"
 """Domain of the root for deterministic requests: the same tokens, computed in another order of roundings."""
 
 
-def block_id(namespace: bytes, parent: bytes, token_ids: array[int]) -> bytes:
-    """Id of the block that holds ``token_ids`` (typecode ``I``) after the prefix named by ``parent``."""
-    if sys.byteorder == "big":
-        token_ids = token_ids[:]
-        token_ids.byteswap()
-    data = parent + len(token_ids).to_bytes(4, "little") + token_ids.tobytes()
-    return blake2b(data, key=namespace, digest_size=BLOCK_ID_BYTES, person=PERSON).digest()
+def block_id(namespace: bytes, parent: bytes, token_ids: array[int] | memoryview) -> bytes:
+    """Id of the block that holds ``token_ids`` (typecode ``I``) after the prefix named by ``parent``.
+
+    No copy of the tokens is made: it would lie in freed memory afterwards.
+    """
+    hashed = blake2b(
+        parent + len(token_ids).to_bytes(4, "little"), key=namespace, digest_size=BLOCK_ID_BYTES, person=PERSON
+    )
+    hashed.update(token_ids)
+    return hashed.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ class PrefixCache:
         """Ids of the blocks that ``match`` would look for, one after the other; for models with one block table."""
         size, ids = self._block_size, submit.token_ids
         parent = self._exact_root if submit.deterministic else self._root
+        view = memoryview(ids)
         for start in range(0, (len(ids) - 1) // size * size, size):
-            parent = block_id(submit.namespace, parent, ids[start : start + size])
+            parent = block_id(submit.namespace, parent, view[start : start + size])
             yield parent
 
     def longest(self, requests: list[Request]) -> Request:
@@ -236,7 +239,9 @@ class PrefixCache:
         if index == len(ids):
             size = self._block_size
             parent = ids[-1] if ids else self._exact_root if request.deterministic else self._root
-            ids.append(block_id(request.cache_key, parent, request.token_ids[index * size : index * size + size]))
+            # A list that somebody looks into cannot grow, so the view ends here.
+            with memoryview(request.token_ids)[index * size : index * size + size] as token_ids:
+                ids.append(block_id(request.cache_key, parent, token_ids))
         return ids[index]
 
 

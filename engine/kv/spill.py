@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.kv.block_pool import BlockPool
@@ -24,6 +24,7 @@ from engine.kv.prefix_cache import PrefixCache
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES, Message, Submit
 from isolation.ipc.spill_messages import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep
+from isolation.ipc.wiping import wipe
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -157,7 +158,7 @@ class SpillTier:
         if not self._send(Fetch(number, submit.namespace, wanted)):
             return False
         self._next += 1
-        self._waiting[number] = _Waiting(submit, now_ns, wanted, now_ns)
+        self._waiting[number] = _Waiting(_own(submit), now_ns, wanted, now_ns)
         return True
 
     def holding(self, request_id: int) -> Submit | None:
@@ -171,6 +172,7 @@ class SpillTier:
         """Let a request go that waits here; what still comes for it is dropped."""
         for number, one in self._waiting.items():
             if one.submit is submit:
+                wipe(submit.token_ids)
                 del self._waiting[number]
                 return
 
@@ -298,3 +300,8 @@ class SpillTier:
             self._gone = True
             return False
         return True
+
+
+def _own(submit: Submit) -> Submit:
+    """The request with a copy of its tokens, which whoever takes it over overwrites."""
+    return replace(submit, token_ids=submit.token_ids[:])

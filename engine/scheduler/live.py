@@ -13,6 +13,7 @@ from engine.scheduler.limits import NUM_PRIORITIES, SchedulerLimits
 from engine.scheduler.plan import RowMask
 from engine.scheduler.running import Running, owner_of
 from engine.scheduler.siblings import Family
+from isolation.ipc.wiping import wipe
 
 
 class LiveRequests:
@@ -117,6 +118,7 @@ class LiveRequests:
         if not held:
             request.account.line.leave(request)
         self._pool.accounts.leave(request.kv)
+        wipe(request.token_ids)
         if request.family is not None:
             self._end_sibling(request.family, request)
 

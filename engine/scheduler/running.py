@@ -21,6 +21,8 @@ class Running:
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self.rows: list[Request | None] = [None] * limits.max_num_seqs
         """By row; None where it is free."""
+        self.vacated: dict[int, None] = {}
+        """Free rows of which the runner has to forget what it keeps."""
         self.decoding = Decoding(limits.block_size)
         self.tables = Tables(limits, pool)
         self.windowed = bool(self.tables.local)
@@ -59,6 +61,7 @@ class Running:
         request.num_registered = hit.num_tokens // size
         request.num_shared = len(hit.blocks)
         request.row = self._free_rows.pop()
+        self.vacated.pop(request.row, None)
         request.status = Status.PREFILLING
         self.rows[request.row] = request
         account = request.account
@@ -162,6 +165,7 @@ class Running:
         request.num_shared = 0
         self.rows[request.row] = None
         self._free_rows.append(request.row)
+        self.vacated[request.row] = None
         request.row = NO_ROW
         request.status = status
 

@@ -237,6 +237,13 @@ class Scheduler:
             self._admissions.pace.pause()
         return result
 
+    def take_vacated(self) -> list[int]:
+        """The rows that are free since the last call and have nobody yet: the runner shall forget theirs."""
+        vacated = self._running.vacated
+        rows = list(vacated)
+        vacated.clear()
+        return rows
+
     def services(self) -> dict[bytes, float]:
         """Service of each active account, by namespace."""
         return {account.key: account.service for account in self._live.accounts}

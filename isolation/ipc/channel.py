@@ -39,6 +39,7 @@ from isolation.ipc.messages import Message, Role
 from isolation.ipc.ring import RingReader, RingWriter
 from isolation.ipc.segment import GUEST_TO_HOST, HOST_TO_GUEST, Layout, Segment, map_segment
 from isolation.ipc.state import Conversation, Side, State
+from isolation.ipc.wiping import wipe
 
 _GONE = "the peer has closed its end of the channel: its process ended or was killed"
 
@@ -131,7 +132,10 @@ class Channel:
         pop, received = self._reader.pop, self._conversation.received
         try:
             while len(messages) < limit and (frame := pop()) is not None:
-                message = decode(frame)
+                try:
+                    message = decode(frame)
+                finally:
+                    wipe(frame)  # It may be a prompt; what the message keeps of it are copies.
                 received(message)
                 messages.append(message)
         except RemoteProtocolError:

@@ -15,7 +15,7 @@ import struct
 
 from isolation.ipc import embed_codec, engine_codec, grammar_codec, kv_codec, spill_codec, text_codec
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
-from isolation.ipc.frame import HEADER, HEADER_BYTES
+from isolation.ipc.frame import HEADER, HEADER_BYTES, Frame
 from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message
 
 _ARMS = (
@@ -53,10 +53,11 @@ def encode(message: Message) -> bytes:
     return header + payload
 
 
-def decode(frame: bytes) -> Message:
+def decode(frame: Frame) -> Message:
     """The message of one whole frame.
 
-    The bytes must be the caller's own copy: they are read more than once.
+    The bytes must be the caller's own copy: they are read more than once. The message holds no part of them, so they
+    can be overwritten afterwards.
 
     Raises:
         RemoteProtocolError: the bytes are not exactly one frame of this protocol version.

@@ -16,6 +16,7 @@ from isolation.ipc.engine_codec import MAX_WEIGHT
 from isolation.ipc.frame import (
     HEADER_BYTES,
     Arm,
+    Frame,
     Kind,
     OutOfBoundsError,
     require,
@@ -53,7 +54,7 @@ def _pack_embed(message: Embed) -> bytes:
     return fixed + message.token_ids.tobytes()
 
 
-def _unpack_embed(request: int, frame: bytes) -> Embed:
+def _unpack_embed(request: int, frame: Frame) -> Embed:
     count, weight, priority, deadline_us, namespace = _EMBED.unpack_from(frame, HEADER_BYTES)
     start = HEADER_BYTES + _EMBED.size
     require(start + 4 * count == len(frame), "the count does not give the frame's length")
@@ -72,7 +73,7 @@ def _pack_embedding(message: Embedding) -> bytes:
     return message.values.tobytes()
 
 
-def _unpack_embedding(request: int, frame: bytes) -> Embedding:
+def _unpack_embedding(request: int, frame: Frame) -> Embedding:
     size = len(frame) - HEADER_BYTES
     require(size % _VALUE_BYTES == 0 and size <= _VALUE_BYTES * MAX_EMBEDDING, "the frame holds no whole values")
     values = array("f")

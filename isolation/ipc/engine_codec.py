@@ -25,6 +25,7 @@ from isolation.ipc.frame import (
     MAX_U32,
     MAX_U64,
     Arm,
+    Frame,
     Kind,
     OutOfBoundsError,
     require,
@@ -32,6 +33,7 @@ from isolation.ipc.frame import (
     require_length,
     require_range,
     take_array,
+    take_bytes,
 )
 from isolation.ipc.logprob_codec import (
     check_logprobs,
@@ -128,7 +130,7 @@ def _pack_submit(message: Submit) -> bytes:
     return b"".join((fixed, message.token_ids.tobytes(), array("I", message.stop_ids).tobytes()))
 
 
-def _unpack_submit(request: int, frame: bytes) -> Submit:
+def _unpack_submit(request: int, frame: Frame) -> Submit:
     (
         max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, choices, prompt_logprobs, deadline_us,
         temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace, group,
@@ -209,7 +211,7 @@ def _pack_step_output(message: StepOutput) -> bytes:
     return b"".join(parts)
 
 
-def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
+def _unpack_step_output(_request: int, frame: Frame) -> StepOutput:
     (
         count, num_starts, num_failures, num_logprobs, num_alternatives,
         running, waiting, free_blocks, defects, num_prompts, num_positions, num_prompt_alternatives,
@@ -228,7 +230,7 @@ def _unpack_step_output(_request: int, frame: bytes) -> StepOutput:
     return StepOutput(
         take_array("Q", frame, tokens, ids),
         take_array("I", frame, ids, finishes),
-        frame[finishes:starts],
+        take_bytes(frame, finishes, starts),
         tuple(Started(*fields) for fields in _START.iter_unpack(frame[starts:failures])) if num_starts else (),
         unpack_logprobs(frame[logprobs:prompts], num_logprobs, num_alternatives) if logprobs != prompts else (),
         tuple(
@@ -252,12 +254,12 @@ def _pack_nothing(_message: Abort | Drain) -> bytes:
     return b""
 
 
-def _unpack_abort(request: int, frame: bytes) -> Abort:
+def _unpack_abort(request: int, frame: Frame) -> Abort:
     require(len(frame) == HEADER_BYTES, "bytes trail the message")
     return Abort(request)
 
 
-def _unpack_drain(_request: int, frame: bytes) -> Drain:
+def _unpack_drain(_request: int, frame: Frame) -> Drain:
     require(len(frame) == HEADER_BYTES, "bytes trail the message")
     return Drain()
 

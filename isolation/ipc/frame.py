@@ -23,6 +23,9 @@ from isolation.ipc.messages import Message
 HEADER = struct.Struct("<IHHQ")
 HEADER_BYTES = HEADER.size
 
+Frame = bytes | bytearray
+"""One whole frame: the receiver's own copy, which it overwrites once it is decoded. An arm keeps no view of it."""
+
 MAX_U32 = 0xFFFF_FFFF
 MAX_U64 = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -73,7 +76,7 @@ class Arm:
     """Raises ``OutOfBoundsError`` or another ValueError for a message outside the bounds."""
     pack: Callable[[Any], bytes]
     """The payload of a checked message."""
-    unpack: Callable[[int, bytes], Message]
+    unpack: Callable[[int, Frame], Message]
     """The message of a request id and a whole frame; raises ValueError or ``struct.error``."""
     names_request: bool = True
     """Whether the message has a wire id."""
@@ -118,9 +121,14 @@ def flag(byte: int) -> bool:
     return byte == 1
 
 
-def take_array(typecode: str, frame: bytes, start: int, end: int) -> array[int]:
+def take_array(typecode: str, frame: Frame, start: int, end: int) -> array[int]:
     """An array of the frame's bytes ``start:end``, which the caller has checked to be there."""
     values: array[int] = array(typecode)
     # The frame is our own copy, so a view of it reads nothing that the peer can still change.
     values.frombytes(memoryview(frame)[start:end])
     return values
+
+
+def take_bytes(frame: Frame, start: int, end: int | None = None) -> bytes:
+    """A copy of the frame's bytes ``start:end``."""
+    return bytes(memoryview(frame)[start:end])

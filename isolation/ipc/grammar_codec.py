@@ -14,6 +14,7 @@ import struct
 from isolation.ipc.frame import (
     HEADER_BYTES,
     Arm,
+    Frame,
     Kind,
     OutOfBoundsError,
     flag,
@@ -22,6 +23,7 @@ from isolation.ipc.frame import (
     require_length,
     require_utf8,
     take_array,
+    take_bytes,
 )
 from isolation.ipc.grammar_messages import (
     GRAMMAR_TENANT_BYTES,
@@ -53,9 +55,9 @@ def _pack_open(message: OpenGrammar) -> bytes:
     return _OPEN.pack(message.kind, message.keep, message.tenant) + message.source
 
 
-def _unpack_open(request: int, frame: bytes) -> OpenGrammar:
+def _unpack_open(request: int, frame: Frame) -> OpenGrammar:
     kind, keep, tenant = _OPEN.unpack_from(frame, HEADER_BYTES)
-    return OpenGrammar(request, tenant, GrammarKind(kind), frame[HEADER_BYTES + _OPEN.size :], flag(keep))
+    return OpenGrammar(request, tenant, GrammarKind(kind), take_bytes(frame, HEADER_BYTES + _OPEN.size), flag(keep))
 
 
 def _check_close(_message: CloseGrammar) -> None:
@@ -66,7 +68,7 @@ def _pack_close(_message: CloseGrammar) -> bytes:
     return b""
 
 
-def _unpack_close(request: int, frame: bytes) -> CloseGrammar:
+def _unpack_close(request: int, frame: Frame) -> CloseGrammar:
     require(len(frame) == HEADER_BYTES, "bytes trail the message")
     return CloseGrammar(request)
 
@@ -82,7 +84,7 @@ def _pack_advance(message: Advance) -> bytes:
     return b"".join((_ADVANCE.pack(len(message.requests)), message.requests.tobytes(), message.token_ids.tobytes()))
 
 
-def _unpack_advance(_request: int, frame: bytes) -> Advance:
+def _unpack_advance(_request: int, frame: Frame) -> Advance:
     (count,) = _ADVANCE.unpack_from(frame, HEADER_BYTES)
     requests = HEADER_BYTES + _ADVANCE.size
     ids = requests + 8 * count
@@ -114,7 +116,7 @@ def _pack_masks(message: Masks) -> bytes:
     )
 
 
-def _unpack_masks(_request: int, frame: bytes) -> Masks:
+def _unpack_masks(_request: int, frame: Frame) -> Masks:
     count, width = _MASKS.unpack_from(frame, HEADER_BYTES)
     # Else a frame without rows could claim any width, and have more than one form.
     require(count > 0 or width == 0, "masks of no request have a width")
@@ -126,8 +128,8 @@ def _unpack_masks(_request: int, frame: bytes) -> Masks:
     return Masks(
         take_array("Q", frame, requests, positions),
         take_array("I", frame, positions, states),
-        frame[states:words],
-        frame[words:],
+        take_bytes(frame, states, words),
+        take_bytes(frame, words),
     )
 
 

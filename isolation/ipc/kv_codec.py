@@ -16,6 +16,7 @@ from isolation.ipc.frame import (
     MAX_U32,
     MAX_U64,
     Arm,
+    Frame,
     Kind,
     flag,
     require,
@@ -54,7 +55,7 @@ def _pack_quotas(message: KvQuotas) -> bytes:
     )
 
 
-def _unpack_quotas(_request: int, frame: bytes) -> KvQuotas:
+def _unpack_quotas(_request: int, frame: Frame) -> KvQuotas:
     size = len(frame) - HEADER_BYTES
     require(size % _QUOTA.size == 0 and size <= _QUOTA.size * MAX_KV_QUOTAS, "the frame holds no whole quotas")
     return KvQuotas(
@@ -85,7 +86,7 @@ def _pack_usage(message: KvUsage) -> bytes:
     return b"".join(uses)
 
 
-def _unpack_usage(_request: int, frame: bytes) -> KvUsage:
+def _unpack_usage(_request: int, frame: Frame) -> KvUsage:
     size = len(frame) - HEADER_BYTES
     require(size % _USE.size == 0 and size <= _USE.size * MAX_KV_USES, "the frame holds no whole accounts")
     return KvUsage(tuple(KvUse(*fields) for fields in _USE.iter_unpack(frame[HEADER_BYTES:])))

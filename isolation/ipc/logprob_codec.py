@@ -13,7 +13,7 @@ from array import array
 from itertools import chain, pairwise
 from math import isfinite
 
-from isolation.ipc.frame import require, require_array, require_length, require_range, take_array
+from isolation.ipc.frame import Frame, require, require_array, require_length, require_range, take_array
 from isolation.ipc.messages import (
     MAX_TOKENS_PER_FRAME,
     MAX_TOKENS_PER_REQUEST,
@@ -99,7 +99,7 @@ def pack_prompts(entries: tuple[PromptLogprobs, ...]) -> tuple[bytes, ...]:
     )
 
 
-def unpack_logprobs(columns: bytes, num_entries: int, num_alternatives: int) -> tuple[TokenLogprobs, ...]:
+def unpack_logprobs(columns: Frame, num_entries: int, num_alternatives: int) -> tuple[TokenLogprobs, ...]:
     """Entries of columns whose total length the caller has checked."""
     at_chosen = 4 * num_entries
     at_counts = at_chosen + 8 * num_entries
@@ -120,7 +120,7 @@ def unpack_logprobs(columns: bytes, num_entries: int, num_alternatives: int) -> 
     return tuple(entries)
 
 
-def unpack_prompts(columns: bytes, num_entries: int, num_positions: int) -> tuple[PromptLogprobs, ...]:
+def unpack_prompts(columns: Frame, num_entries: int, num_positions: int) -> tuple[PromptLogprobs, ...]:
     """Entries of columns whose total length the caller has checked."""
     at_logprobs = _PROMPT.size * num_entries
     at_ids = at_logprobs + 8 * num_positions

@@ -29,6 +29,7 @@ from __future__ import annotations
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError, RingFull
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.messages import MAX_FRAME_BYTES
+from isolation.ipc.wiping import ZEROS
 
 CONTROL_BYTES = 4096
 """One page, so that the data behind it is page-aligned."""
@@ -43,10 +44,6 @@ _UP, _SLEEPS, _NAPS = 0, 1, 2
 
 _GRID = 8
 """Bytes; frames start on multiples of it."""
-
-_ZEROS = memoryview(bytes(MAX_FRAME_BYTES))
-"""What a frame that was read is overwritten with: it may be a prompt, and would lie there until the ring has gone
-round. (Pages of it are the kernel's one page of zeros as long as nobody writes.)"""
 
 _FARTHEST = 1 << 62
 """Bytes; 14 years at 10 GB/s. A cursor taken over from the arena starts below it, so that no sum
@@ -170,7 +167,7 @@ class RingReader:
         self._tail = self._head
         self._look()
 
-    def pop(self) -> bytes | None:
+    def pop(self) -> bytearray | None:
         """The next frame as our own copy, or None when there is none; its content is unchecked.
 
         Raises:
@@ -186,13 +183,15 @@ class RingReader:
             raise RemoteProtocolError(f"a frame of {size} bytes where the writer has published {self._tail - head}")
         end = start + size
         if end <= self._capacity:
-            frame = self._data[start:end].tobytes()
-            self._data[start:end] = _ZEROS[:size]
+            frame = bytearray(self._data[start:end])
+            self._data[start:end] = ZEROS[:size]
         else:
             wrapped = end - self._capacity
-            frame = self._data[start:].tobytes() + self._data[:wrapped].tobytes()
-            self._data[start:] = _ZEROS[: self._capacity - start]
-            self._data[:wrapped] = _ZEROS[:wrapped]
+            frame = bytearray(size)
+            frame[: self._capacity - start] = self._data[start:]
+            frame[self._capacity - start :] = self._data[:wrapped]
+            self._data[start:] = ZEROS[: self._capacity - start]
+            self._data[:wrapped] = ZEROS[:wrapped]
         self._head = head + (size + _GRID - 1 & -_GRID)
         self._words[_HEAD] = self._head
         return frame

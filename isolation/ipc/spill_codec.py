@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 
-from isolation.ipc.frame import HEADER_BYTES, MAX_U32, Arm, Kind, require, require_range
+from isolation.ipc.frame import HEADER_BYTES, MAX_U32, Arm, Frame, Kind, require, require_range, take_bytes
 from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
 from isolation.ipc.spill_messages import MAX_BLOCK_NAME_BYTES, MAX_FETCH_BLOCKS, Fetch, Fetched, Forget, Keep
 
@@ -34,12 +34,12 @@ def _pack_keep(message: Keep) -> bytes:
     return b"".join((_NAMED.pack(message.namespace, len(message.block)), message.block, message.content))
 
 
-def _unpack_keep(_request: int, frame: bytes) -> Keep:
+def _unpack_keep(_request: int, frame: Frame) -> Keep:
     namespace, length = _NAMED.unpack_from(frame, HEADER_BYTES)
     name = HEADER_BYTES + _NAMED.size
     content = name + length
     require(content < len(frame), "the frame holds no content")
-    return Keep(namespace, frame[name:content], frame[content:])
+    return Keep(namespace, take_bytes(frame, name, content), take_bytes(frame, content))
 
 
 def _check_fetch(message: Fetch) -> None:
@@ -54,9 +54,9 @@ def _pack_fetch(message: Fetch) -> bytes:
     return b"".join((_NAMED.pack(message.namespace, len(message.blocks[0])), *message.blocks))
 
 
-def _unpack_fetch(request: int, frame: bytes) -> Fetch:
+def _unpack_fetch(request: int, frame: Frame) -> Fetch:
     namespace, width = _NAMED.unpack_from(frame, HEADER_BYTES)
-    names = frame[HEADER_BYTES + _NAMED.size :]
+    names = take_bytes(frame, HEADER_BYTES + _NAMED.size)
     require(width > 0 and len(names) % width == 0, "the frame holds no whole names")
     require_range("blocks", len(names) // width, 1, MAX_FETCH_BLOCKS)
     return Fetch(request, namespace, tuple(names[at : at + width] for at in range(0, len(names), width)))
@@ -71,17 +71,17 @@ def _pack_fetched(message: Fetched) -> bytes:
     return _INDEX.pack(message.index) + message.content
 
 
-def _unpack_fetched(request: int, frame: bytes) -> Fetched:
+def _unpack_fetched(request: int, frame: Frame) -> Fetched:
     (index,) = _INDEX.unpack_from(frame, HEADER_BYTES)
-    return Fetched(request, index, frame[HEADER_BYTES + _INDEX.size :])
+    return Fetched(request, index, take_bytes(frame, HEADER_BYTES + _INDEX.size))
 
 
 def _pack_forget(message: Forget) -> bytes:
     return message.namespace
 
 
-def _unpack_forget(_request: int, frame: bytes) -> Forget:
-    return Forget(frame[HEADER_BYTES:])
+def _unpack_forget(_request: int, frame: Frame) -> Forget:
+    return Forget(take_bytes(frame, HEADER_BYTES))
 
 
 ARMS = (

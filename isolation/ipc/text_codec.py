@@ -20,6 +20,7 @@ from isolation.ipc.frame import (
     HEADER_BYTES,
     MAX_U32,
     Arm,
+    Frame,
     Kind,
     flag,
     require,
@@ -28,6 +29,7 @@ from isolation.ipc.frame import (
     require_range,
     require_utf8,
     take_array,
+    take_bytes,
 )
 from isolation.ipc.messages import (
     MAX_CONFIG_BYTES,
@@ -56,7 +58,7 @@ _ID_BYTES = 4
 _LENGTH_BYTES = 2
 
 
-def _fixed(layout: struct.Struct, frame: bytes) -> tuple[int, ...]:
+def _fixed(layout: struct.Struct, frame: Frame) -> tuple[int, ...]:
     """The fields of a payload that is exactly this struct."""
     require(len(frame) == HEADER_BYTES + layout.size, "the payload has another length")
     return layout.unpack_from(frame, HEADER_BYTES)
@@ -70,7 +72,7 @@ def _pack_hello(message: Hello) -> bytes:
     return _HELLO.pack(message.version, message.role)
 
 
-def _unpack_hello(_request: int, frame: bytes) -> Hello:
+def _unpack_hello(_request: int, frame: Frame) -> Hello:
     version, role = _fixed(_HELLO, frame)
     return Hello(version, Role(role))
 
@@ -84,8 +86,8 @@ def _pack_configure(message: Configure) -> bytes:
     return message.config
 
 
-def _unpack_configure(_request: int, frame: bytes) -> Configure:
-    return Configure(frame[HEADER_BYTES:])
+def _unpack_configure(_request: int, frame: Frame) -> Configure:
+    return Configure(take_bytes(frame, HEADER_BYTES))
 
 
 def _check_engine_ready(message: EngineReady) -> None:
@@ -101,7 +103,7 @@ def _pack_engine_ready(message: EngineReady) -> bytes:
     )
 
 
-def _unpack_engine_ready(_request: int, frame: bytes) -> EngineReady:
+def _unpack_engine_ready(_request: int, frame: Frame) -> EngineReady:
     vocab_size, max_context, block_size, num_blocks, deterministic = _fixed(_ENGINE_READY, frame)
     require(deterministic < 2, f"the flag is {deterministic}")
     return EngineReady(vocab_size, max_context, block_size, num_blocks, bool(deterministic))
@@ -120,7 +122,7 @@ def _pack_text_ready(message: TextReady) -> bytes:
     )
 
 
-def _unpack_text_ready(_request: int, frame: bytes) -> TextReady:
+def _unpack_text_ready(_request: int, frame: Frame) -> TextReady:
     vocab_size, template, exact, strip = _fixed(_TEXT_READY, frame)
     return TextReady(vocab_size, flag(template), flag(exact), flag(strip))
 
@@ -136,9 +138,9 @@ def _pack_encode(message: Encode) -> bytes:
     return _ENCODE.pack(message.kind, message.max_tokens) + message.source
 
 
-def _unpack_encode(request: int, frame: bytes) -> Encode:
+def _unpack_encode(request: int, frame: Frame) -> Encode:
     kind, max_tokens = _ENCODE.unpack_from(frame, HEADER_BYTES)
-    source = frame[HEADER_BYTES + _ENCODE.size :]
+    source = take_bytes(frame, HEADER_BYTES + _ENCODE.size)
     return Encode(request, SourceKind(kind), source, max_tokens)
 
 
@@ -151,16 +153,16 @@ def _pack_ids(message: Encoded | Decode) -> bytes:
     return message.token_ids.tobytes()
 
 
-def _unpack_ids(frame: bytes) -> array[int]:
+def _unpack_ids(frame: Frame) -> array[int]:
     require((len(frame) - HEADER_BYTES) % _ID_BYTES == 0, "the last token id is cut off")
     return take_array("I", frame, HEADER_BYTES, len(frame))
 
 
-def _unpack_encoded(request: int, frame: bytes) -> Encoded:
+def _unpack_encoded(request: int, frame: Frame) -> Encoded:
     return Encoded(request, _unpack_ids(frame))
 
 
-def _unpack_decode(request: int, frame: bytes) -> Decode:
+def _unpack_decode(request: int, frame: Frame) -> Decode:
     return Decode(request, _unpack_ids(frame))
 
 
@@ -173,8 +175,8 @@ def _pack_decoded(message: Decoded) -> bytes:
     return message.text
 
 
-def _unpack_decoded(request: int, frame: bytes) -> Decoded:
-    return Decoded(request, frame[HEADER_BYTES:])
+def _unpack_decoded(request: int, frame: Frame) -> Decoded:
+    return Decoded(request, take_bytes(frame, HEADER_BYTES))
 
 
 def _check_read_vocabulary(message: ReadVocabulary) -> None:
@@ -185,7 +187,7 @@ def _pack_read_vocabulary(message: ReadVocabulary) -> bytes:
     return _U32.pack(message.start)
 
 
-def _unpack_read_vocabulary(request: int, frame: bytes) -> ReadVocabulary:
+def _unpack_read_vocabulary(request: int, frame: Frame) -> ReadVocabulary:
     (start,) = _fixed(_U32, frame)
     return ReadVocabulary(request, start)
 
@@ -203,7 +205,7 @@ def _pack_vocabulary(message: Vocabulary) -> bytes:
     return b"".join((fixed, lengths.tobytes(), *message.entries))
 
 
-def _unpack_vocabulary(request: int, frame: bytes) -> Vocabulary:
+def _unpack_vocabulary(request: int, frame: Frame) -> Vocabulary:
     start, count = _VOCABULARY.unpack_from(frame, HEADER_BYTES)
     at_lengths = HEADER_BYTES + _VOCABULARY.size
     at_entries = at_lengths + _LENGTH_BYTES * count
@@ -212,7 +214,7 @@ def _unpack_vocabulary(request: int, frame: bytes) -> Vocabulary:
     require(at_entries + sum(lengths) == len(frame), "the lengths do not give the frame's length")
     entries = []
     for length in lengths:
-        entries.append(frame[at_entries : at_entries + length])
+        entries.append(take_bytes(frame, at_entries, at_entries + length))
         at_entries += length
     return Vocabulary(request, start, tuple(entries))
 
@@ -226,9 +228,9 @@ def _pack_failed(message: Failed) -> bytes:
     return bytes((message.code,)) + message.reason.encode()
 
 
-def _unpack_failed(request: int, frame: bytes) -> Failed:
+def _unpack_failed(request: int, frame: Frame) -> Failed:
     require(len(frame) > HEADER_BYTES, "the failure code is missing")
-    reason = frame[HEADER_BYTES + 1 :]
+    reason = take_bytes(frame, HEADER_BYTES + 1)
     # Before the reason becomes a string, since that is when a wrong byte would raise.
     require_length("reason", len(reason), MAX_REASON_BYTES)
     require_utf8("reason", reason)

@@ -235,6 +235,9 @@ class NullRunner:
         """One token for each row that samples."""
         return Samples([1] * len(plan.sample_rows))
 
+    def forget(self, rows: list[int]) -> None:
+        """Nothing is kept."""
+
 
 def test_steady_steps_leave_no_object_for_the_collector() -> None:
     """Sixty-four requests decode for four hundred steps: what the interpreter's collector would have to look at does

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from engine.kv.spill import LONGEST_NS, MAX_WAITING_OF_ONE, PATIENCE_NS
 from engine.loop import Engine
 from isolation.ipc.errors import RingFull
+from isolation.ipc.grammar_messages import Masks, MaskState
 from isolation.ipc.messages import FailureCode, Role, StepOutput, Submit
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 from isolation.keys.keyring import Keyring
@@ -225,6 +227,28 @@ def test_waiting_requests_can_be_aborted_and_do_not_share_ids(tmp_path: Path) ->
     assert one.failures == {50: FailureCode.ABORTED, 51: FailureCode.INVALID}
     assert not engine.has_work and not engine.has_live_requests
     wire.close()
+
+
+def test_the_first_mask_may_come_while_a_prefix_does(tmp_path: Path) -> None:
+    """A structured request that waits for its prefix keeps the mask that comes meanwhile, and its first token is under
+    it; without a mask it gives none."""
+    with spilling(tmp_path) as one:
+        one.run(*(submit(number, prompt(number)) for number in range(1, 8)))
+        for request, masked in ((11, True), (12, False)):
+            one.engine.add(submit(request, prompt(1), 1, structured=True))
+            assert one.engine.spill is not None
+            if masked:
+                assert one.engine.spill.num_waiting == 1
+                only_5 = (1 << 5).to_bytes(16, "little")
+                states = bytes([MaskState.OPEN])
+                one.engine.set_masks(Masks(array("Q", [request]), array("I", [0]), states, only_5))
+                one.run()
+            else:
+                for _ in range(100):
+                    one.engine.step()
+        assert one.cached[11] == 40
+        assert one.outputs[11] == [5]
+        assert 12 not in one.outputs
 
 
 def test_nobody_fills_the_queue_of_fetches(tmp_path: Path) -> None:
