@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.kv.spill import SpillChannel
 from engine.load import build_engine
 from engine.loop import Engine
 from engine.model.checklist import targets
@@ -54,8 +55,8 @@ MODELS = {
 """By name, as their ``config.json`` says: ten thousand weights, and one whose rows are sorted by expert."""
 
 
-def engine_of(model: str, **fields: object) -> Engine:
-    """A fresh engine around random weights, which are the same each time."""
+def engine_of(model: str, spill: SpillChannel | None = None, **fields: object) -> Engine:
+    """A fresh engine around random weights, which are the same each time; ``spill``: where its blocks go."""
     description = Fields("config.json", dict(MODELS[model]))
     config = FAMILIES[description.architecture(tuple(FAMILIES))].read(description)
     built, checklist = build_model(config, torch.float32, torch.device("cpu"))
@@ -71,13 +72,15 @@ def engine_of(model: str, **fields: object) -> Engine:
             model_dir="-", model_digest="00", block_size=BLOCK, kv_bytes=(blocks + 1) * block_bytes, **values_of  # type: ignore[arg-type]
         ),
         built,
+        spill,
     )
 
 
-def small_engine(model: str, draw: np.random.Generator) -> Engine:
+def small_engine(model: str, draw: np.random.Generator, spill: SpillChannel | None = None) -> Engine:
     """One with few blocks and small steps, drawn at random."""
     return engine_of(
         model,
+        spill,
         num_blocks=int(draw.choice([34, 60, 300])),
         max_num_batched_tokens=int(draw.choice([20, 33, 64, 200])),
         max_num_seqs=int(draw.choice([5, 16, 20])),

@@ -2,7 +2,8 @@
 
 ``G3.dense`` and ``G3.experts`` count answers (tokens, reason, log-probabilities) that differ between a run alone in a
 roomy engine and runs beside fuzzed loads (``co_batches``) with cancels, preemptions, penalties, masks that come late,
-several outputs, and chunks of any size. Control: the same loads without the class differ.
+several outputs, and chunks of any size, in engines whose blocks go to memory or to a disk and come back (``spilled``).
+Controls: the same loads without the class differ, and so do answers where blocks come back with other bytes.
 
 Not covered: another processor, other kernels or another number of threads, each of which has bits of its own; when an
 answer comes (G6, G7). Compiled kernels compute every row alike for everybody, so what is looked at is the plain path.
@@ -10,6 +11,7 @@ answer comes (G6, G7). Compiled kernels compute every row alike for everybody, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,9 @@ import torch
 
 from bench.guarantees.co_batches import MODELS, Load, content, engine_of, reckless, requests_of, small_engine
 from bench.guarantees.result import Result, judged
+from bench.guarantees.spilled import StoreChannel, spill_store, untouched
+from engine.loop import Engine
+from isolation.ipc.messages import Submit
 
 COMMAND = "athanor selftest --only G3"
 SHORT, FULL, CONTROL = 50, 2_000, 5
@@ -41,6 +46,9 @@ class Counted:
     answers: int = 0
     mismatches: int = 0
     preempted: int = 0
+    from_memory: int = 0
+    """Blocks that came back from there."""
+    from_disk: int = 0
 
 
 def run(full: bool) -> list[Result]:
@@ -52,46 +60,74 @@ def run(full: bool) -> list[Result]:
         with reckless():
             claims = {name: co_batches(name, batches // len(MODELS), strict=True) for name in MODELS}
             control = co_batches("dense", CONTROL, strict=False)
+            swapped = co_batches("dense", CONTROL, strict=True, change=reverse)
     finally:
         torch.set_num_threads(before)
     rows = [
         judged(
             f"G3.{name}",
-            seen.mismatches == 0 and seen.preempted > 0,
+            seen.mismatches == 0 and min(seen.preempted, seen.from_memory, seen.from_disk) > 0,
             figure=f"{seen.mismatches} of {seen.answers} answers differ, in {seen.batches} co-batches with "
-            f"{seen.preempted} preemptions",
-            bar=f"0 in {FULL // len(MODELS)} co-batches of each kind of model; some are preempted",
+            f"{seen.preempted} preemptions, {seen.from_memory} blocks back from memory, {seen.from_disk} from disk",
+            bar=f"0 in {FULL // len(MODELS)} co-batches of each kind of model; some preempted, some blocks restored",
             command=COMMAND,
         )
         for name, seen in claims.items()
     ]
     figure = f"{control.mismatches} of {control.answers} answers differ without the class"
-    return [*rows, judged("G3.control", control.mismatches > 0, figure=figure, bar="at least 1", command=COMMAND)]
+    wrong = f"{swapped.mismatches} of {swapped.answers} answers differ where blocks come back with other bytes"
+    return [
+        *rows,
+        judged("G3.control", control.mismatches > 0, figure=figure, bar="at least 1", command=COMMAND),
+        judged("G3.spill.control", swapped.mismatches > 0, figure=wrong, bar="at least 1", command=COMMAND),
+    ]
 
 
-def co_batches(model: str, batches: int, *, strict: bool) -> Counted:
-    """Run so many, of one model; the tenant's requests are deterministic where it is strict."""
+def reverse(content: bytes) -> bytes:
+    """Other bytes of the same length."""
+    return content[::-1]
+
+
+def co_batches(
+    model: str, batches: int, *, strict: bool, change: Callable[[bytes], bytes] = untouched
+) -> Counted:
+    """Run so many, of one model; the tenant's requests are deterministic where it is strict. ``change``: what
+    happens to blocks on their way back."""
     draw = np.random.default_rng(3)
     seen = Counted()
     while seen.batches < batches:
         wanted = requests_of(draw, 0, VICTIMS, tenant=TENANT, longest=40, deterministic=strict)
         alone = engine_of(model, prefix_caching=False)
-        expected = {}
+        expected: dict[int, object] = {}
         for one in wanted:
             load = Load(alone, draw)
             load.run([one])
             expected |= {number: content(answer) for number, answer in load.answers.items()}
-        crowded = small_engine(model, draw)
-        for _ in range(min(ROUNDS, batches - seen.batches)):
-            others = requests_of(
-                draw, OTHER_IDS, int(draw.integers(OTHERS)), tenant=int(draw.integers(2, 5)), longest=70,
-                deterministic=bool(draw.integers(2)), retain=bool(draw.integers(2)),
-            )  # fmt: skip
-            load = Load(crowded, draw)
-            preempted = crowded.scheduler.num_preempted
-            load.run([*wanted, *others], [one.request for one in others])
-            seen.batches += 1
-            seen.answers += len(expected)
-            seen.mismatches += sum(content(load.answers[number]) != one for number, one in expected.items())
-            seen.preempted += crowded.scheduler.num_preempted - preempted
+        on_disk = bool(draw.integers(2))
+        with spill_store(disk=on_disk) as store:
+            crowded = small_engine(model, draw, StoreChannel(store, draw, b"epoch", change))
+            for _ in range(min(ROUNDS, batches - seen.batches)):
+                _one_load(crowded, draw, wanted, expected, seen)
+            assert crowded.spill is not None
+            if on_disk:
+                seen.from_disk += crowded.spill.counts.restored
+            else:
+                seen.from_memory += crowded.spill.counts.restored
     return seen
+
+
+def _one_load(
+    crowded: Engine, draw: np.random.Generator, wanted: list[Submit], expected: dict[int, object], seen: Counted
+) -> None:
+    """One co-batch: the tenant's requests beside others drawn anew."""
+    others = requests_of(
+        draw, OTHER_IDS, int(draw.integers(OTHERS)), tenant=int(draw.integers(2, 5)), longest=70,
+        deterministic=bool(draw.integers(2)), retain=bool(draw.integers(2)),
+    )  # fmt: skip
+    load = Load(crowded, draw)
+    preempted = crowded.scheduler.num_preempted
+    load.run([*wanted, *others], [one.request for one in others])
+    seen.batches += 1
+    seen.answers += len(expected)
+    seen.mismatches += sum(content(load.answers[number]) != one for number, one in expected.items())
+    seen.preempted += crowded.scheduler.num_preempted - preempted
