@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigError
+from appliance.model_digests import DigestCache, HashedFile, ModelDigestError, identity_of
 
 EMBEDDED_MODEL = "athanor-mini"
 """Name and folder of the model that comes with the project."""
@@ -30,9 +30,6 @@ TEXT_FILES = (
 MAX_MODEL_FILES = 1_024
 """Weight shards of one model; the largest published checkpoints have a few hundred."""
 
-READ_BYTES = 8 << 20
-"""Bytes read at a time while hashing."""
-
 
 NamedFiles = tuple[tuple[str, Path], ...]
 """(name inside /model, real path) pairs."""
@@ -47,6 +44,9 @@ class ModelFiles:
     text: NamedFiles
     digest: str
     """Hex SHA-256 over the framed names and digests of all files."""
+    folder: Path = Path()
+    hashed: tuple[HashedFile, ...] = ()
+    """The files as they were read."""
 
 
 def embedded_model() -> Path:
@@ -63,14 +63,15 @@ def embedded_model() -> Path:
     raise ConfigError(f"the embedded model is missing: looked in {source} and {installed}")
 
 
-def read_model(name: str, folder: Path) -> ModelFiles:
-    """Find a model's files and hash them.
+def read_model(name: str, folder: Path, cache: DigestCache | None = None) -> ModelFiles:
+    """Find a model's files and hash them; those that ``cache`` knows are not read.
 
     Raises:
         ConfigError: a needed file is missing, unreadable, or not readable by the sandbox's user.
     """
     engine, text = find_files(name, folder)
-    return ModelFiles(name, engine, text, _digest(name, engine + text))
+    digest, hashed = _digest(name, engine + text, cache or DigestCache())
+    return ModelFiles(name, engine, text, digest, folder, hashed)
 
 
 def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
@@ -123,23 +124,44 @@ def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
     return tuple(found)
 
 
-def _digest(model: str, files: NamedFiles) -> str:
+def check_files(files: ModelFiles, pinned: str) -> None:
+    """Check that a model is the one that is pinned, and still what it was when it was read: before each start of a
+    sandbox that gets its files. Quick, unless a file was touched; then all are read again.
+
+    Raises:
+        ModelDigestError: it is another.
+        ConfigError: a file cannot be read.
+    """
+    if pinned and files.digest != pinned:
+        raise ModelDigestError(
+            f"model {files.name}: its files have the digest {files.digest}, the configuration pins {pinned}; "
+            f"put the pinned files back, or pin these with: athanor model digest {files.folder}"
+        )
+    for one in files.hashed:
+        try:
+            same = identity_of(one.path.stat()) == one.identity
+        except OSError as error:
+            raise ConfigError(f"model {files.name}: cannot read {one.path}: {error.strerror}") from error
+        if not same:
+            break
+    else:
+        return
+    digest, _ = _digest(files.name, files.engine + files.text, DigestCache())
+    if digest != files.digest:
+        raise ModelDigestError(
+            f"model {files.name}: {one.path} is not what it was at the start: the digest is now {digest}, and was "
+            f"{files.digest}; put the file back, or restart the appliance to serve what is there"
+        )
+
+
+def _digest(model: str, files: NamedFiles, cache: DigestCache) -> tuple[str, tuple[HashedFile, ...]]:
     total = hashlib.sha256(b"athanor model v1\0")
+    hashed = []
     for name, path in files:
         try:
-            inner = _hash_file(path)
+            one = cache.hash(path)
         except OSError as error:
             raise ConfigError(f"model {model}: cannot read {path}: {error.strerror}") from error
-        total.update(len(name).to_bytes(4, "little") + name.encode() + inner)
-    return total.hexdigest()
-
-
-def _hash_file(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while chunk := os.read(fd, READ_BYTES):
-            digest.update(chunk)
-    finally:
-        os.close(fd)
-    return digest.digest()
+        total.update(len(name).to_bytes(4, "little") + name.encode() + one.digest)
+        hashed.append(one)
+    return total.hexdigest(), tuple(hashed)

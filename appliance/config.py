@@ -71,6 +71,8 @@ class ModelConfig(_Section):
 
     name: str = Field(pattern=MODEL_NAME)
     path: Path = Field(strict=False)
+    digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """Pins the model's files (`athanor model digest` prints it): other ones are not served."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["stored", "int8"] = "stored"
     max_context: Annotated[int, Field(ge=16, le=1 << 20)] = 32_768
@@ -183,6 +185,9 @@ class ApplianceConfig(_Section):
     sandbox: SandboxConfig = SandboxConfig()
     audit: AuditConfig | None = None
     keys: KeysConfig | None = None
+    digest_cache: Path | None = Field(default=None, strict=False)
+    """Where the supervisor remembers digests of model files, so that it need not read all weights at every start; in a
+    folder that nobody else may write to."""
     wipe_memory: bool = True
     """Whether host processes and text sandboxes overwrite memory that they free; what ``retention: none`` says of
     memory needs it."""
@@ -281,5 +286,7 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
         moved = {"root_key": folder / keys.root_key, "keyring": folder / keys.keyring}
         keys = keys.model_copy(update=moved)
     paths = {name: folder / getattr(config, name) for name in ("policy", "credentials", "pepper", "run_dir")}
+    if config.digest_cache is not None:
+        paths["digest_cache"] = folder / config.digest_cache
     paths |= {"models": models, "listen": listen, "sandbox": sandbox, "audit": audit, "keys": keys}
     return config.model_copy(update=paths)

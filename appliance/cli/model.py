@@ -1,4 +1,4 @@
-"""``athanor model convert``: a GGUF file into a folder that can be served."""
+"""``athanor model convert | digest``: a GGUF file into a folder that can be served; what pins a folder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,34 @@ CONVERT_EXAMPLES = """
 athanor model convert llama.gguf models/llama | then name the folder under `models:` in athanor.yaml
 athanor model convert llama.gguf models/llama --dtype float32 | every number as the file means it
 """
+
+
+DIGEST_EXAMPLES = """
+athanor model digest models/llama | the line for its entry under `models:` in athanor.yaml
+"""
+
+
+def digest(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the model.")],
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Print the digest of a model's files, as the line that pins them.
+
+    It covers every file that a sandbox gets, by name and content. With the line in the model's entry
+    of athanor.yaml no other files are served under its name.
+    """
+    from appliance.catalog import read_model
+    from appliance.errors import ConfigError
+
+    try:
+        files = read_model(folder.resolve().name, folder)
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message)
+    if output_format is Format.TABLE:
+        output().print(f"digest: {files.digest}", soft_wrap=True, markup=False, highlight=False)
+        return
+    names = [name for name, _ in files.engine + files.text]
+    print_data({"digest": files.digest, "folder": str(folder), "files": names}, output_format)
 
 
 def convert(

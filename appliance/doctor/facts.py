@@ -177,6 +177,11 @@ class Model:
     kv_bytes: int = 0
     int8: bool = False
     null: bool = False
+    path: str = ""
+    pinned: str = ""
+    """The digest that its files must have; empty: any."""
+    digest: str = ""
+    """What they have; looked at only where one is pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

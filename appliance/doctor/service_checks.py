@@ -125,7 +125,14 @@ def check_model(model: Model) -> Finding:
             means="it computes nothing; its answers are meaningless",
             mend="runner: model    # in athanor.yaml",
         )
-    what = f"{size(model.weight_bytes)} of weights, {size(model.kv_bytes)} of KV"
+    if model.digest != model.pinned:
+        return Subject(Area.SERVICE, check).problem(
+            f"its files have the digest {model.digest[:12]}, pinned is {model.pinned[:12]}",
+            means="it is not served",
+            mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
+        )
+    pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
+    what = f"{size(model.weight_bytes)} of weights, {size(model.kv_bytes)} of KV{pinned}"
     return Subject(Area.SERVICE, check).ok(what)
 
 

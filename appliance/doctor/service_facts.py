@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from appliance import kernels, notify
-from appliance.catalog import find_files
+from appliance.catalog import find_files, read_model
 from appliance.config import ApplianceConfig, ModelConfig, split_address
 from appliance.doctor.certificate import read_certificate
 from appliance.doctor.facts import (
@@ -57,7 +57,7 @@ def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> Se
         config=str(path), unsafe=config.sandbox.unsafe_no_sandbox, sandbox_bytes=config.sandbox.memory_bytes,
         ports=tuple(_ports(config)), tls=_tls(config), disks=tuple(_disks(config)),
         access=tuple(_access(config, path)), policy=look_at_policy(config),
-        models=tuple(_model(model) for model in config.models), kernels=_kernels(config), image=_image(config),
+        models=tuple(map(_model, config.models)), kernels=_kernels(config), image=_image(config),
         exporters=tuple(find_exporters(notify.telemetry_environment())), running=running,
     )  # fmt: skip
 
@@ -181,13 +181,15 @@ def _model(model: ModelConfig) -> Model:
     try:
         engine, _ = find_files(model.name, model.path)
         weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
+        digest = read_model(model.name, model.path).digest if model.digest else ""
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
         return Model(name=model.name, problem=f"{error.filename}: {error.strerror}", null=null)
     return Model(
-        name=model.name, weight_bytes=weights, kv_bytes=model.kv_bytes, int8=model.weights == "int8", null=null
-    )
+        name=model.name, weight_bytes=weights, kv_bytes=model.kv_bytes, int8=model.weights == "int8", null=null,
+        path=str(model.path), pinned=model.digest, digest=digest,
+    )  # fmt: skip
 
 
 def _kernels(config: ApplianceConfig) -> Kernels:

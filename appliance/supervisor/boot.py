@@ -14,8 +14,9 @@ from pathlib import Path
 
 import structlog
 
-from appliance.catalog import ModelFiles
+from appliance.catalog import ModelFiles, check_files
 from appliance.config import ApplianceConfig, ModelConfig
+from appliance.errors import ConfigError
 from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
@@ -88,8 +89,15 @@ class BootPlan:
     """Whose own it is; empty: shared."""
     spills: bool = False
     """Whether KV may leave the engine, over a second channel."""
-    digest: str = ""
-    """Of the model's files."""
+    files: ModelFiles | None = None
+    """The model's; looked at again before each boot."""
+    pinned: str = ""
+    """The digest that they must have; empty: any."""
+
+    @property
+    def digest(self) -> str:
+        """Of the model's files."""
+        return "" if self.files is None else self.files.digest
 
     @property
     def role_name(self) -> str:
@@ -149,7 +157,8 @@ def plan_boot(
     else:
         configuration = TextConfig(model_dir=guest_model).to_json()
     return BootPlan(
-        name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant, spills, files.digest
+        name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant, spills, files,
+        model.digest,
     )
 
 
@@ -177,6 +186,7 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
         IsolationError, ProtocolError: it did not come up; nothing of it is left.
     """
     began = time.monotonic()
+    _check_model(plan)
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
     plan.socket_dir.mkdir(parents=True, exist_ok=True)
@@ -206,6 +216,20 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
     layout = standard_layout().encode().hex()
     spill = channels[1] if plan.spills else None
     return Booted(sandbox, channel, plan.socket_dir, layout, numbers, time.monotonic() - began, spill)
+
+
+def _check_model(plan: BootPlan) -> None:
+    """Look whether the model is still the one that is pinned, or that was there at the start.
+
+    Raises:
+        SandboxStartError: it is not; the sandbox gets none of it.
+    """
+    if plan.files is None:
+        return
+    try:
+        check_files(plan.files, plan.pinned)
+    except ConfigError as error:
+        raise SandboxStartError(error.message) from error
 
 
 def end(booted: Booted) -> None:

@@ -42,7 +42,7 @@ GUARANTEES = (
     Guarantee("G7", "Strict answers look alike on the wire", ("g7_wire",)),
     Guarantee("G8", "No request ends service for others; a taken-over sandbox reaches nothing", ("g8_containment",)),
     Guarantee("G9", "Nothing of a request stays in clear; deleted means gone", ("g9_forgetting",)),
-    Guarantee("G10", "Every decision is in a log in which no change goes unseen", ("g10_account",)),
+    Guarantee("G10", "Every decision is in a log in which no change goes unseen", ("g10_account", "g10_model")),
 )
 """All there are, in the order in which they are shown."""
 
