@@ -40,6 +40,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "model_digest": _T,
     },
     "keys": {"what": _T, "count": _N},
+    "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
     "gap": {"where": _T, "dropped": _N},
     "log": {"event": _T, "detail": _T},
 }  # fmt: skip
@@ -52,6 +53,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
 * ``sandbox``: one came up or went down, of one tenant where it is one's own, with the digests of its image and model;
 * ``keys``: keys were made, or given to the gateway;
+* ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
+  that touched;
 * ``gap``: entries were lost for want of room;
 * ``log``: the log itself was opened, recovered, or found damaged.
 """

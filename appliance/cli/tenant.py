@@ -1,16 +1,21 @@
-"""``athanor tenant``: tenants' keys. What was sealed under a key that is destroyed is gone for good."""
+"""``athanor tenant``: tenants' keys. What was sealed under a key that is destroyed is gone for good.
+
+A running supervisor is asked; where none runs, the keyring's folder is opened here, and nothing of that is in the audit
+log, which belongs to the supervisor."""
 
 from __future__ import annotations
 
 import json
 import socket
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_data
+from appliance.cli.console import Format, errors, fail, output, print_data
 from appliance.cli.options import Output
 
 if TYPE_CHECKING:
@@ -18,6 +23,14 @@ if TYPE_CHECKING:
 
 SHRED_EXAMPLES = """
 athanor tenant shred acme --config /etc/athanor/athanor.yaml | running or not
+"""
+
+ROTATE_EXAMPLES = """
+athanor tenant rotate acme --config /etc/athanor/athanor.yaml | on a schedule, or after a backup got lost
+"""
+
+REWRAP_EXAMPLES = """
+athanor tenant rewrap /etc/athanor/root-key.new -c athanor.yaml | then put it in the old one's place
 """
 
 ROOT_EXAMPLES = """
@@ -30,9 +43,14 @@ ANSWER_S = 120.0
 MAX_ANSWER_BYTES = 64 << 10
 
 
+Config = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
 def shred(
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose key is destroyed.")],
-    config: Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml.")],
+    config: Config,
+    yes: Yes = False,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Destroy a tenant's key.
@@ -41,23 +59,58 @@ def shred(
     tenant's cached KV as well and goes on serving the tenant under a new key. Needs the
     supervisor's user, or root.
     """
-    from appliance.config import load_config
-    from appliance.errors import ConfigError
+    loaded = _load(config)
+    _confirm(f"destroy the key of {tenant}, for good", yes=yes)
+    answer = _order(loaded, {"do": "shred", "tenant": tenant}, output_format)
+    if answer is not None:
+        key = "its key is destroyed" if answer["had_key"] else "it had no key"
+        output().print(f"{tenant}: {key}, {answer['objects']} sealed objects removed", highlight=False)
 
+
+def rotate(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Who gets a new key.")],
+    config: Config,
+    yes: Yes = False,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Give a tenant a new key and destroy the old one.
+
+    What the old one sealed is unreadable from then on; it is computed again when it is asked for. Needs
+    the supervisor's user, or root.
+    """
+    loaded = _load(config)
+    _confirm(f"renew the key of {tenant}, which destroys the one it has", yes=yes)
+    answer = _order(loaded, {"do": "rotate", "tenant": tenant}, output_format)
+    if answer is not None:
+        old = f", the old one is destroyed with {answer['objects']} sealed objects" if answer["had_key"] else ""
+        output().print(f"{tenant}: it has a new key{old}", highlight=False)
+
+
+def rewrap(
+    new_root: Annotated[Path, typer.Argument(metavar="NEW", help="File of the new root key.")],
+    config: Config,
+    yes: Yes = False,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Wrap all tenants' keys under another root key.
+
+    Nothing that is sealed is lost. Afterwards the new file has to take the place of the old one,
+    before the next start. Needs the supervisor's user, or root.
+    """
+    from isolation.keys.errors import KeysError
+    from isolation.keys.root import read_root
+
+    loaded = _load(config)
     try:
-        loaded = load_config(config)
-    except ConfigError as error:
-        fail(exits.REFUSED, error.message)
-    answer = _ask_running(loaded, {"do": "shred", "tenant": tenant})
-    if answer is None:
-        answer = _shred_offline(loaded, tenant)
-    if not answer.get("ok"):
-        fail(exits.REFUSED, str(answer.get("problem", "the supervisor refused")))
-    if output_format is not Format.TABLE:
-        print_data(answer, output_format)
-        return
-    key = "its key is destroyed" if answer["had_key"] else "it had no key"
-    output().print(f"{tenant}: {key}, {answer['objects']} sealed objects removed")
+        root = read_root(new_root)
+    except KeysError as error:
+        fail(exits.REFUSED, str(error))
+    _confirm(f"wrap all tenants' keys under {new_root}", yes=yes)
+    answer = _order(loaded, {"do": "rewrap", "root": root.hex()}, output_format)
+    if answer is not None and loaded.keys is not None:
+        output().print(f"{answer['keys']} keys are wrapped under the new root key", highlight=False)
+        mend = f"now, before the next start: mv {new_root} {loaded.keys.root_key}"
+        output().print(mend, soft_wrap=True, markup=False, highlight=False)
 
 
 def root_key(
@@ -75,6 +128,48 @@ def root_key(
     except RootKeyError as error:
         fail(exits.REFUSED, str(error))
     output().print(f"made {path}")
+
+
+def _load(config: Path) -> ApplianceConfig:
+    from appliance.config import load_config
+    from appliance.errors import ConfigError
+
+    try:
+        return load_config(config)
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message)
+
+
+def _confirm(what: str, *, yes: bool) -> None:
+    """Ask a person at a terminal; a script has said what it wants."""
+    if yes or not _is_person():
+        return
+    try:
+        agreed = typer.confirm(f"{what}?", err=True)
+    except typer.Abort:
+        agreed = False
+    if not agreed:
+        fail(exits.REFUSED, "nothing was done")
+
+
+def _is_person() -> bool:
+    return sys.stdin.isatty()
+
+
+def _order(config: ApplianceConfig, wish: dict[str, str], output_format: Format) -> dict[str, Any] | None:
+    """Have an order carried out; gives the answer where people are to be told, and prints it elsewhere."""
+    with ExitStack() as stack:
+        if output_format is Format.TABLE and errors().is_terminal:
+            stack.enter_context(errors().status(f"{wish['do']}: objects and keys are overwritten"))
+        answer = _ask_running(config, wish)
+        if answer is None:
+            answer = _do_offline(config, wish)
+    if not answer.get("ok"):
+        fail(exits.REFUSED, str(answer.get("problem", "the supervisor refused")))
+    if output_format is Format.TABLE:
+        return answer
+    print_data(answer, output_format)
+    return None
 
 
 def _ask_running(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any] | None:
@@ -99,8 +194,8 @@ def _ask_running(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any
     return answer if isinstance(answer, dict) else {}
 
 
-def _shred_offline(config: ApplianceConfig, tenant: str) -> dict[str, Any]:
-    """Destroy the key in the keyring's folder, which nobody has open."""
+def _do_offline(config: ApplianceConfig, wish: dict[str, str]) -> dict[str, Any]:
+    """Carry an order out on the keyring's folder, which nobody has open."""
     from isolation.keys.errors import KeysError
     from isolation.keys.keyring import Keyring
     from isolation.keys.root import read_root
@@ -110,7 +205,12 @@ def _shred_offline(config: ApplianceConfig, tenant: str) -> dict[str, Any]:
     try:
         keyring = Keyring(config.keys.keyring, read_root(config.keys.root_key))
         try:
+            if wish["do"] == "rewrap":
+                return {"ok": True, "keys": keyring.rewrap(bytes.fromhex(wish["root"]))}
+            tenant = wish["tenant"]
             had_key = keyring.shred(tenant)
+            if wish["do"] == "rotate":
+                keyring.rotate(tenant)
         finally:
             keyring.close()
     except KeysError as error:

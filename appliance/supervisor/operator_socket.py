@@ -1,11 +1,12 @@
-"""What the operator may tell a running supervisor: destroy or renew a tenant's key. A socket of its own.
+"""What the operator may tell a running supervisor about keys: destroy, renew, wrap anew. A socket of its own.
 
 It is not the gateway's business: a gateway that was taken over must not be able to destroy what others have. The
 socket has mode 0600, and the kernel is asked who is at the other end (SO_PEERCRED, unix(7)): root or the supervisor's
 own user. (In a demo both host processes have one user, and there this wall is none.)
 
-A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``; the answer is one line, with ``ok`` and either
-what was done or ``problem``.
+A request is one line of JSON, ``{"do": "shred", "tenant": "alpha"}``, ``{"do": "rotate", "tenant": "alpha"}`` or
+``{"do": "rewrap", "root": HEX}``; the answer is one line, with ``ok`` and either what was done or ``problem``. Whatever
+was understood is in the audit log, whether it could be done or not.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 
 import structlog
 
+from appliance.audit.entry import Entry, entry
 from appliance.control import Control, Namespaces
 from appliance.supervisor.vault import Vault
-from isolation.keys.errors import KeysError
+from isolation.keys.errors import KeyringError, KeysError
 
 log = structlog.get_logger()
 
@@ -35,16 +37,25 @@ READ_TIMEOUT_S = 5.0
 
 _UCRED = struct.Struct("3i")
 
+_FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
+"""What an order is about."""
+
 
 class OperatorSocket:
     """Listens for the operator; all methods run in one event loop."""
 
     def __init__(
-        self, path: Path, vault: Vault | None, publish: Callable[[Control, tuple[int, ...]], bool]
+        self,
+        path: Path,
+        vault: Vault | None,
+        publish: Callable[[Control, tuple[int, ...]], bool],
+        record: Callable[[Entry], None],
     ) -> None:
+        """``record``: takes entries for the audit log."""
         self._path = path
         self._vault = vault
         self._publish = publish
+        self._record = record
         self._server: asyncio.AbstractServer | None = None
         self._turn = asyncio.Lock()
 
@@ -70,10 +81,11 @@ class OperatorSocket:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if _admissible(writer.get_extra_info("socket")):
+            user = _user(writer.get_extra_info("socket"))
+            if _admissible(user):
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     line = await reader.readline()
-                answer = await self._answer(line)
+                answer = await self._answer(line, user)
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (TimeoutError, ValueError, OSError) as error:
@@ -81,37 +93,61 @@ class OperatorSocket:
         finally:
             writer.close()
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes, user: int) -> dict[str, Any]:
         try:
             wish = json.loads(line)
         except (ValueError, RecursionError):
             wish = None
-        known = isinstance(wish, dict) and wish.keys() == {"do", "tenant"} and isinstance(wish["tenant"], str)
-        if not known or wish["do"] not in ("shred",):
+        what = wish.get("do") if isinstance(wish, dict) else None
+        if not isinstance(what, str) or what not in _FIELDS or wish.keys() != {"do", _FIELDS[what]}:
+            return {"ok": False, "problem": "not a command of this release"}
+        value = wish[_FIELDS[what]]
+        if not isinstance(value, str):
             return {"ok": False, "problem": "not a command of this release"}
         if self._vault is None:
             return {"ok": False, "problem": "this appliance keeps no KV outside of its engines"}
+        tenant = value if _FIELDS[what] == "tenant" else ""
         async with self._turn:
-            return await self._shred(self._vault, wish["tenant"])
+            try:
+                answer = await self._do(self._vault, what, value)
+            except KeysError as error:
+                log.error("an order about keys failed", what=what, tenant=tenant[:64], problem=str(error))
+                self._record(entry("order", what=what, tenant=tenant, user=user, outcome="FAILED", count=0))
+                return {"ok": False, "problem": str(error)}
+        count = answer["keys"] if what == "rewrap" else answer["objects"]
+        log.warning("an order about keys was carried out", what=what, tenant=tenant, count=count)
+        self._record(entry("order", what=what, tenant=tenant, user=user, outcome="OK", count=count))
+        return {"ok": True, **answer}
 
-    async def _shred(self, vault: Vault, tenant: str) -> dict[str, Any]:
+    async def _do(self, vault: Vault, what: str, value: str) -> dict[str, Any]:
+        """Carry an order out.
+
+        Raises:
+            KeysError: it cannot be.
+        """
+        if what == "rewrap":
+            try:
+                root = bytes.fromhex(value)
+            except ValueError:
+                raise KeyringError("the new root key is no number in hexadecimal digits") from None
+            return {"keys": await asyncio.to_thread(vault.rewrap, root)}
         # First the name of what is to come, so that nothing new joins what is being destroyed.
-        renewed = vault.renew(tenant)
+        renewed = vault.renew(value)
         if renewed is not None:
-            self._publish(Namespaces({tenant: renewed}), ())
-        try:
-            done = await asyncio.to_thread(vault.shred, tenant)
-        except KeysError as error:
-            log.error("a tenant's key was not destroyed", tenant=tenant[:64], problem=str(error))
-            return {"ok": False, "problem": str(error)}
-        log.warning("a tenant's key was destroyed", tenant=tenant, objects=done.objects)
-        return {"ok": True, "tenant": tenant, "objects": done.objects, "had_key": done.had_key}
+            self._publish(Namespaces({value: renewed}), ())
+        done = await asyncio.to_thread(vault.shred if what == "shred" else vault.rotate, value)
+        return {"tenant": value, "objects": done.objects, "had_key": done.had_key}
 
 
-def _admissible(peer: socket.socket) -> bool:
+def _user(peer: socket.socket) -> int:
+    """Who is at the other end, as the kernel says."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _pid, uid, _gid = _UCRED.unpack(credentials)
-    if uid not in (0, os.geteuid()):
-        log.warning("refused an operator's command of another user", uid=uid)
+    return int(uid)
+
+
+def _admissible(user: int) -> bool:
+    if user not in (0, os.geteuid()):
+        log.warning("refused an operator's command of another user", uid=user)
         return False
     return True

@@ -12,10 +12,11 @@ import structlog
 from appliance import notify
 from appliance.audit.entry import entry
 from appliance.audit.log import open_log
-from appliance.catalog import read_model
+from appliance.catalog import ModelFiles, read_model
 from appliance.config import ApplianceConfig
 from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, Want, Welcome
 from appliance.errors import StartError
+from appliance.model_digests import DigestCache
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
@@ -37,7 +38,7 @@ async def supervise(config: ApplianceConfig) -> None:
     """
     check_image(config)
     runtime = choose_runtime(config)
-    models = [read_model(model.name, model.path) for model in config.models]
+    models = await asyncio.to_thread(_read_models, config)
     config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     keepers: list[Keeper] = []
     recorder = await _open_recorder(config, lambda state: server.publish(state, ()))
@@ -53,7 +54,7 @@ async def supervise(config: ApplianceConfig) -> None:
     vault = open_vault(config, server.namespace)
     if vault is not None:
         server.on_retention = vault.set_retention
-    operator = OperatorSocket(config.run_dir / OPERATOR_SOCKET, vault, server.publish)
+    operator = OperatorSocket(config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record)
     digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
@@ -97,6 +98,14 @@ async def supervise(config: ApplianceConfig) -> None:
         await asyncio.gather(writing, return_exceptions=True)
         await recorder.close()
         await asyncio.to_thread(runtime.close)
+
+
+def _read_models(config: ApplianceConfig) -> list[ModelFiles]:
+    """All models' files, hashed. Whether one is the one that is pinned is looked at when a sandbox is to get it."""
+    cache = DigestCache.load(config.digest_cache)
+    models = [read_model(model.name, model.path, cache) for model in config.models]
+    cache.save()
+    return models
 
 
 async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], object]) -> Recorder:

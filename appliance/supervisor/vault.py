@@ -92,6 +92,24 @@ class Vault:
         had_key = tenant in self._keyring.tenants()
         return Shredded(self._store.shred(tenant), had_key)
 
+    def rotate(self, tenant: str) -> Shredded:
+        """Destroy the tenant's key and all that it sealed, and draw another at once. Blocks.
+
+        Raises:
+            KeysError: it is no tenant's name, or the medium refuses.
+        """
+        done = self.shred(tenant)
+        self._keyring.rotate(tenant)
+        return done
+
+    def rewrap(self, root: bytes) -> int:
+        """Wrap all keys under another root key; gives how many. What is sealed stays readable. Blocks.
+
+        Raises:
+            KeysError: a key belongs to neither root key, or the medium refuses.
+        """
+        return self._keyring.rewrap(root)
+
     def close(self) -> None:
         """Forget everything and let go of the keyring. Blocks."""
         for port in tuple(self._ports):

@@ -37,6 +37,8 @@ COMMANDS = [
     ("key", "create"),
     ("tenant",),
     ("tenant", "shred"),
+    ("tenant", "rotate"),
+    ("tenant", "rewrap"),
     ("tenant", "root"),
     ("audit",),
     ("audit", "verify"),
@@ -52,6 +54,7 @@ COMMANDS = [
     ("kernels", "build"),
     ("model",),
     ("model", "convert"),
+    ("model", "digest"),
     ("version",),
 ]
 

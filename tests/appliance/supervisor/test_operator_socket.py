@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from appliance.audit.entry import Entry
 from appliance.control import Control, Namespaces
 from appliance.supervisor import operator_socket
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from appliance.supervisor.vault import Vault
+from isolation.keys.errors import KeyringError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import Binding
 
@@ -30,6 +32,7 @@ class Desk:
     store: SpillStore
     vault: Vault
     told: list[Control]
+    recorded: list[Entry]
 
     async def say(self, line: bytes) -> dict[str, object] | None:
         """The answer to one line; None when there is none."""
@@ -56,9 +59,10 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
     store = SpillStore(SpillLimits(1 << 20), keyring := Keyring(tmp_path / "keys", os.urandom(32)))
     vault = Vault(keyring, store, namespace)
-    made = OperatorSocket(tmp_path / "operator.sock", vault, publish)
+    recorded: list[Entry] = []
+    made = OperatorSocket(tmp_path / "operator.sock", vault, publish, recorded.append)
     await made.open()
-    yield Desk(tmp_path / "operator.sock", namespace, store, vault, told)
+    yield Desk(tmp_path / "operator.sock", namespace, store, vault, told, recorded)
     await made.close()
     vault.close()
     assert not (tmp_path / "operator.sock").exists()
@@ -80,12 +84,59 @@ async def test_a_shred_renews_the_namespace_and_destroys_key_and_objects(desk: D
     assert desk.vault.owner(bytes.fromhex(old)) is None
     assert desk.vault.owner(bytes.fromhex(message.keys["alpha"])) == "alpha"
     assert await desk.say(wish) == {"ok": True, "tenant": "alpha", "objects": 0, "had_key": False}
+    user = os.geteuid()
+    assert [one.fields for one in desk.recorded] == [
+        {"what": "shred", "tenant": "alpha", "user": user, "outcome": "OK", "count": count} for count in (1, 0)
+    ]
+
+
+async def test_a_rotation_gives_another_key_at_once(desk: Desk) -> None:
+    """What the old key sealed is gone, the tenant has a key on the medium again, and objects are kept under it."""
+    desk.vault.set_retention({"alpha": 1})
+    desk.namespace.keys(["alpha"])
+    name = Binding("alpha", "00", bytes(16), b"epoch")
+    desk.store.put(name, b"content")
+    before = (desk.path.parent / "keys" / "alpha.kek").read_bytes()
+    done = await desk.say(b'{"do": "rotate", "tenant": "alpha"}\n')
+    assert done == {"ok": True, "tenant": "alpha", "objects": 1, "had_key": True}
+    assert (desk.path.parent / "keys" / "alpha.kek").read_bytes() != before
+    assert desk.store.get(name) is None
+    assert desk.store.put(name, b"newer")
+    assert desk.store.get(name) == b"newer"
+    assert [(one.kind, one.fields["what"], one.fields["count"]) for one in desk.recorded] == [("order", "rotate", 1)]
+
+
+async def test_keys_are_wrapped_anew_and_open_what_they_sealed(desk: Desk) -> None:
+    """Sealed objects open as before, the keyring opens with the new root key, and no longer with another; an order
+    with a wrong key is refused, changes nothing, and is on record too."""
+    name = Binding("alpha", "00", bytes(16), b"epoch")
+    desk.store.put(name, b"content")
+    root = os.urandom(32)
+    assert await desk.say(json.dumps({"do": "rewrap", "root": root.hex()}).encode() + b"\n") == {"ok": True, "keys": 1}
+    assert desk.store.get(name) == b"content"
+    for wrong in ("ab", "zz" * 32):
+        answer = await desk.say(json.dumps({"do": "rewrap", "root": wrong}).encode() + b"\n")
+        assert answer is not None
+        assert (answer["ok"], wrong in str(answer["problem"])) == (False, False)
+    outcomes = [(one.fields["outcome"], one.fields["count"]) for one in desk.recorded]
+    assert outcomes == [("OK", 1), ("FAILED", 0), ("FAILED", 0)]
+    assert root.hex() not in str(desk.recorded)
+    desk.vault.close()
+    again = Keyring(desk.path.parent / "keys", root)
+    again.derive("alpha", bytes(32), b"test")
+    again.close()
+    other = Keyring(desk.path.parent / "keys", os.urandom(32))
+    with pytest.raises(KeyringError, match="another root key"):
+        other.derive("alpha", bytes(32), b"test")
+    other.close()
 
 
 @pytest.mark.parametrize(
     "line",
     [b"", b"\n", b"{\n", b"[]\n", b'{"do": "shred"}\n', b'{"do": "list", "tenant": "a"}\n', b'{"do":1,"tenant":"a"}\n',
-     b'{"do": "shred", "tenant": 5}\n', b'{"do": "shred", "tenant": "../a"}\n', b"[" * 4_000 + b"\n"],
+     b'{"do": "shred", "tenant": 5}\n', b'{"do": "shred", "tenant": "../a"}\n', b"[" * 4_000 + b"\n",
+     b'{"do": "rewrap", "tenant": "a"}\n', b'{"do": "rewrap", "root": 7}\n', b'{"do": ["shred"], "tenant": "a"}\n',
+     b'{"do": "rotate", "tenant": "../a"}\n'],
 )  # fmt: skip
 async def test_what_is_no_command_is_refused(desk: Desk, line: bytes) -> None:
     """A typed answer, and nothing is destroyed or told."""
