@@ -23,7 +23,7 @@ from typing import get_args
 
 from appliance.errors import StartError
 
-CONTROL_VERSION = 5
+CONTROL_VERSION = 6
 """Raised whenever a message changes its meaning; gateway and supervisor of different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -154,8 +154,16 @@ class AuditState:
     refuses: int
 
 
+@dataclass(frozen=True, slots=True)
+class SpillState:
+    """Supervisor, every few seconds where KV spills: what became of blocks outside of engines since its start, and what
+    is kept now, by name (``appliance.gateway.spill_gauges``)."""
+
+    figures: dict[str, int]
+
+
 FromGateway = Attach | NamespaceQuery | Retention | Fault | Want | Release | Audited
-FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | AuditState
+FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | AuditState | SpillState
 Control = FromGateway | FromSupervisor
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(FromGateway), *get_args(FromSupervisor))}

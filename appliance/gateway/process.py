@@ -279,6 +279,7 @@ class Gateway:
                     self._telemetry.gauge(names.OWN_SANDBOXES, count, model=name, role=role)
             if self._audit is not None:
                 self._telemetry.gauge(names.AUDIT_FAILING, int(bool(self._audit.problem)))
+            self._sandboxes.spill.tell(self._telemetry.gauge, self._telemetry.count)
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 

@@ -31,6 +31,7 @@ from appliance.control import (
     Retention,
     SandboxDown,
     SandboxUp,
+    SpillState,
     Welcome,
     num_unread,
     receive,
@@ -41,6 +42,7 @@ from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.house import House
 from appliance.gateway.records import Attachment, SandboxRecord
 from appliance.gateway.rooms import ModelRooms
+from appliance.gateway.spill_gauges import SpillGauges
 from appliance.gateway.text_link import TextLink, TextLostError
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import RemoteProtocolError
@@ -95,6 +97,8 @@ class Sandboxes:
         self._named = asyncio.Event()
         self.attachment = Attachment()
         self.audit = AuditFeed(self.report)
+        self.spill = SpillGauges()
+        """What the supervisor tells of KV outside of engines."""
         self.records: dict[tuple[str, ...], SandboxRecord] = {
             (name, role): SandboxRecord() for name in rooms for role in ("engine", "text")
         }
@@ -252,6 +256,8 @@ class Sandboxes:
             self._down(message)
         elif isinstance(message, AuditState):
             self.audit.problem, self.audit.refuses = message.problem, bool(message.refuses)
+        elif isinstance(message, SpillState):
+            self.spill.take(message)
         else:
             self._detach(f"it sent {type(message).__name__}")
 

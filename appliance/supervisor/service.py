@@ -14,7 +14,7 @@ from appliance.audit.entry import entry
 from appliance.audit.log import open_log
 from appliance.catalog import ModelFiles, read_model
 from appliance.config import ApplianceConfig
-from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, Want, Welcome
+from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, SpillState, Want, Welcome
 from appliance.errors import StartError
 from appliance.model_digests import DigestCache
 from appliance.supervisor.audit import Recorder, watching
@@ -26,9 +26,13 @@ from appliance.supervisor.machine import check_image, choose_runtime
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.paths import CONTROL_SOCKET, OPERATOR_SOCKET
 from appliance.supervisor.residents import Residents
-from appliance.supervisor.vault import open_vault
+from appliance.supervisor.vault import Vault, open_vault
 
 log = structlog.get_logger()
+
+SPILL_PERIOD_S = 5.0
+"""Between two reports of spill: as often as somebody looks at a gauge."""
+
 
 async def supervise(config: ApplianceConfig) -> None:
     """Keep every model's sandboxes alive until SIGTERM or SIGINT; leaves nothing behind.
@@ -77,6 +81,8 @@ async def supervise(config: ApplianceConfig) -> None:
         raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
     writing = asyncio.create_task(recorder.run(), name="audit log")
     tasks = [asyncio.create_task(work) for work in (residents.run(), *(keeper.run() for keeper in keepers))]
+    if vault is not None:
+        tasks.append(asyncio.create_task(_tell_spill(vault, server.publish), name="figures of spill"))
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
     try:
@@ -87,7 +93,8 @@ async def supervise(config: ApplianceConfig) -> None:
         notify.stopping()
         for keeper in keepers:
             keeper.stop()
-        tasks[0].cancel()
+        for task in (tasks[0], *tasks[1 + len(keepers) :]):
+            task.cancel()
         await residents.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
@@ -116,6 +123,13 @@ async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], o
     audit = await asyncio.to_thread(open_log, config.audit.directory, config.audit.key)
     log.info("audit log", folder=str(config.audit.directory), key=audit.verifier.line(), entries=audit.size)
     return Recorder(audit, tell, refuses=config.audit.on_failure == "refuse")
+
+
+async def _tell_spill(vault: Vault, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
+    """Tell the gateway what becomes of KV outside of engines, until cancelled."""
+    while True:
+        publish(SpillState(vault.figures.told()), ())
+        await asyncio.sleep(SPILL_PERIOD_S)
 
 
 def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -> None:

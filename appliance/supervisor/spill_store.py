@@ -53,11 +53,24 @@ class SpillFigures:
     """Asked for and not there."""
     rejected: int = 0
     """Did not open: changed, cut, moved or replayed."""
+    cut: int = 0
+    """Those of them that had another length."""
     evicted: int = 0
     failed: int = 0
     """The disk or the keyring refused."""
     memory_bytes: int = 0
     disk_bytes: int = 0
+    memory_objects: int = 0
+    disk_objects: int = 0
+
+    def told(self) -> dict[str, int]:
+        """All of it by name, as the gateway has it in its metrics."""
+        return {
+            "kept": self.kept, "restored": self.restored, "absent": self.absent, "rejected_length": self.cut,
+            "rejected_seal": self.rejected - self.cut, "evicted": self.evicted, "failed": self.failed,
+            "memory_bytes": self.memory_bytes, "disk_bytes": self.disk_bytes,
+            "memory_objects": self.memory_objects, "disk_objects": self.disk_objects,
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -74,6 +87,7 @@ class _Tier:
 
     limit: int
     used: int = 0
+    count: int = 0
     objects: dict[str, OrderedDict[Key, _Object]] = field(default_factory=dict)
     bytes_of: dict[str, int] = field(default_factory=dict)
 
@@ -81,6 +95,7 @@ class _Tier:
         self.objects.setdefault(tenant, OrderedDict())[key] = item
         self.bytes_of[tenant] = self.bytes_of.get(tenant, 0) + item.size
         self.used += item.size
+        self.count += 1
 
     def pop(self, tenant: str, key: Key) -> _Object | None:
         items = self.objects.get(tenant)
@@ -88,6 +103,7 @@ class _Tier:
         if item is None or items is None:
             return None
         self.used -= item.size
+        self.count -= 1
         self.bytes_of[tenant] -= item.size
         if not items:
             del self.objects[tenant], self.bytes_of[tenant]
@@ -159,6 +175,7 @@ class SpillStore:
         except KeysError as error:
             if isinstance(error, SealBrokenError):
                 self.figures.rejected += 1
+                self.figures.cut += len(sealed) != item.size
             else:
                 self.figures.failed += 1
             with self._lock:
@@ -276,4 +293,6 @@ class SpillStore:
             self.figures.failed += 1
 
     def _count(self) -> None:
-        self.figures.memory_bytes, self.figures.disk_bytes = self._memory.used, self._disk.used
+        figures = self.figures
+        figures.memory_bytes, figures.disk_bytes = self._memory.used, self._disk.used
+        figures.memory_objects, figures.disk_objects = self._memory.count, self._disk.count

@@ -104,6 +104,9 @@ KV_BORROWED = "athanor.kv.borrowed_blocks"
 KV_LOST = "athanor.kv.lost_blocks"
 KV_PREEMPTED = "athanor.kv.preempted_requests"
 KV_WAITED = "athanor.kv.cap_waits"
+SPILL_BYTES = "athanor.spill.bytes"
+SPILL_OBJECTS = "athanor.spill.objects"
+SPILL_BLOCKS = "athanor.spill.blocks"
 SANDBOX_READY = "athanor.sandbox.ready"
 OWN_SANDBOXES = "athanor.sandbox.own"
 
@@ -184,6 +187,12 @@ COUNTERS = {
         "Requests that an engine ended because a KV block in their tables was not theirs.",
         frozenset({"model"}),
     ),
+    SPILL_BLOCKS: Instrument(
+        "{block}",
+        "KV blocks outside of engines by what became of them: kept, restored (hits), absent (misses), evicted, failed (the "
+        "disk or the keyring refused), rejected_length and rejected_seal (changed, cut, moved or replayed).",
+        frozenset({"outcome"}),
+    ),
     DROPPED_SPANS: Instrument(
         "{span}",
         "Spans that did not reach the collector: queue_full, export_failed, shutdown.",
@@ -209,6 +218,8 @@ GAUGES = {
     KV_LOST: Instrument("{block}", "Cached KV blocks of the account that were evicted for others.", _ACCOUNT),
     KV_PREEMPTED: Instrument("{request}", "Requests of the account that were preempted for others.", _ACCOUNT),
     KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
+    SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
+    SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
     OWN_SANDBOXES: Instrument(
         "{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})
