@@ -189,8 +189,8 @@ COUNTERS = {
     ),
     SPILL_BLOCKS: Instrument(
         "{block}",
-        "KV blocks outside of engines by what became of them: kept, restored (hits), absent (misses), evicted, failed (the "
-        "disk or the keyring refused), rejected_length and rejected_seal (changed, cut, moved or replayed).",
+        "KV blocks outside of engines by what became of them: kept, restored (hits), absent (misses), evicted, failed "
+        "(of disk or keyring), rejected_length and rejected_seal (changed, cut, moved or replayed).",
         frozenset({"outcome"}),
     ),
     DROPPED_SPANS: Instrument(
