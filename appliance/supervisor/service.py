@@ -80,9 +80,8 @@ async def supervise(config: ApplianceConfig) -> None:
     except OSError as error:
         raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    tasks = [asyncio.create_task(work) for work in (residents.run(), *(keeper.run() for keeper in keepers))]
-    if vault is not None:
-        tasks.append(asyncio.create_task(_tell_spill(vault, server.publish), name="figures of spill"))
+    works = (residents.run(), _tell_spill(vault, server.publish), *(keeper.run() for keeper in keepers))
+    tasks = [asyncio.create_task(work) for work in works]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
     try:
@@ -93,7 +92,7 @@ async def supervise(config: ApplianceConfig) -> None:
         notify.stopping()
         for keeper in keepers:
             keeper.stop()
-        for task in (tasks[0], *tasks[1 + len(keepers) :]):
+        for task in tasks[:2]:
             task.cancel()
         await residents.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,10 +124,11 @@ async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], o
     return Recorder(audit, tell, refuses=config.audit.on_failure == "refuse")
 
 
-async def _tell_spill(vault: Vault, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
-    """Tell the gateway what becomes of KV outside of engines, until cancelled."""
+async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
+    """Tell the gateway what becomes of KV outside of engines, if any goes there, until cancelled."""
     while True:
-        publish(SpillState(vault.figures.told()), ())
+        if vault is not None:
+            publish(SpillState(vault.figures.told()), ())
         await asyncio.sleep(SPILL_PERIOD_S)
 
 

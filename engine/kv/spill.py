@@ -158,7 +158,8 @@ class SpillTier:
         if not self._send(Fetch(number, submit.namespace, wanted)):
             return False
         self._next += 1
-        self._waiting[number] = _Waiting(_own(submit), now_ns, wanted, now_ns)
+        own = replace(submit, token_ids=submit.token_ids[:])  # Whoever takes it over overwrites them.
+        self._waiting[number] = _Waiting(own, now_ns, wanted, now_ns)
         return True
 
     def holding(self, request_id: int) -> Submit | None:
@@ -300,8 +301,3 @@ class SpillTier:
             self._gone = True
             return False
         return True
-
-
-def _own(submit: Submit) -> Submit:
-    """The request with a copy of its tokens, which whoever takes it over overwrites."""
-    return replace(submit, token_ids=submit.token_ids[:])
