@@ -133,6 +133,7 @@ class Engine:
 
     def _drop_parked(self, spill: SpillTier, parked: Submit, code: FailureCode) -> None:
         spill.abort(parked)
+        wipe(parked.token_ids)
         for request_id in _ids_of(parked):
             self._early_masks.pop(request_id, None)
         self.refuse_all(parked, code)

@@ -24,7 +24,6 @@ from engine.kv.prefix_cache import PrefixCache
 from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES, Message, Submit
 from isolation.ipc.spill_messages import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep
-from isolation.ipc.wiping import wipe
 
 MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
 """Bytes of the largest block that can leave: what one frame carries."""
@@ -97,7 +96,7 @@ class SpillCounts:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request that waits for its prefix."""
+    """A request that waits for its prefix, with a copy of its tokens, which whoever takes it over overwrites."""
 
     submit: Submit
     arrival_ns: int
@@ -158,8 +157,7 @@ class SpillTier:
         if not self._send(Fetch(number, submit.namespace, wanted)):
             return False
         self._next += 1
-        own = replace(submit, token_ids=submit.token_ids[:])  # Whoever takes it over overwrites them.
-        self._waiting[number] = _Waiting(own, now_ns, wanted, now_ns)
+        self._waiting[number] = _Waiting(replace(submit, token_ids=submit.token_ids[:]), now_ns, wanted, now_ns)
         return True
 
     def holding(self, request_id: int) -> Submit | None:
@@ -173,7 +171,6 @@ class SpillTier:
         """Let a request go that waits here; what still comes for it is dropped."""
         for number, one in self._waiting.items():
             if one.submit is submit:
-                wipe(submit.token_ids)
                 del self._waiting[number]
                 return
 

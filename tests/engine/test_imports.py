@@ -73,6 +73,7 @@ def test_scheduling_needs_no_tensors(root: Path) -> None:
         "isolation.ipc.messages",
         "isolation.ipc.spill_messages",
         "isolation.ipc.text_messages",
+        "isolation.ipc.wiping",
     }
 
 
