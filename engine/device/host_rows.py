@@ -52,6 +52,12 @@ class HostRows:
         self.by_host = np.zeros(rows, dtype=np.bool_)
         """Rows whose tokens the host chooses: with penalties, or with log-probabilities to report."""
 
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the tokens of these rows."""
+        for row in rows:
+            self.known[row].fill(0)
+            self.known[row] = np.zeros(0, dtype=np.int64)
+
     def admit(self, admission: Admission) -> None:
         """A request takes a row."""
         row, sampling = admission.row, admission.sampling

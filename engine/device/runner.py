@@ -128,6 +128,11 @@ class DeviceRunner:
                 return Samples([])
             return self._execute(plan)
 
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the tokens that the host keeps of these rows; the device's own stay until it writes there again."""
+        self._rows.forget(rows)
+        self._sampler.forget(rows)
+
     def _queue(self) -> AbstractContextManager[object]:
         """Everything is put into one queue of the device: what is written before is there for what reads after."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
