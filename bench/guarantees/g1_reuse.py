@@ -88,7 +88,7 @@ def _leave(pool: BlockPool, cache: PrefixCache, request: Request) -> None:
     request.num_prefilled = request.num_tokens
     cache.register(request)
     pool.release(request.blocks)
-    pool.drain_dirty()
+    pool.contents.drain_dirty()
 
 
 def _framings(pairs: int) -> int:

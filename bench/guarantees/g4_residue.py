@@ -28,7 +28,7 @@ from torch import Tensor
 from appliance import kernels
 from bench.guarantees.result import Result, judged
 from bench.guarantees.small_engine import MakeEngine, run_traffic, small_engine
-from engine.kv.block_pool import TRANSIENT
+from engine.kv.contents import TRANSIENT
 from engine.loop import Engine
 from engine.offline import Answer
 from engine.sampler import Samples

@@ -10,59 +10,34 @@ Each usable block is in exactly one of three states:
 cached ones, least recently used first, but none that another account's reservation protects, and its own where the
 taker is at its cap (``engine.kv.quota``).
 
-Ownership. The pool remembers whose bytes a block holds: the namespace key of its last holder, ``CLEAN`` when it is
-zero, ``TRANSIENT`` when the holder asked that nothing be kept (such a block is *cached* only while other outputs of
-the same prompt may still take it up). A taken block is put on the list of blocks to zero,
-whoever had it before: the holder then reads zeros in slots it has not written, also when the memory of a free block
-was tampered with. A freed ``TRANSIENT`` block is put on the list at once, so its content is gone one step after its
-request. The list is drained once a step into the plan, and the runner zeroes before it computes.
-
-Rights. A prompt is computed chunk by chunk, and in layers with a window it takes and gives back blocks on the way. Its
-request gets at once the *right* to as many as it will hold at the most, so that it can never be stuck half-way. Blocks
-that are rights of somebody and not held through one are free or cached, but not available to others. A block that
-several hold through rights counts for each of them.
-
-Stamps (``engine.kv.tags``). A block gets the pool's next generation whenever it is taken, and when it is cleaned
-without having been taken: whatever named it before names it no longer.
+What lies in a block, and whose it is, is in ``engine.kv.contents``; rights to blocks that are not taken yet are in
+``engine.kv.rights``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from engine.kv.cached_blocks import CachedBlocks
+from engine.kv.contents import CLEAN, BlockContents
 from engine.kv.quota import KvAccount, KvAccounts
-from engine.kv.tags import NO_STAMP, tag_of
+from engine.kv.rights import Rights
 from isolation.ipc.kv_messages import KvQuota
-
-CLEAN = b""
-"""Owner of a block that is all zero."""
-
-TRANSIENT = b"\x00"
-"""Owner of a block whose content must not outlive its request. No namespace key is one byte long."""
 
 
 class BlockPool:
     """Reference counts, owners, content ids and eviction order of the usable blocks ``1..num_blocks``."""
 
-    __slots__ = (
-        "_accounts", "_by_id", "_cached", "_dirty", "_free", "_generation", "_generations", "_ids", "_owners", "_refs",
-        "_reserved", "accounts", "evicted", "num_blocks",
-    )  # fmt: skip
+    __slots__ = ("_accounts", "_cached", "_free", "_refs", "accounts", "contents", "evicted", "num_blocks", "rights")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._refs = [0] * (num_blocks + 1)
-        self._owners = [CLEAN] * (num_blocks + 1)
-        self._ids: list[bytes | None] = [None] * (num_blocks + 1)
-        self._by_id: dict[bytes, int] = {}
         self._free = list(range(num_blocks, 0, -1))
         self.accounts = KvAccounts(num_blocks)
+        self.contents = BlockContents(num_blocks)
+        self.rights = Rights(self)
         self._cached = CachedBlocks(self.accounts)
-        self._dirty: dict[int, None] = {}
-        self._reserved = 0
-        self._generation = 0
-        self._generations = [0] * (num_blocks + 1)
         self.evicted: list[tuple[int, bytes, bytes]] | None = None
         """What lost its place since somebody last took this list: block, id, owner. The content is still there until
         the block is zeroed, at the beginning of the next computation. None where nobody wants to know."""
@@ -71,15 +46,20 @@ class BlockPool:
         """Whose quota a block counts for, as long as it is held or cached."""
 
     @property
+    def num_unheld(self) -> int:
+        """Blocks that nobody holds, free or cached."""
+        return len(self._free) + self._cached.count
+
+    @property
     def num_available(self) -> int:
         """Blocks that can be taken now without a right, cached ones included, quotas not considered."""
-        return len(self._free) + self._cached.count - self._reserved
+        return self.num_unheld - self.rights.count
 
     def available_for(self, account: KvAccount) -> int:
         """Blocks that an account can take now without a right and without anybody's preemption. Below 0: so many too
         many have been taken since the quotas were made smaller."""
         accounts = self.accounts
-        room = len(self._free) + self._cached.count - self._reserved - accounts.set_aside + account.aside
+        room = self.num_unheld - self.rights.count - accounts.set_aside + account.aside
         if account.cap < self.num_blocks:
             return min(room, account.cap - account.held - account.promised)
         return room
@@ -89,13 +69,8 @@ class BlockPool:
         ``new`` blocks more, those that it can take besides."""
         if not account.claims(new):
             return self.available_for(account)
-        spare = len(self._free) + self._cached.count - self._reserved - self.accounts.set_aside
+        spare = self.num_unheld - self.rights.count - self.accounts.set_aside
         return spare if account.lends else spare + account.aside - min(account.cached, account.aside)
-
-    @property
-    def num_reserved(self) -> int:
-        """Rights for which no block is held."""
-        return self._reserved
 
     @property
     def num_cached(self) -> int:
@@ -108,13 +83,7 @@ class BlockPool:
 
     def owner(self, block: int) -> bytes:
         """Whose bytes the block holds: a namespace key, ``CLEAN`` or ``TRANSIENT``."""
-        return self._owners[block]
-
-    def stamps(self, blocks: Iterable[int], owner: bytes) -> tuple[int, ...]:
-        """What somebody who has taken these blocks for ``owner``, or found them as its, expects of them; the null block
-        has no stamp."""
-        tag, generations = tag_of(owner), self._generations
-        return tuple([tag + generations[block] if block else NO_STAMP for block in blocks])
+        return self.contents.owners[block]
 
     def account_of(self, block: int) -> KvAccount:
         """Whose quota a held or cached block counts for."""
@@ -136,54 +105,12 @@ class BlockPool:
         if not self._free:
             self._evict(account)
         block = self._free.pop()
-        self._dirty[block] = None
-        self._owners[block] = owner
+        self.contents.give(block, owner)
         self._refs[block] = 1
-        self._generation += 1
-        self._generations[block] = self._generation
         self._accounts[block] = account
         if account.reserved:
             self.accounts.weigh(account)
         return block
-
-    def grant(self, count: int, account: KvAccount) -> None:
-        """Give so many rights; the caller has checked ``available_for``. Below 0: rights that were given come back."""
-        self._reserved += count
-        account.promised += count
-        if account.reserved:
-            self.accounts.weigh(account)
-        assert 0 <= self._reserved <= len(self._free) + self._cached.count, "rights to more than there is"
-
-    def take_granted(self, owner: bytes, account: KvAccount) -> int:
-        """Give a block to a request that has a right to it."""
-        assert account.promised > 0, "a block without a right"
-        self._reserved -= 1
-        account.promised -= 1
-        return self.take_one(owner, account)
-
-    def hold_granted(self, block: int) -> None:
-        """Add a holder, who has a right, to a registered block."""
-        if not self._refs[block]:
-            self._reserved -= 1
-            self._accounts[block].promised -= 1
-        self.hold(block)
-
-    def release_granted(self, blocks: list[int]) -> None:
-        """Drop one holder, who keeps the rights, of each of these blocks."""
-        self._promise_again(blocks)
-        self.release(blocks)
-
-    def discard_granted(self, blocks: list[int]) -> None:
-        """The same, and forget the content."""
-        self._promise_again(blocks)
-        self.discard(blocks)
-
-    def _promise_again(self, blocks: list[int]) -> None:
-        refs = self._refs
-        for block in blocks:
-            if refs[block] == 1:
-                self._reserved += 1
-                self._accounts[block].promised += 1
 
     def num_idle(self, blocks: list[int]) -> int:
         """How many of these blocks nobody holds."""
@@ -197,7 +124,7 @@ class BlockPool:
 
     def find(self, block_id: bytes) -> int | None:
         """The block registered under this id, held or cached."""
-        return self._by_id.get(block_id)
+        return self.contents.by_id.get(block_id)
 
     def hold(self, block: int) -> None:
         """Add a holder to a registered block."""
@@ -212,13 +139,11 @@ class BlockPool:
     def register(self, block: int, block_id: bytes) -> None:
         """Make a held, complete block findable. When the id is taken already, nothing changes."""
         assert self._refs[block] > 0, "register() of a block that nobody holds"
-        if block_id not in self._by_id and self._ids[block] is None:
-            self._by_id[block_id] = block
-            self._ids[block] = block_id
+        self.contents.register(block, block_id)
 
     def release(self, blocks: list[int]) -> None:
         """Drop one holder of each block of a table. Later blocks of the table are evicted before earlier ones."""
-        refs, ids, accounts, cached = self._refs, self._ids, self._accounts, self._cached
+        refs, ids, accounts, cached = self._refs, self.contents.ids, self._accounts, self._cached
         for block in reversed(blocks):
             refs[block] -= 1
             if refs[block] > 0:
@@ -239,17 +164,15 @@ class BlockPool:
         Blocks that other requests of the namespace still hold are only made unfindable.
         """
         for block in blocks:
-            self._forget(block)
-            self._owners[block] = TRANSIENT
+            self.contents.spoil(block)
         self.release(blocks)
 
     def forget(self, block_id: bytes) -> None:
         """Make the content under this id, if there is any, unfindable; it is zeroed when nobody holds it any longer."""
-        block = self._by_id.get(block_id)
+        block = self.find(block_id)
         if block is None:
             return
-        self._forget(block)
-        self._owners[block] = TRANSIENT
+        self.contents.spoil(block)
         if not self._refs[block]:
             self._drop(block)
 
@@ -262,10 +185,10 @@ class BlockPool:
         or its account can have no more. The caller overwrites all of it before the next computation, so it is not
         zeroed."""
         account = self.accounts.of(owner)
-        if block_id in self._by_id or self.available_for(account) < 1:
+        if block_id in self.contents.by_id or self.available_for(account) < 1:
             return None
         block = self.take_one(owner, account)
-        self._dirty.pop(block, None)
+        self.contents.overwritten(block)
         self.register(block, block_id)
         self.release([block])
         return block
@@ -273,9 +196,9 @@ class BlockPool:
     def coldest(self, count: int) -> Iterator[tuple[int, bytes, bytes]]:
         """Block, id and owner of the ``count`` cached blocks that are evicted next; for reading alone."""
         for block in self._cached.coldest(count):
-            block_id = self._ids[block]
+            block_id = self.contents.ids[block]
             assert block_id is not None, "a cached block is not registered"
-            yield block, block_id, self._owners[block]
+            yield block, block_id, self.owner(block)
 
     @property
     def num_free(self) -> int:
@@ -285,47 +208,23 @@ class BlockPool:
     def disown(self, owner: bytes) -> int:
         """Make everything of this owner unfindable; gives how many blocks. They are zeroed when nobody holds them any
         longer."""
-        known = [block_id for block_id, block in self._by_id.items() if self._owners[block] == owner]
+        known = self.contents.known_of(owner)
         for block_id in known:
             self.forget(block_id)
         return len(known)
 
-    def drain_dirty(self) -> list[int]:
-        """Blocks to zero before the next computation; each is named once."""
-        dirty = list(self._dirty)
-        self._dirty.clear()
-        return dirty
-
-    def new_stamps(self, blocks: list[int]) -> list[int]:
-        """The stamps that blocks just drained have once they are zero."""
-        owners, generations = self._owners, self._generations
-        return [tag_of(owners[block]) + generations[block] for block in blocks]
-
-    @property
-    def has_dirty(self) -> bool:
-        """Whether some block waits to be zeroed."""
-        return bool(self._dirty)
-
     def check_integrity(self) -> None:
         """Assert what this module promises; linear in the number of blocks."""
         held = sum(1 for refs in self._refs[1:] if refs > 0)
-        assert len(self._free) + self._cached.count + held == self.num_blocks, "blocks lost or doubled"
-        assert 0 <= self._reserved <= len(self._free) + self._cached.count, "rights to more than there is"
+        assert self.num_unheld + held == self.num_blocks, "blocks lost or doubled"
         assert self._refs[0] == 0, "the null block is held"
         assert len(set(self._free)) == len(self._free), "a block is free twice"
-        for block in self._free:
-            assert self._refs[block] == 0, "a free block is held"
-            assert self._ids[block] is None, "a free block is registered"
-            assert self._owners[block] != TRANSIENT, "a free block keeps what it must not"
         cached = self._cached.all()
         assert len(cached) == self._cached.count, "a cached block is on no list"
-        for block in cached:
-            assert self._refs[block] == 0, "a cached block is held"
-            assert self._ids[block] is not None, "a cached block is not registered"
-            assert self._owners[block] != CLEAN, "a cached block has no owner"
-        for block_id, block in self._by_id.items():
-            assert self._ids[block] == block_id, "the index of ids is wrong"
-        assert sum(1 for known in self._ids if known is not None) == len(self._by_id)
+        assert not any(self._refs[block] for block in self._free), "a free block is held"
+        assert not any(self._refs[block] for block in cached), "a cached block is held"
+        self.contents.check_integrity(self._free, cached)
+        self.rights.check_integrity()
         self._check_accounts(cached)
 
     def _check_accounts(self, cached: list[int]) -> None:
@@ -339,14 +238,9 @@ class BlockPool:
         for account in self.accounts.by_key.values():
             assert [account.held, account.cached] == counted.pop(account, [0, 0]), "an account is off"
         assert not counted, "a block of an account that is closed"
-        assert self._reserved == sum(account.promised for account in self.accounts.by_key.values())
 
     def _put_free(self, block: int) -> None:
-        if self._owners[block] == TRANSIENT:
-            self._owners[block] = CLEAN
-            self._dirty[block] = None
-            self._generation += 1
-            self._generations[block] = self._generation
+        self.contents.clean(block)
         self._free.append(block)
 
     def _make_way(self, account: KvAccount) -> None:
@@ -361,7 +255,7 @@ class BlockPool:
         or cached is promised or set aside."""
         if account.held + account.cached > account.cap:
             return True
-        return account.aside > 0 and len(self._free) + self._cached.count - self._reserved <= self.accounts.set_aside
+        return account.aside > 0 and self.num_unheld - self.rights.count <= self.accounts.set_aside
 
     def _evict(self, taker: KvAccount) -> None:
         """Make the cached block free that was released first, of those that this account may take, if there is one.
@@ -377,10 +271,10 @@ class BlockPool:
 
     def _drop(self, block: int) -> KvAccount:
         """Make a cached block free."""
-        block_id = self._ids[block]
+        block_id = self.contents.ids[block]
         if self.evicted is not None and block_id is not None:
-            self.evicted.append((block, block_id, self._owners[block]))
-        self._forget(block)
+            self.evicted.append((block, block_id, self.owner(block)))
+        self.contents.forget(block)
         account = self._accounts[block]
         self._cached.remove(block, account)
         self._put_free(block)
@@ -389,9 +283,3 @@ class BlockPool:
         if not account.cached:
             self.accounts.close_empty(account)
         return account
-
-    def _forget(self, block: int) -> None:
-        block_id = self._ids[block]
-        if block_id is not None:
-            del self._by_id[block_id]
-            self._ids[block] = None

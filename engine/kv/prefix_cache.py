@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from engine.kv.block_pool import TRANSIENT, BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.contents import TRANSIENT
 from engine.kv.groups import granule
 from engine.kv.layout import BLOCK_ID_BYTES, FULL, NULL_BLOCK, KvGroup
 from engine.request import Request

@@ -254,7 +254,7 @@ class SpillTier:
                 return
             self._save_evicted(1)  # Its place is overwritten now.
             self.contents.write(block, message.content)
-            self.adopt([block], self.pool.new_stamps([block]))
+            self.adopt([block], self.pool.contents.new_stamps([block]))
             self.counts.restored += 1
         if one.come == len(one.blocks):
             self._end(message.request, returned)

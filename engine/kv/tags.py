@@ -41,7 +41,7 @@ NOWHERE = -1
 
 @lru_cache(MAX_TAGS)
 def tag_of(owner: bytes) -> int:
-    """The tag of an owner of blocks (``engine.kv.block_pool``); of none, ``CLEAN_TAG``."""
+    """The tag of an owner of blocks (``engine.kv.contents``); of none, ``CLEAN_TAG``."""
     if not owner:
         return CLEAN_TAG
     digest = blake2b(owner, digest_size=8, person=PERSON).digest()

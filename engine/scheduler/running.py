@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.kv.block_pool import TRANSIENT, BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.contents import TRANSIENT
 from engine.kv.prefix_cache import Hit
 from engine.request import NO_ROW, Request, Status
 from engine.scheduler.decoding import Decoding
@@ -133,8 +134,8 @@ class Running:
 
     def stamps_of(self, rows: list[int], blocks: list[int]) -> list[int]:
         """What these rows' requests expect of the blocks that they got, one each."""
-        pool = self._pool
-        return [pool.stamps((block,), owner_of(self.at(row)))[0] for row, block in zip(rows, blocks, strict=True)]
+        stamps = self._pool.contents.stamps
+        return [stamps((block,), owner_of(self.at(row)))[0] for row, block in zip(rows, blocks, strict=True)]
 
     def vacate(self, request: Request, status: Status, *, poisoned: bool = False) -> None:
         """Take row and blocks away. Blocks of a poisoned request cannot be found again."""
@@ -193,7 +194,7 @@ class Running:
         for block in range(1, self._pool.num_blocks + 1):
             assert self._pool.refs(block) == holders[block], "reference counts and tables disagree"
         rights = sum(request.rights for request in held)
-        assert self._pool.num_reserved == rights - len(granted), "rights and tables disagree"
+        assert self._pool.rights.count == rights - len(granted), "rights and tables disagree"
         assert len(held) == len(self) == len(self.forecast)
         assert len(held) == len(self.decoding) + self.num_prefilling + self.num_paused
         for account in {request.account for request in held}:
@@ -226,8 +227,8 @@ def admission_of(request: Request, pool: BlockPool) -> Admission:
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
         local=tuple(map(tuple, request.local)) if request.local else (),
-        stamps=pool.stamps(request.blocks, owner),
-        local_stamps=tuple([pool.stamps(table, owner) for table in request.local]),
+        stamps=pool.contents.stamps(request.blocks, owner),
+        local_stamps=tuple([pool.contents.stamps(table, owner) for table in request.local]),
         deterministic=request.deterministic,
         prompt_logprobs=submit.prompt_logprobs,
         limit=request.limit,

@@ -95,7 +95,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether ``schedule`` would give a plan. Requests that are held give none before their masks have come."""
-        return self._has_free_requests or self._pool.has_dirty
+        return self._has_free_requests or self._pool.contents.has_dirty
 
     @property
     def _has_free_requests(self) -> bool:
@@ -220,9 +220,9 @@ class Scheduler:
         self._put_masks(plan)
         if plan.grown_rows:
             plan.grown_stamps = self._running.stamps_of(plan.grown_rows, plan.grown_blocks)
-        if self._pool.has_dirty:
-            plan.zero_blocks = self._pool.drain_dirty()
-            plan.zero_stamps = self._pool.new_stamps(plan.zero_blocks)
+        if self._pool.contents.has_dirty:
+            plan.zero_blocks = self._pool.contents.drain_dirty()
+            plan.zero_stamps = self._pool.contents.new_stamps(plan.zero_blocks)
         pace.planned(plan.num_tokens)
         return plan
 

@@ -3,7 +3,7 @@
 Such layers need no block that lies wholly behind what the next token sees: it goes back to the pool, and the null
 block takes its place in the table. So a table of a window holds at most the window and what is being written.
 
-While a prompt is computed the request has rights (``engine.kv.block_pool``) to as many blocks as it will hold at the
+While a prompt is computed the request has rights (``engine.kv.rights``) to as many blocks as it will hold at the
 most, and takes and gives back blocks under them, chunk by chunk. When it decodes it has rights to just the blocks that
 it holds: a block given back is available to everybody at once.
 
@@ -12,7 +12,8 @@ Blocks of all tables are alike, so whoever counts blocks counts bytes. ``Tables`
 
 from __future__ import annotations
 
-from engine.kv.block_pool import TRANSIENT, BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.contents import TRANSIENT
 from engine.kv.layout import FULL, NULL_BLOCK, KvGroup
 from engine.kv.prefix_cache import Hit
 from engine.request import Request
@@ -68,22 +69,22 @@ class Tables:
 
     def open(self, request: Request, hit: Hit, rights: int) -> None:
         """Begin the tables of windows with what is cached; ``rights`` are available."""
-        self._pool.grant(rights, request.kv)
+        self._pool.rights.grant(rights, request.kv)
         request.rights = rights
         request.local = [list(table) for table in hit.local] or [[] for _ in self.local]
         for table in request.local:
             for block in table:
                 if block != NULL_BLOCK:
-                    self._pool.hold_granted(block)
+                    self._pool.rights.hold(block)
 
     def cover(self, request: Request, end: int) -> list[Growth]:
         """Make room in the windows for the request's prompt up to ``end``: under its rights, so it never fails."""
-        self._pool.release_granted(self._cut(request, request.num_prefilled))
+        self._pool.rights.release(self._cut(request, request.num_prefilled))
         owner = request.kv_key if request.retain else TRANSIENT
         grown = []
         for number, (group, table) in enumerate(self._numbered(request), self._first):
             while len(table) * group.block_size < end:
-                grown.append((number, len(table), self._pool.take_granted(owner, request.kv)))
+                grown.append((number, len(table), self._pool.rights.take(owner, request.kv)))
                 table.append(grown[-1][2])
         return grown
 
@@ -91,16 +92,16 @@ class Tables:
         """All its known tokens are computed: give back what the next one does not see, and rights to more. Gives by
         how many blocks it holds less."""
         before = request.rights
-        self._pool.release_granted(self._cut(request, request.num_prefilled))
+        self._pool.rights.release(self._cut(request, request.num_prefilled))
         request.rights = len(self.held(request))
-        self._pool.grant(request.rights - before, request.kv)
+        self._pool.rights.grant(request.rights - before, request.kv)
         return before - request.rights
 
     def trim(self, request: Request) -> int:
         """Give back what the next token of a decoding request does not see; gives the number of blocks."""
         behind = self._cut(request, request.num_computed)
-        self._pool.release_granted(behind)
-        self._pool.grant(-len(behind), request.kv)
+        self._pool.rights.release(behind)
+        self._pool.rights.grant(-len(behind), request.kv)
         request.rights -= len(behind)
         return len(behind)
 
@@ -123,9 +124,9 @@ class Tables:
             request.capacity += self._full.block_size
         for number, (group, table) in enumerate(self._numbered(request), self._first):
             if position >= len(table) * group.block_size:
-                self._pool.grant(1, request.kv)
+                self._pool.rights.grant(1, request.kv)
                 request.rights += 1
-                grown.append((number, len(table), self._pool.take_granted(owner, request.kv)))
+                grown.append((number, len(table), self._pool.rights.take(owner, request.kv)))
                 table.append(grown[-1][2])
         return grown
 
@@ -133,10 +134,10 @@ class Tables:
         """Take all blocks of windows away, and the rights to more."""
         held = self.held(request)
         if poisoned:
-            self._pool.discard_granted(held)
+            self._pool.rights.discard(held)
         else:
-            self._pool.release_granted(held)
-        self._pool.grant(-request.rights, request.kv)
+            self._pool.rights.release(held)
+        self._pool.rights.grant(-request.rights, request.kv)
         request.rights = 0
         request.local = []
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kv.block_pool import CLEAN, TRANSIENT, BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.contents import CLEAN, TRANSIENT
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -13,11 +14,11 @@ def test_a_taken_block_is_zeroed_before_use_whoever_had_it() -> None:
     """Every block given out is on the list once, also on its first use and for its last owner."""
     pool = BlockPool(3)
     first = pool.take(2, A)
-    assert sorted(pool.drain_dirty()) == sorted(first)
-    assert pool.drain_dirty() == []
+    assert sorted(pool.contents.drain_dirty()) == sorted(first)
+    assert pool.contents.drain_dirty() == []
     pool.release(first)
     again = pool.take(3, B)
-    assert sorted(pool.drain_dirty()) == sorted(again) == [1, 2, 3]
+    assert sorted(pool.contents.drain_dirty()) == sorted(again) == [1, 2, 3]
     pool.check_integrity()
 
 
@@ -25,10 +26,10 @@ def test_transient_blocks_are_zeroed_as_soon_as_they_are_free() -> None:
     """A request that keeps nothing leaves zero blocks one step after its end, without anybody taking them."""
     pool = BlockPool(2)
     blocks = pool.take(1, TRANSIENT)
-    pool.drain_dirty()
+    pool.contents.drain_dirty()
     pool.release(blocks)
-    assert pool.has_dirty
-    assert pool.drain_dirty() == blocks
+    assert pool.contents.has_dirty
+    assert pool.contents.drain_dirty() == blocks
     assert pool.owner(blocks[0]) == CLEAN
     pool.check_integrity()
 
@@ -37,9 +38,9 @@ def test_released_blocks_of_a_keeping_request_are_left_to_the_next_taker() -> No
     """Control of the test above: an ordinary free block is not zeroed before somebody takes it."""
     pool = BlockPool(2)
     blocks = pool.take(1, A)
-    pool.drain_dirty()
+    pool.contents.drain_dirty()
     pool.release(blocks)
-    assert not pool.has_dirty
+    assert not pool.contents.has_dirty
     assert pool.owner(blocks[0]) == A
 
 
@@ -98,13 +99,13 @@ def test_discarded_content_is_forgotten_and_zeroed() -> None:
     pool.register(shared, b"shared")
     pool.register(own, b"own")
     pool.hold(shared)
-    pool.drain_dirty()
+    pool.contents.drain_dirty()
     pool.discard([shared, own])
     assert pool.find(b"shared") is None
     assert pool.find(b"own") is None
-    assert pool.drain_dirty() == [own]
+    assert pool.contents.drain_dirty() == [own]
     pool.release([shared])
-    assert pool.drain_dirty() == [shared]
+    assert pool.contents.drain_dirty() == [shared]
     pool.check_integrity()
 
 

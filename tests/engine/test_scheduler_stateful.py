@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from engine.errors import RequestRejectedError
-from engine.kv.block_pool import TRANSIENT
+from engine.kv.contents import TRANSIENT
 from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
 from engine.request import Request
 from engine.scheduler.limits import SCORED_ROWS

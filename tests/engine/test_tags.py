@@ -214,8 +214,8 @@ def test_a_prefix_of_another_tenant_is_refused(make: Make) -> None:
     probe = submit(A, range(5, 26), 4, tenant=A, **make.fields)
     request = engine.scheduler._request(probe, now_ns=0)
     for index, block in enumerate(pool._cached.all()[-1:-3:-1]):
-        pool._by_id[cache._id(request, index)] = block
-        pool._owners[block] = namespace(A)
+        pool.contents.by_id[cache._id(request, index)] = block
+        pool.contents.owners[block] = namespace(A)
     answer = generate(engine, [probe])[A]
     assert (answer.failure, answer.token_ids, answer.cached_tokens) == (FailureCode.INTEGRITY, [], 8)
 
@@ -265,17 +265,18 @@ def test_no_stamp_is_given_twice(deeds: list[tuple[str, int]]) -> None:
         if deed == "take" and pool.num_available:
             block = pool.take(1, namespace(number))[0]
             held.append((block, number))
-            assert pool.stamps([block], namespace(number))[0] != pool.stamps([block], namespace(number + 1))[0]
+            mine, others = (pool.contents.stamps([block], namespace(one))[0] for one in (number, number + 1))
+            assert mine != others
         elif held:
             block, _ = held.pop(number % len(held))
             (pool.release if deed == "release" else pool.discard)([block])
-        drained = pool.drain_dirty()
-        stamps = pool.new_stamps(drained)
+        drained = pool.contents.drain_dirty()
+        stamps = pool.contents.new_stamps(drained)
         assert seen.isdisjoint(stamps)
         assert len(set(stamps)) == len(drained)
         seen.update(stamps)
     for block, number in held:
-        assert pool.stamps([block, 0], namespace(number))[1] == NO_STAMP
+        assert pool.contents.stamps([block, 0], namespace(number))[1] == NO_STAMP
 
 
 def test_tags_are_wide_and_differ() -> None:

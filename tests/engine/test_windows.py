@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kv.block_pool import CLEAN, BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.contents import CLEAN
 from engine.kv.layout import FULL, NULL_BLOCK, KvGroup, Reach, uniform_layers
 from engine.loop import Engine
 from engine.model.decoder import Decoder
@@ -249,12 +250,12 @@ def test_a_prefix_is_found_when_all_that_is_seen_is_known(groups: tuple[KvGroup,
     hit = cache.match(probe)
     tail = next(block for block in reversed(hit.local[0]) if block)
     assert window in (0, 1)
-    pool.forget(pool._ids[tail])
+    pool.forget(pool.contents.ids[tail])
     shorter = cache.match(probe)
     assert 0 < shorter.num_tokens < hit.num_tokens
     for block in pool._cached.all():
-        if pool._ids[block][-1] == window:
-            pool.forget(pool._ids[block])
+        if pool.contents.ids[block][-1] == window:
+            pool.forget(pool.contents.ids[block])
     assert cache.match(probe).num_tokens == 0
 
 
