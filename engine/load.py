@@ -32,6 +32,7 @@ from engine.model.pooling import POOLINGS, read_pooling
 from engine.model.registry import load_model_config
 from engine.model.weights import DTYPE_NAMES, load_model
 from engine.null import build_null_engine
+from engine.publishing import Publisher
 from engine.runner import Runner
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.scheduler import Scheduler
@@ -96,7 +97,9 @@ def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | Non
     cache = PrefixCache(
         pool, root=root, block_size=layout.block_size, caching=limits.prefix_caching, groups=layout.groups
     )
-    engine = Engine(Scheduler(limits, pool, cache), runner)
+    scheduler = Scheduler(limits, pool, cache)
+    engine = Engine(scheduler, runner)
+    engine.publisher = Publisher(scheduler, pool, cache, exact=lambda: runner.deterministic)
     if spill is not None and isinstance(runner, Runner) and not spill_obstacle(config, layout):
         engine.spill = SpillTier(spill, BlockContent(runner.storage), pool, cache, runner.adopt)
     return engine

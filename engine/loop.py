@@ -11,6 +11,8 @@ from engine.embedding import VectorSource, as_submit, pair_vectors
 from engine.errors import RequestRejectedError
 from engine.kv.spill import LOOK_S, SpillTier
 from engine.masks import rows_of
+from engine.publishing import Publisher, supports
+from engine.request import SILENT_ID
 from engine.sampler import Samples
 from engine.scheduler.plan import RowMask, StepResult
 from engine.scheduler.scheduler import Scheduler
@@ -29,6 +31,7 @@ from isolation.ipc.messages import (
     Submit,
     TokenLogprobs,
 )
+from isolation.ipc.public_messages import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
 IDLE_LOOK_S = 1.0
@@ -59,6 +62,8 @@ class Engine:
         """Where blocks go that find no place, if anywhere."""
         self._early_masks: dict[int, RowMask] = {}
         """For the first tokens of requests that wait for their prefixes."""
+        self.publisher: Publisher | None = None
+        """What computes public prefixes; none in an engine that embeds."""
         self._usage_wanted = False
         self._usage_stale = False
         """Whether accounts of KV may have changed since they were last told."""
@@ -69,6 +74,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do or to say."""
+        if self.publisher is not None and self.publisher.has_work:
+            return True
         return bool(self._failures) or self.scheduler.has_work or self._awaits_spill
 
     @property
@@ -110,6 +117,7 @@ class Engine:
             block_size=limits.block_size,
             num_blocks=self.runner.storage.layout.num_blocks,
             deterministic=self.runner.deterministic,
+            publishes=self.publisher is not None and supports(self.scheduler),
         )
 
     def warm_up(self) -> None:
@@ -120,6 +128,9 @@ class Engine:
     def add(self, submit: Submit) -> None:
         """Queue a request; one that cannot be served is answered by a failure in the next output."""
         now_ns = self._clock_ns()
+        if submit.request + submit.choices > SILENT_ID:
+            self.refuse_all(submit, FailureCode.INVALID)
+            return
         if self.spill is not None:
             clash = next(filter(None, map(self.spill.holding, _ids_of(submit))), None)
             if clash is not None:
@@ -169,10 +180,22 @@ class Engine:
 
     def set_quotas(self, message: KvQuotas) -> None:
         """Put another table of quotas of KV in force; requests whose tokens no longer fit are answered by a failure."""
+        if self.publisher is not None:
+            self.publisher.make_room(message.quotas)
         for request_id in self.scheduler.set_quotas(message.quotas):
-            self.refuse(request_id, FailureCode.TOO_LONG)
+            if request_id != SILENT_ID:
+                self.refuse(request_id, FailureCode.TOO_LONG)
         self._forget()
         self._usage_wanted = self._usage_stale = True
+
+    def set_public(self, message: PublicPrefixes) -> None:
+        """Put another table of public prefixes in force."""
+        if self.publisher is not None:
+            self.publisher.set(message.prefixes)
+
+    def take_public(self) -> PublicUsage | None:
+        """What became of the public prefixes, when that has changed."""
+        return None if self.publisher is None else self.publisher.take_usage(self._clock_ns())
 
     def take_usage(self) -> KvUsage | None:
         """What the accounts of KV have, every ``USAGE_PERIOD_NS`` while steps change it, the last one included. Only
@@ -207,6 +230,9 @@ class Engine:
         self.look()
         for request_id in self.scheduler.expire(now_ns=now_ns):
             self.refuse(request_id, FailureCode.DEADLINE)
+        if self.publisher is not None:
+            for request_id in self.publisher.advance():
+                self.refuse(request_id, FailureCode.TOO_LONG)
         plan = self.scheduler.schedule(now_ns=now_ns)
         self.urgent = True
         if plan is None:
@@ -218,6 +244,8 @@ class Engine:
         for admission in plan.admissions:
             wipe(admission.token_ids)
         result = self.scheduler.commit(plan, samples.token_ids, samples.foreign)
+        if self.publisher is not None:
+            self.publisher.settle()
         self._forget()
         if self._vectors is not None:
             self._embeddings += pair_vectors(result, self._vectors.take_vectors())

@@ -21,6 +21,7 @@ reaches its limit are known when it begins (``engine.scheduler.decoding``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from engine.forgetting import TokenIds
 from isolation.ipc.messages import Submit
 
 if TYPE_CHECKING:
+    from engine.kv.public import Resident
     from engine.kv.quota import KvAccount
     from engine.scheduler.account import Account
     from engine.scheduler.plan import RowMask
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 NO_ROW = -1
 """Row of a request that does not run."""
+
+SILENT_ID = (1 << 64) - 1
+"""Id of the engine's own request, of which there is one at a time; the host may not use it."""
 
 NEVER_NS = 1 << 63
 """Deadline of a request that has none."""
@@ -77,6 +82,7 @@ class Request:
         "num_charged",
         "num_prefilled",
         "num_prompt",
+        "num_public",
         "num_registered",
         "num_scored",
         "num_shared",
@@ -85,10 +91,12 @@ class Request:
         "planned_at",
         "pledge",
         "preempted_at",
+        "public",
         "request_id",
         "retain",
         "rights",
         "row",
+        "silent",
         "started",
         "status",
         "stop_ids",
@@ -141,6 +149,12 @@ class Request:
         """Tokens that ``blocks`` hold."""
         self.block_ids: list[bytes] = []
         """Content ids of the first full blocks, as far as they were needed."""
+        self.public: Resident | None = None
+        """The public prefix that its chain begins with."""
+        self.num_public = 0
+        """Leading blocks that are that prefix's."""
+        self.silent = submit.request == SILENT_ID
+        """Whether the engine itself asked for it: nobody is told of its start, token or end."""
         self.account: Account
         """The account that the request is charged to; set when it is queued."""
         self.num_scored = 1 if submit.prompt_logprobs >= 0 else self.num_prompt
@@ -163,6 +177,11 @@ class Request:
         """The other outputs of its prompt, if there are any."""
         self.preempted_at = -1
         """Step at which it was last preempted."""
+
+    def begin(self, public: Resident | None, ids: Sequence[bytes]) -> None:
+        """Begin the chain of block ids with those of a public prefix, or of none; only while it holds no blocks."""
+        assert not self.blocks, "a request with blocks has its chain"
+        self.public, self.num_public, self.block_ids = public, len(ids), list(ids)
 
     @property
     def num_tokens(self) -> int:

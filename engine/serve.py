@@ -18,6 +18,7 @@ from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.kv_messages import KvQuotas, KvUsage
 from isolation.ipc.messages import Abort, Drain, Embed, Embedding, FailureCode, Message, StepOutput, Submit
+from isolation.ipc.public_messages import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
 RECEIVE_LIMIT = 256
@@ -105,6 +106,7 @@ def serve(engine: Engine, channel: Channel) -> None:
             elif engine.rest_s:
                 channel.wait(engine.rest_s)
             _tell_usage(engine, channel, backlog)
+            _tell_public(engine, channel, backlog)
         elif engine.has_live_requests:
             # All of them wait for masks, which come in a moment.
             channel.wait(IDLE_WAIT_S)
@@ -112,6 +114,7 @@ def serve(engine: Engine, channel: Channel) -> None:
             return
         else:
             collector.idle()
+            _tell_public(engine, channel, backlog)
             engine.look()
             _tell_usage(engine, channel, backlog)
             if not engine.has_work:
@@ -143,6 +146,8 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
         engine.set_masks(message)
     elif isinstance(message, KvQuotas):
         engine.set_quotas(message)
+    elif isinstance(message, PublicPrefixes):
+        engine.set_public(message)
     elif isinstance(message, Drain):
         return True
     else:
@@ -150,7 +155,17 @@ def _take(engine: Engine, message: Message, *, draining: bool) -> bool:
     return False
 
 
-def _send(channel: Channel, output: StepOutput | Embedding | KvUsage, backlog: list[Message], *, urgent: bool) -> None:
+def _tell_public(engine: Engine, channel: Channel, backlog: list[Message]) -> None:
+    """Tell what became of public prefixes, when there is something to tell: requests wait for none of it, but what is
+    resident shall be used."""
+    usage = engine.take_public()
+    if usage is not None:
+        _send(channel, usage, backlog, urgent=True)
+
+
+def _send(
+    channel: Channel, output: StepOutput | Embedding | KvUsage | PublicUsage, backlog: list[Message], *, urgent: bool
+) -> None:
     """Send a frame, waiting for room. What the host sends meanwhile goes into the backlog, up to ``RECEIVE_LIMIT``:
     left in the ring, it would end every wait at once."""
     deadline = time.monotonic() + SEND_TIMEOUT_S

@@ -28,7 +28,10 @@ from isolation.ipc.kv_messages import KvQuota
 class BlockPool:
     """Reference counts, owners, content ids and eviction order of the usable blocks ``1..num_blocks``."""
 
-    __slots__ = ("_accounts", "_cached", "_free", "_refs", "accounts", "contents", "evicted", "num_blocks", "rights")
+    __slots__ = (
+        "_accounts", "_cached", "_free", "_refs", "accounts", "contents", "evicted", "num_blocks", "pinned",
+        "rights",
+    )  # fmt: skip
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -41,6 +44,8 @@ class BlockPool:
         self.evicted: list[tuple[int, bytes, bytes]] | None = None
         """What lost its place since somebody last took this list: block, id, owner. The content is still there until
         the block is zeroed, at the beginning of the next computation. None where nobody wants to know."""
+        self.pinned: set[int] = set()
+        """Blocks that are held for good (``engine.kv.public``)."""
         nobody = KvAccount(CLEAN, num_blocks)
         self._accounts = [nobody] * (num_blocks + 1)
         """Whose quota a block counts for, as long as it is held or cached."""

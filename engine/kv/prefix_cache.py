@@ -9,6 +9,11 @@ In a model with several block tables the ids of one chain serve all of them: a b
 end and the number of its table. Layers with a window need of a prefix only the blocks that the next token sees, so a
 prefix is known when the blocks of whole contexts up to its end are, and of each other table those that are seen.
 
+A chain may begin with the ids of a public prefix (``engine.kv.public``), which has a key of its own; the first id
+behind it is under the namespace's key again, with the last public id as its parent (of a deterministic request with a
+hash of it, since one public block serves both kinds of requests and what follows must not). Models with windows have
+no public prefixes.
+
 Framing: the parent has a fixed width, and the number of tokens comes before the tokens, so no two different inputs
 give the same bytes. The ``person`` label separates this use of the key from any other.
 """
@@ -16,7 +21,7 @@ give the same bytes. The ``person`` label separates this use of the key from any
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -24,6 +29,7 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.contents import TRANSIENT
 from engine.kv.groups import granule
 from engine.kv.layout import BLOCK_ID_BYTES, FULL, NULL_BLOCK, KvGroup
+from engine.kv.public import PublicBlocks
 from engine.request import Request
 from isolation.ipc.messages import Submit
 
@@ -66,6 +72,7 @@ class PrefixCache:
 
     __slots__ = (
         "_block_size", "_exact_root", "_granule", "_keeps_all", "_local", "_pool", "_root", "_tables", "caching",
+        "public",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +83,8 @@ class PrefixCache:
         self.caching = caching
         self._pool = pool
         self._root = root
-        self._exact_root = blake2b(root, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
+        self._exact_root = _exact(root)
+        self.public = PublicBlocks(pool, block_size)
         self._block_size = block_size
         self._granule = granule(groups) if groups else block_size
         named = list(zip(groups, map(_table_name, range(len(groups))), strict=True))
@@ -98,29 +106,57 @@ class PrefixCache:
         the prompt are wanted. Hashing stops at the first unknown block, so a miss costs one hash where some layers
         keep everything.
         """
-        if not self.shares(request) or request.num_scored < request.num_prompt:
+        if request.submit.public:
+            self._begin(request)
+        if not (self.shares(request) or request.num_public) or request.num_scored < request.num_prompt:
             return NO_HIT
         if self._local:
             return self._match_tables(request)
         found = self._match(request)
+        if request.num_public and len(found) == request.num_public:
+            found = self._own(request, found)
         return Hit(len(found) * self._block_size, found) if found else NO_HIT
 
     def _match(self, request: Request) -> list[int]:
         found: list[int] = []
-        for index in range((len(request.token_ids) - 1) // self._block_size):
+        most = (len(request.token_ids) - 1) // self._block_size if self.shares(request) else request.num_public
+        for index in range(most):
             block = self._pool.find(self._id(request, index))
             if block is None:
                 break
-            assert self._pool.owner(block) in (request.kv_key, TRANSIENT), "a block id met in two namespaces"
+            key = request.kv_key if index >= request.num_public else request.submit.public
+            assert self._pool.owner(block) in (key, TRANSIENT), "a block id met in two namespaces"
             found.append(block)
         return found
+
+    def _begin(self, request: Request) -> None:
+        """Begin the ids of a request that waits with those of its public prefix, as far as that is there."""
+        resident, count = self.public.of(request.submit, request.token_ids)
+        if resident is not request.public:
+            request.begin(resident, resident.ids[:count] if resident is not None else ())
+
+    def _own(self, request: Request, found: list[int]) -> list[int]:
+        """The chain without the public prefix, where more of that is known: from before it was published."""
+        if not self.shares(request):
+            return found
+        public, ids = request.public, request.block_ids
+        request.begin(None, ())
+        own = self._match(request)
+        if len(own) <= len(found):
+            request.begin(public, tuple(ids[: len(found)]))
+            request.block_ids = ids
+            return found
+        return own
 
     def chain(self, submit: Submit) -> Iterator[bytes]:
         """Ids of the blocks that ``match`` would look for, one after the other; for models with one block table."""
         size, ids = self._block_size, submit.token_ids
-        parent = self._exact_root if submit.deterministic else self._root
+        resident, count = self.public.of(submit, ids)
+        known = resident.ids[:count] if resident is not None else ()
+        yield from known
+        parent = self._parent(known, count, exact=submit.deterministic)
         view = memoryview(ids)
-        for start in range(0, (len(ids) - 1) // size * size, size):
+        for start in range(count * size, (len(ids) - 1) // size * size, size):
             parent = block_id(submit.namespace, parent, view[start : start + size])
             yield parent
 
@@ -131,6 +167,8 @@ class PrefixCache:
             return max(requests, key=lambda request: self.match(request).num_tokens)
         best, most = requests[0], 0
         for request in requests:
+            if request.submit.public:
+                self._begin(request)
             ids = request.block_ids
             length, last = 0, (len(request.token_ids) - 1) // size if request.retain else 0
             while length < last:
@@ -157,7 +195,7 @@ class PrefixCache:
                 self._pool.register(request.blocks[index], self._id(request, index))
         request.num_registered = max(request.num_registered, full)
         if family is not None and family.key is not None and full > len(family.prompt_ids):
-            family.prompt_ids = request.block_ids[:full]
+            family.prompt_ids = request.block_ids[request.num_public : full]
 
     def forget(self, block_ids: list[bytes]) -> None:
         """Make the blocks of these ids of the chain, in all tables, unfindable; their content is zeroed when nobody
@@ -169,7 +207,7 @@ class PrefixCache:
 
     def disown(self, request: Request) -> None:
         """Make all that the request registered unfindable, also what it holds no longer: it is wrong."""
-        self.forget(request.block_ids[: request.num_registered])
+        self.forget(request.block_ids[request.num_public : request.num_registered])
 
     def _match_tables(self, request: Request) -> Hit:
         """The same for several tables, or one with a bounded reach: first as far as whole contexts are known, then
@@ -239,11 +277,22 @@ class PrefixCache:
         ids = request.block_ids
         if index == len(ids):
             size = self._block_size
-            parent = ids[-1] if ids else self._exact_root if request.deterministic else self._root
+            parent = self._parent(ids, request.num_public, exact=request.deterministic)
             # A list that somebody looks into cannot grow, so the view ends here.
             with memoryview(request.token_ids)[index * size : index * size + size] as token_ids:
                 ids.append(block_id(request.cache_key, parent, token_ids))
         return ids[index]
+
+    def _parent(self, ids: Sequence[bytes], num_public: int, *, exact: bool) -> bytes:
+        """The parent of the id behind these, the first ``num_public`` of which are a public prefix's."""
+        if not ids:
+            return self._exact_root if exact else self._root
+        return _exact(ids[-1]) if exact and len(ids) == num_public else ids[-1]
+
+
+def _exact(parent: bytes) -> bytes:
+    """What stands in place of a parent that deterministic requests have in common with others."""
+    return blake2b(parent, digest_size=BLOCK_ID_BYTES, person=PERSON_EXACT).digest()
 
 
 def _table_name(place: int) -> bytes:

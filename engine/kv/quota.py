@@ -44,6 +44,7 @@ class KvAccount:
         "lost",
         "num_requests",
         "parked",
+        "pinned",
         "preempted",
         "promised",
         "quota",
@@ -67,6 +68,8 @@ class KvAccount:
         self.aside = 0
         self.withheld = 0
         """Blocks of a partition that are to stay free."""
+        self.pinned = 0
+        """Of ``held``, blocks of a public prefix: its own reservation, never lent and never preempted."""
         self.kept: OrderedDict[int, int] | None = None
         """Its cached blocks with the time of their release, oldest first; None: they are among everybody's."""
         self.num_requests = 0
@@ -98,8 +101,9 @@ class KvAccount:
     def use(self) -> KvUse:
         """What the operator may see of it."""
         return KvUse(
-            self.key, self.resident, self.held, self.reserved, self.cap, self.lost, self.preempted, self.waited
-        )
+            self.key, self.resident, self.held, self.reserved + self.pinned, self.cap, self.lost, self.preempted,
+            self.waited,
+        )  # fmt: skip
 
     def claims(self, new: int) -> bool:
         """Whether so many more blocks are within its reservation."""
@@ -113,7 +117,7 @@ class KvAccount:
 class KvAccounts:
     """All accounts of a pool."""
 
-    __slots__ = ("bounded", "by_key", "num_blocks", "set_aside", "total_reserved", "withheld")
+    __slots__ = ("bounded", "by_key", "num_blocks", "pinned", "set_aside", "total_reserved", "withheld")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -123,9 +127,16 @@ class KvAccounts:
         self.set_aside = 0
         """Sum of all ``aside``."""
         self.total_reserved = 0
+        self.pinned = 0
+        """Blocks of public prefixes; part of ``total_reserved``."""
         self.withheld = 0
         """Free blocks that partitions keep: nobody else's cached blocks may lie in them, or it could be seen from what
         is evicted what a partition's tenant does."""
+
+    @property
+    def bounds(self) -> bool:
+        """Whether any account may need less than the whole pool."""
+        return bool(self.bounded) or self.pinned > 0
 
     def of(self, key: bytes) -> KvAccount:
         """The account of a namespace, opened when it is new."""
@@ -155,6 +166,12 @@ class KvAccounts:
         self.set_aside += aside - account.aside
         account.aside = aside
 
+    def pin(self, account: KvAccount, count: int) -> None:
+        """So many of the blocks that the account holds are there for good; below 0: are no longer."""
+        account.pinned += count
+        self.pinned += count
+        self.total_reserved += count
+
     def may_need(self, account: KvAccount) -> int:
         """The most blocks that one request of the account can count on: its cap, and no more than what the others'
         reservations leave."""
@@ -178,7 +195,7 @@ class KvAccounts:
             account.cap = self.num_blocks * quota.cap // WHOLE_POOL
             account.lends = quota.lends
             self.bounded.append(account)
-        self.total_reserved = sum(account.reserved for account in self.bounded)
+        self.total_reserved = self.pinned + sum(account.reserved for account in self.bounded)
         for account in (*freed, *self.bounded):
             self.weigh(account)
         for account in freed:
@@ -190,6 +207,7 @@ class KvAccounts:
         assert self.set_aside == sum(account.aside for account in self.by_key.values()), "what is set aside is off"
         assert self.withheld == sum(account.withheld for account in self.by_key.values()), "what is withheld is off"
         assert self.total_reserved <= self.num_blocks, "more is reserved than there is"
+        assert self.pinned == sum(account.pinned for account in self.by_key.values()), "what is pinned is off"
         for account in self.by_key.values():
             assert min(account.held, account.cached, account.promised, account.num_requests) >= 0
             assert account.kept is None or len(account.kept) == account.cached

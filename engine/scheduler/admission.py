@@ -263,5 +263,9 @@ class Admissions:
         request.account.line.widen(request.account)
         if not request.started:
             request.started = True
+            if request.public is not None:
+                request.public.hits += 1
+            if request.silent:
+                return
             queue_us = max(0, now_ns - request.arrival_ns) // 1_000
             self._starts.append(Started(request.request_id, request.num_prefilled, queue_us))

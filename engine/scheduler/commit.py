@@ -95,6 +95,10 @@ class Commits:
         if token_id == FAILED:
             self._fail(request, place, result)
             return
+        if request.silent:
+            result.broken.append(place)
+            self._live.end(request)
+            return
         request.token_ids.append(token_id)
         request.account.charge_first_token(request)
         if not self._report(request, token_id, result, at_limit=request.num_tokens >= request.limit):
@@ -121,7 +125,10 @@ class Commits:
     def _fail(self, request: Request, place: int | None, result: StepResult) -> None:
         """End a request that got no token; ``place``: in the plan's ``sample_rows``, if it has one."""
         code = FailureCode.INTEGRITY if request.row in self._foreign else FailureCode.INTERNAL
-        result.failures.append(RequestFailure(request.request_id, code))
+        if not request.silent:
+            result.failures.append(RequestFailure(request.request_id, code))
+        if code is FailureCode.INTEGRITY and request.public is not None:
+            request.public.doubted = True
         if place is not None:
             result.broken.append(place)
         if self._running.windowed:

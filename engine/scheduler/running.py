@@ -150,7 +150,9 @@ class Running:
         self.forecast.remove(request)
         account.num_blocks -= len(request.blocks) + request.rights
         if poisoned:
-            self._pool.discard(request.blocks)
+            # A public prefix is not this request's to spoil.
+            self._pool.release(request.blocks[: request.num_public])
+            self._pool.discard(request.blocks[request.num_public :])
         else:
             self._pool.release(request.blocks)
         if self.windowed:
@@ -187,12 +189,13 @@ class Running:
             settled = request.status is not Status.PREFILLING
             assert not settled or len(local) == request.rights, "rights to more than is held"
             granted.update(local)
-            for block in request.blocks + local:
+            for place, block in enumerate(request.blocks + local):
                 holders[block] += 1
-                owner = self._pool.owner(block)
-                assert owner in (owner_of(request), TRANSIENT), "a block in another namespace's table"
+                owner = owner_of(request) if place >= request.num_public else request.submit.public
+                assert self._pool.owner(block) in (owner, TRANSIENT), "a block in another namespace's table"
         for block in range(1, self._pool.num_blocks + 1):
-            assert self._pool.refs(block) == holders[block], "reference counts and tables disagree"
+            held_for_good = block in self._pool.pinned
+            assert self._pool.refs(block) == holders[block] + held_for_good, "reference counts and tables disagree"
         rights = sum(request.rights for request in held)
         assert self._pool.rights.count == rights - len(granted), "rights and tables disagree"
         assert len(held) == len(self) == len(self.forecast)
@@ -218,7 +221,9 @@ def owner_of(request: Request) -> bytes:
 
 def admission_of(request: Request, pool: BlockPool) -> Admission:
     """What the runner has to know of a request that has just got its row."""
-    submit, owner = request.submit, owner_of(request)
+    submit, owner, shared = request.submit, owner_of(request), request.num_public
+    stamps = pool.contents.stamps
+    assert len(request.blocks) >= shared, "a public prefix is not whole"
     return Admission(
         row=request.row,
         token_ids=request.token_ids[:],
@@ -227,8 +232,8 @@ def admission_of(request: Request, pool: BlockPool) -> Admission:
         logprobs=submit.logprobs,
         blocks=tuple(request.blocks),
         local=tuple(map(tuple, request.local)) if request.local else (),
-        stamps=pool.contents.stamps(request.blocks, owner),
-        local_stamps=tuple([pool.contents.stamps(table, owner) for table in request.local]),
+        stamps=stamps(request.blocks[:shared], submit.public) + stamps(request.blocks[shared:], owner),
+        local_stamps=tuple([stamps(table, owner) for table in request.local]),
         deterministic=request.deterministic,
         prompt_logprobs=submit.prompt_logprobs,
         limit=request.limit,

@@ -121,7 +121,7 @@ class Scheduler:
                 self.abort(request_id)
             # An id names one request; whoever reuses it loses both, so no token can go to the wrong one.
             raise RequestRejectedError(FailureCode.INVALID, "the request id is in use")
-        if self._pool.accounts.bounded and self._fitting_new(submit) <= len(submit.token_ids):
+        if self._pool.accounts.bounds and self._fitting_new(submit) <= len(submit.token_ids):
             raise RequestRejectedError(FailureCode.TOO_LONG, "the prompt does not fit the account's blocks")
         if self._live.num_waiting + submit.choices > limits.max_waiting:
             raise RequestRejectedError(FailureCode.OVERLOADED, "too many requests wait")
@@ -137,10 +137,10 @@ class Scheduler:
         self._pool.set_quotas(list(quotas))
         for account in self._pool.accounts.by_key.values():
             self._live.unpark(account)
-        return self._cut_limits()
+        return self.cut_limits()
 
-    def _cut_limits(self) -> list[int]:
-        """Hold every live request to what its account may need now."""
+    def cut_limits(self) -> list[int]:
+        """Hold every live request to what its account may need now; gives the ids of those that end at once."""
         ended = []
         for request in list(self._live.by_id.values()):
             limit = self._fitting(request.kv, request.limit)
@@ -155,7 +155,7 @@ class Scheduler:
         """Tokens at which a new request ends at the latest."""
         limit = min(len(submit.token_ids) + submit.max_tokens, self.limits.max_context)
         accounts = self._pool.accounts
-        if not accounts.bounded:
+        if not accounts.bounds:
             return limit
         kv = accounts.by_key.get(submit.group or submit.namespace) or KvAccount(b"", self._pool.num_blocks)
         return self._fitting(kv, limit)
@@ -185,6 +185,10 @@ class Scheduler:
         request = self._live.by_id.get(request_id)
         if request is not None and request.held and request.num_output == position:
             self._live.let_go(request, mask)
+
+    def is_live(self, request_id: int) -> bool:
+        """Whether a request waits or runs."""
+        return request_id in self._live.by_id
 
     def abort(self, request_id: int) -> bool:
         """End a request now, between two steps. Says whether it was live."""

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import struct
 
-from isolation.ipc import embed_codec, engine_codec, grammar_codec, kv_codec, spill_codec, text_codec
+from isolation.ipc import embed_codec, engine_codec, grammar_codec, kv_codec, public_codec, spill_codec, text_codec
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.frame import HEADER, HEADER_BYTES, Frame
 from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message
 
 _ARMS = (
-    engine_codec.ARMS + embed_codec.ARMS + text_codec.ARMS + grammar_codec.ARMS + kv_codec.ARMS + spill_codec.ARMS
+    engine_codec.ARMS + embed_codec.ARMS + text_codec.ARMS + grammar_codec.ARMS + kv_codec.ARMS + public_codec.ARMS
+    + spill_codec.ARMS
 )
 _BY_MESSAGE = {arm.message: arm for arm in _ARMS}
 _BY_KIND = {int(arm.kind): arm for arm in _ARMS}

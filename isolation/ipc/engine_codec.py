@@ -7,8 +7,8 @@ long as no log-probabilities were asked for.
 Payloads (``n`` items each where marked):
 
 * Submit: max_tokens u32, prompt length u32, weight u16, stop ids u8, flags u8, logprobs i8, priority u8, choices u8,
-  prompt_logprobs i8, deadline_us u64, sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, group 32 bytes
-  (zeros for none, as the flag says), prompt n x u32, stop ids n x u32.
+  prompt_logprobs i8, deadline_us u64, sampling (6 x f64, top_k u32, seed u64), namespace 32 bytes, group 32 bytes,
+  public 32 bytes (zeros for none, as the flags say), prompt n x u32, stop ids n x u32.
 * StepOutput: counts of tokens, starts, failures, logprobs, alternatives (u32 each), running,
   waiting, free_blocks, defects, prompts, their positions, their alternatives (u32 each); columns requests n x u64,
   token_ids n x u32, finishes n x u8; starts n x (u64, u32, u64); failures n x (u64, u8); then logprobs and prompts as
@@ -68,13 +68,13 @@ MAX_WEIGHT = 1_000
 _SMALLEST = 5e-324  # the least positive float: "above 0" as a closed range
 _LARGEST = 1.7976931348623157e308
 
-_SUBMIT = struct.Struct(f"<IIHBBbBBbQddddddIQ{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s")
+_SUBMIT = struct.Struct(f"<IIHBBbBBbQddddddIQ{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s{NAMESPACE_KEY_BYTES}s")
 _STEP = struct.Struct("<12I")
 _START = struct.Struct("<QIQ")
 _FAILURE = struct.Struct("<QB")
 _TOKEN_BYTES = 8 + 4 + 1
 _FINISHES = bytes((0, 1, 2))
-_NO_GROUP = bytes(NAMESPACE_KEY_BYTES)
+_NO_KEY = bytes(NAMESPACE_KEY_BYTES)
 
 
 def _check_submit(message: Submit) -> None:
@@ -83,6 +83,7 @@ def _check_submit(message: Submit) -> None:
     require_range("max_tokens", message.max_tokens, 1, MAX_TOKENS_PER_REQUEST)
     require(len(message.namespace) == NAMESPACE_KEY_BYTES, "the namespace key has another length")
     require(len(message.group) in (0, NAMESPACE_KEY_BYTES), "the group's key has another length")
+    require(len(message.public) in (0, NAMESPACE_KEY_BYTES), "the public prefix's key has another length")
     require_length("stop_ids", len(message.stop_ids), MAX_STOP_IDS)
     require_range("logprobs", message.logprobs, -1, MAX_TOP_LOGPROBS)
     require_range("weight", message.weight, 1, MAX_WEIGHT)
@@ -110,7 +111,7 @@ def _pack_submit(message: Submit) -> bytes:
         message.weight,
         len(message.stop_ids),
         message.ignore_eos | message.retain << 1 | message.structured << 2 | message.deterministic << 3
-        | bool(message.group) << 4,
+        | bool(message.group) << 4 | bool(message.public) << 5,
         message.logprobs,
         message.priority,
         message.choices,
@@ -125,7 +126,8 @@ def _pack_submit(message: Submit) -> bytes:
         sampling.top_k,
         sampling.seed,
         message.namespace,
-        message.group or _NO_GROUP,
+        message.group or _NO_KEY,
+        message.public or _NO_KEY,
     )
     return b"".join((fixed, message.token_ids.tobytes(), array("I", message.stop_ids).tobytes()))
 
@@ -133,10 +135,11 @@ def _pack_submit(message: Submit) -> bytes:
 def _unpack_submit(request: int, frame: Frame) -> Submit:
     (
         max_tokens, num_tokens, weight, num_stop_ids, flags, logprobs, priority, choices, prompt_logprobs, deadline_us,
-        temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace, group,
+        temperature, top_p, min_p, repetition, presence, frequency, top_k, seed, namespace, group, public,
     ) = _SUBMIT.unpack_from(frame, HEADER_BYTES)  # fmt: skip
-    require(flags < 32, f"unknown flags {flags:#x}")
-    require(flags >= 16 or group == _NO_GROUP, "a group's key where there is no group")
+    require(flags < 64, f"unknown flags {flags:#x}")
+    require(bool(flags & 16) or group == _NO_KEY, "a group's key where there is no group")
+    require(bool(flags & 32) or public == _NO_KEY, "a public prefix's key where there is none")
     prompt = HEADER_BYTES + _SUBMIT.size
     stops = prompt + 4 * num_tokens
     end = stops + 4 * num_stop_ids
@@ -159,6 +162,7 @@ def _unpack_submit(request: int, frame: Frame) -> Submit:
         choices=choices,
         deterministic=bool(flags & 8),
         group=group if flags & 16 else b"",
+        public=public if flags & 32 else b"",
     )
 
 

@@ -52,6 +52,8 @@ class Kind(IntEnum):
     EMBEDDING = 51
     KV_QUOTAS = 56
     KV_USAGE = 57
+    PUBLIC_PREFIXES = 58
+    PUBLIC_USAGE = 59
     OPEN_GRAMMAR = 64
     ADVANCE = 65
     CLOSE_GRAMMAR = 66

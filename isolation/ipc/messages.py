@@ -7,7 +7,8 @@ reuses on one channel.
 
 Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady``; then, by role,
 
-* engine: host ``Submit | Embed | Abort | Masks | KvQuotas``, guest ``StepOutput | Embedding | KvUsage``;
+* engine: host ``Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes``, guest ``StepOutput | Embedding |
+  KvUsage | PublicUsage``;
 * text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``; and, answered as
   they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
   (``grammar_messages``);
@@ -26,10 +27,11 @@ from enum import IntEnum
 
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.kv_messages import KvQuotas, KvUsage
+from isolation.ipc.public_messages import PublicPrefixes, PublicUsage
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised by one whenever a frame of the last version would be read differently."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
@@ -133,6 +135,8 @@ class EngineReady:
     num_blocks: int
     deterministic: bool = False
     """Whether it can serve deterministic requests."""
+    publishes: bool = False
+    """Whether it can keep public prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,9 @@ class Submit:
     group: bytes = b""
     """Namespace key of the sharing group whose blocks it finds and leaves, or nothing. Service is still its own
     namespace's."""
+    public: bytes = b""
+    """Key of the public prefix that it may begin with, or nothing. As many whole blocks are shared as both have in
+    common; what follows is its own, as ever. Not used with ``prompt_logprobs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +268,7 @@ class Started:
 
     request: int
     cached_tokens: int
-    """Prompt tokens served from the namespace's own earlier blocks."""
+    """Prompt tokens served from the namespace's own earlier blocks, and from a public prefix."""
     queue_us: int
     """Microseconds between receipt in the engine and scheduling, unsigned 64-bit."""
 
@@ -336,11 +343,11 @@ class Failed:
     reason: str
 
 
-EngineRequest = Submit | Embed | Abort | Masks | KvQuotas
+EngineRequest = Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes
 TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
 HostMessage = Configure | Drain | EngineRequest | TextRequest | Fetched | Forget
 TextAnswer = Encoded | Decoded | Vocabulary | Failed
 GuestMessage = (
-    Hello | EngineReady | TextReady | StepOutput | Embedding | KvUsage | TextAnswer | Masks | Keep | Fetch
+    Hello | EngineReady | TextReady | StepOutput | Embedding | KvUsage | PublicUsage | TextAnswer | Masks | Keep | Fetch
 )
 Message = HostMessage | GuestMessage

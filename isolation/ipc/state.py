@@ -6,11 +6,13 @@ copy of the state, so it names the sender's side and not "we" and "they".
     GREETING     guest: Hello                    -> CONFIGURING
     CONFIGURING  host:  Configure                -> LOADING
     LOADING      guest: EngineReady | TextReady  -> READY
-    READY        engine: host Submit | Embed | Abort | Masks | KvQuotas, guest StepOutput | Embedding | KvUsage
+    READY        engine: host Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes,
+                     guest StepOutput | Embedding | KvUsage | PublicUsage
                  text:   host Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar,
                          guest Encoded | Decoded | Vocabulary | Failed | Masks
                  both:   host Drain              -> DRAINING
-    DRAINING     engine: host Abort | Masks | KvQuotas | Drain, guest StepOutput | Embedding | KvUsage
+    DRAINING     engine: host Abort | Masks | KvQuotas | PublicPrefixes | Drain,
+                     guest StepOutput | Embedding | KvUsage | PublicUsage
                  text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed | Masks
     SPILL        its GREETING leads to READY at once: host Fetched | Forget, guest Keep | Fetch
     BROKEN       nothing, ever: a peer has broken the protocol
@@ -44,6 +46,7 @@ from isolation.ipc.messages import (
     Submit,
     TextReady,
 )
+from isolation.ipc.public_messages import PublicPrefixes, PublicUsage
 from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
 from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
@@ -94,12 +97,12 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
         Role.ENGINE: {
             **_opening(EngineReady),
             (State.READY, Side.HOST): {
-                **_staying(State.READY, Submit, Embed, Abort, Masks, KvQuotas),
+                **_staying(State.READY, Submit, Embed, Abort, Masks, KvQuotas, PublicPrefixes),
                 Drain: State.DRAINING,
             },
-            (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding, KvUsage),
-            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Masks, KvQuotas, Drain),
-            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding, KvUsage),
+            (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding, KvUsage, PublicUsage),
+            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Masks, KvQuotas, PublicPrefixes, Drain),
+            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding, KvUsage, PublicUsage),
         },
         Role.TEXT: {
             **_opening(TextReady),

@@ -3,7 +3,7 @@
 Payloads (``rest`` runs to the frame's end):
 
 * Hello: version u16, role u8. Configure: rest JSON.
-* EngineReady: vocab_size, max_context, block_size, num_blocks (u32 each), one flag u8.
+* EngineReady: vocab_size, max_context, block_size, num_blocks (u32 each), two flags u8.
 * TextReady: vocab_size u32, three flags u8.
 * Encode: kind u8, max_tokens u32, rest source. Encoded, Decode: rest n x u32.
 * Decoded: rest UTF-8. ReadVocabulary: start u32.
@@ -49,7 +49,7 @@ from isolation.ipc.messages import (
 from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
 _HELLO = struct.Struct("<HB")
-_ENGINE_READY = struct.Struct("<4IB")
+_ENGINE_READY = struct.Struct("<4IBB")
 _TEXT_READY = struct.Struct("<IBBB")
 _ENCODE = struct.Struct("<BI")
 _U32 = struct.Struct("<I")
@@ -99,14 +99,14 @@ def _check_engine_ready(message: EngineReady) -> None:
 
 def _pack_engine_ready(message: EngineReady) -> bytes:
     return _ENGINE_READY.pack(
-        message.vocab_size, message.max_context, message.block_size, message.num_blocks, message.deterministic
+        message.vocab_size, message.max_context, message.block_size, message.num_blocks, message.deterministic,
+        message.publishes,
     )
 
 
 def _unpack_engine_ready(_request: int, frame: Frame) -> EngineReady:
-    vocab_size, max_context, block_size, num_blocks, deterministic = _fixed(_ENGINE_READY, frame)
-    require(deterministic < 2, f"the flag is {deterministic}")
-    return EngineReady(vocab_size, max_context, block_size, num_blocks, bool(deterministic))
+    vocab_size, max_context, block_size, num_blocks, deterministic, publishes = _fixed(_ENGINE_READY, frame)
+    return EngineReady(vocab_size, max_context, block_size, num_blocks, flag(deterministic), flag(publishes))
 
 
 def _check_text_ready(message: TextReady) -> None:
