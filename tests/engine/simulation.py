@@ -93,7 +93,8 @@ class SimulatedRunner:
                 slot = self.memory[table[before // size]][before % size]
                 assert slot is not None, "a slot is read that was never written"
                 assert slot[0] == number, "a slot of another table is read"
-                assert slot[1] == key, "a slot of another owner is read"
+                public = before < request.num_public * size
+                assert slot[1] == ((request.submit.public,) if public else key), "a slot of another owner is read"
                 assert slot[2] == tuple(tokens[: before + 1]), "a slot with other tokens is read"
             block = table[position // size]
             assert block != NULL_BLOCK, "the null block is written"

@@ -10,6 +10,7 @@ from pathlib import Path
 PURE = [
     "engine.config",
     "engine.errors",
+    "engine.publishing",
     "engine.request",
     "engine.scheduler.plan",
     "engine.scheduler.limits",
@@ -29,6 +30,7 @@ PURE = [
     "engine.kv.layout",
     "engine.kv.block_pool",
     "engine.kv.contents",
+    "engine.kv.public",
     "engine.kv.rights",
     "engine.kv.prefix_cache",
 ]
@@ -73,6 +75,7 @@ def test_scheduling_needs_no_tensors(root: Path) -> None:
         "isolation.ipc.grammar_messages",
         "isolation.ipc.kv_messages",
         "isolation.ipc.messages",
+        "isolation.ipc.public_messages",
         "isolation.ipc.spill_messages",
         "isolation.ipc.text_messages",
         "isolation.ipc.wiping",

@@ -5,6 +5,8 @@ Once for models in which every layer keeps everything, and once for those with w
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,11 +21,13 @@ from hypothesis.stateful import (
 from engine.errors import RequestRejectedError
 from engine.kv.contents import TRANSIENT
 from engine.kv.layout import FULL, KvGroup, Reach, most_blocks
-from engine.request import Request
+from engine.publishing import MOST, Publisher
+from engine.request import SILENT_ID, Request
 from engine.scheduler.limits import SCORED_ROWS
 from engine.scheduler.plan import FAILED, RowMask, StepResult
 from isolation.ipc.kv_messages import WHOLE_POOL, KvQuota
 from isolation.ipc.messages import FailureCode
+from isolation.ipc.public_messages import PublicPrefix
 from tests.engine.simulation import SimulatedRunner
 from tests.engine.support import make_scheduler, namespace, submit
 
@@ -31,6 +35,8 @@ EOS = 7
 GROUP = 9
 """Number of the sharing group's namespace."""
 BLOCK = 4
+PUBLISHED = {namespace(60 + number): [100 + number % 2] * (BLOCK * number + 2) for number in range(1, 7)}
+"""Public prefixes by key: beginnings of the tenants' prompts, one longer than the other, and none of whole blocks."""
 ANY = RowMask(b"\xff" * 128, accepting=True)
 MAX_STEPS_EACH = 400
 """Steps within which a whole backlog of this size must have ended, each request counted."""
@@ -82,6 +88,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_ids=frozenset({EOS}),
         )
         self.runner = SimulatedRunner(self.scheduler, BLOCK)
+        cache = self.scheduler._live._cache
+        self.publisher = Publisher(self.scheduler, self.pool, cache, exact=lambda: False)
+        self.resident = cache.public.by_key
         self.next_id = 0
         self.now_ns = 0
         self.grants: dict[int, int] = {}
@@ -105,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([-1, -1, 0]),
         structured=st.sampled_from([False, False, True]),
         group=st.sampled_from([b"", b"", namespace(GROUP)]),
+        public=st.sampled_from([b"", *PUBLISHED]),
     )
     def add(
         self,
@@ -120,6 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs: int,
         structured: bool,
         group: bytes,
+        public: bytes,
     ) -> None:
         """A request whose prompt shares its beginning with others, or is refused with a reason."""
         first = self.next_id + 1
@@ -142,13 +153,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                     prompt_logprobs=prompt_logprobs,
                     structured=structured,
                     group=group,
+                    public=public,
                 ),
                 now_ns=self.now_ns,
             )
         except RequestRejectedError as error:
             too_long = length >= self.scheduler.limits.max_context
             if not too_long and error.code is FailureCode.TOO_LONG:
-                assert self.pool.accounts.bounded
+                assert self.pool.accounts.bounds
                 return
             assert error.code is (FailureCode.TOO_LONG if too_long else FailureCode.OVERLOADED)
             assert too_long or waiting + choices > 12
@@ -171,9 +183,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             left -= reserved
             cap = min(WHOLE_POOL, max(1, reserved + more * 2_000))
             quotas.append(KvQuota(namespace(GROUP if number == 4 else number), reserved, cap, lends))
+        self.publisher.make_room(quotas)
         for request_id in self.scheduler.set_quotas(quotas):
-            del self.grants[request_id]
+            self.grants.pop(request_id, None)
         self.over = {account.key: account.resident for account in self.pool.accounts.bounded}
+
+    @rule(keys=st.sets(st.sampled_from(sorted(PUBLISHED)), max_size=3))
+    def publish(self, keys: set[bytes]) -> None:
+        """Another table of public prefixes."""
+        self.publisher.set([PublicPrefix(key, array("I", PUBLISHED[key])) for key in sorted(keys)])
 
     @rule(back=st.integers(0, 8))
     def abort(self, back: int) -> None:
@@ -192,6 +210,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_ns += 1_000
         for request_id in self.scheduler.expire(now_ns=self.now_ns):
             del self.grants[request_id]
+        for request_id in self.publisher.advance():
+            self.grants.pop(request_id, None)
         oldest = self.oldest_running()
         self.give_masks()
         plan = self.scheduler.schedule(now_ns=self.now_ns)
@@ -205,6 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scored = [chunk for chunk in plan.prefills if chunk.num_scored]
         assert sum(chunk.num_scored for chunk in scored) <= SCORED_ROWS
         result = self.scheduler.commit(plan, self.runner.execute(plan, default=token))
+        self.publisher.settle()
         for request_id, chunk in zip(result.scored, scored, strict=True):
             place, length = self.unscored[request_id]
             assert chunk.score_from == place, "a gap, or something twice"
@@ -247,7 +268,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Blocks, tables, rows and queues agree at all times, and all live requests are known."""
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
-            assert set(self.scheduler._live.by_id) == set(self.grants)
+            assert set(self.scheduler._live.by_id) - {SILENT_ID} == set(self.grants) - set(self.publisher._ended)
+            pinned = [block for one in self.resident.values() for block in one.blocks]
+            assert sorted(pinned) == sorted(self.pool.pinned) and len(pinned) * MOST <= self.pool.num_blocks
+            assert all(self.pool.owner(block) == one.key for one in self.resident.values() for block in one.blocks)
             for account in self.pool.accounts.bounded:
                 # What lay above the cap when that was set may only become less.
                 self.over[account.key] = min(self.over[account.key], max(account.resident, account.cap))
@@ -257,14 +281,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everything that was admitted ends within a bound: nobody starves, nothing livelocks."""
         if not hasattr(self, "scheduler"):
             return
+        wanted = set(self.publisher._table)
         for _ in range(MAX_STEPS_EACH * (len(self.grants) + 1)):
             if not self.grants:
                 break
             self.step(1)
             self.scheduler.check_integrity()
         assert not self.grants, "a request starved"
+        while self.scheduler.has_work or self.publisher.has_work:
+            self.step(1)
+        assert set(self.resident) <= wanted
+        self.publisher.set([])
         while self.scheduler.has_work:
             self.step(1)
+        assert not self.pool.pinned and not any(key in self.pool.accounts.by_key for key in PUBLISHED)
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.pool.num_available == self.pool.num_blocks
         assert self.caching or not self.pool.num_cached

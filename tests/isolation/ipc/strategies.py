@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from isolation.ipc import grammar_messages as g
 from isolation.ipc import kv_messages as k
 from isolation.ipc import messages as m
+from isolation.ipc import public_messages as pu
 from isolation.ipc import spill_messages as sp
 from isolation.ipc import text_messages as t
 
@@ -52,6 +53,7 @@ submit = st.builds(
     prompt_logprobs=st.integers(-1, m.MAX_TOP_LOGPROBS),
     deterministic=st.booleans(),
     group=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
+    public=st.just(b"") | st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
 )
 
 
@@ -125,6 +127,14 @@ def kv_quotas(draw: st.DrawFn) -> k.KvQuotas:
 
 
 @st.composite
+def public_prefixes(draw: st.DrawFn) -> pu.PublicPrefixes:
+    """A few prefixes of a few ids."""
+    keys = draw(st.lists(st.binary(min_size=32, max_size=32), max_size=4, unique=True))
+    ids = st.lists(u32, min_size=1, max_size=9).map(lambda values: array("I", values))
+    return pu.PublicPrefixes(tuple(pu.PublicPrefix(key, draw(ids)) for key in keys))
+
+
+@st.composite
 def masks(draw: st.DrawFn) -> g.Masks:
     """Rows of one width, from none to a few words."""
     size = draw(st.integers(0, 8))
@@ -151,7 +161,7 @@ key = st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES)
 BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
-    m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans()),
+    m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans(), st.booleans()),
     m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
     m.Submit: submit,
     m.Abort: st.builds(m.Abort, u64),
@@ -205,6 +215,14 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
     k.KvQuotas: kv_quotas(),
+    pu.PublicPrefixes: public_prefixes(),
+    pu.PublicUsage: st.builds(
+        pu.PublicUsage,
+        st.lists(
+            st.builds(pu.PublicUse, st.binary(min_size=32, max_size=32), st.sampled_from(pu.PublicState), u32, u64),
+            max_size=5,
+        ).map(tuple),
+    ),
     k.KvUsage: st.builds(
         k.KvUsage,
         st.lists(
@@ -218,7 +236,7 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
 SAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
-    m.EngineReady(128_256, 8192, 16, 4096, True),
+    m.EngineReady(128_256, 8192, 16, 4096, True, True),
     m.TextReady(128_256, True, False, True),
     m.Submit(
         request=7,
@@ -237,10 +255,14 @@ SAMPLES: tuple[m.Message, ...] = (
         choices=3,
         prompt_logprobs=2,
         group=bytes(range(32, 64)),
+        public=bytes(range(64, 96)),
     ),
     m.Abort(7),
     k.KvQuotas((k.KvQuota(bytes(32), 2_000, 5_000), k.KvQuota(bytes(range(32)), 8_000, 8_000, False))),
     k.KvQuotas(),
+    pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1, 2])), pu.PublicPrefix(b"k" * 32, array("I", [3])))),
+    pu.PublicPrefixes(),
+    pu.PublicUsage((pu.PublicUse(bytes(range(32)), pu.PublicState.RESIDENT, 12, 1 << 40),)),
     k.KvUsage((k.KvUse(bytes(range(32)), 90, 60, 100, 200, 7, 1, 3),)),
     m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
     m.Embedding(7, array("f", [0.5, -0.25])),

@@ -9,6 +9,7 @@ import pytest
 from isolation.ipc import grammar_messages as g
 from isolation.ipc import kv_messages as k
 from isolation.ipc import messages as m
+from isolation.ipc import public_messages as pu
 from isolation.ipc import spill_messages as sp
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.state import Conversation, Side, State
@@ -26,23 +27,27 @@ ALLOWED = {
         m.Abort: State.READY,
         g.Masks: State.READY,
         k.KvQuotas: State.READY,
+        pu.PublicPrefixes: State.READY,
         m.Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.READY, Side.GUEST): {
         m.StepOutput: State.READY,
         m.Embedding: State.READY,
         k.KvUsage: State.READY,
+        pu.PublicUsage: State.READY,
     },
     (m.Role.ENGINE, State.DRAINING, Side.HOST): {
         m.Abort: State.DRAINING,
         g.Masks: State.DRAINING,
         k.KvQuotas: State.DRAINING,
+        pu.PublicPrefixes: State.DRAINING,
         m.Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.DRAINING, Side.GUEST): {
         m.StepOutput: State.DRAINING,
         m.Embedding: State.DRAINING,
         k.KvUsage: State.DRAINING,
+        pu.PublicUsage: State.DRAINING,
     },
     (m.Role.TEXT, State.GREETING, Side.GUEST): {m.Hello: State.CONFIGURING},
     (m.Role.TEXT, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
