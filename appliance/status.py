@@ -95,6 +95,24 @@ class PolicyStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublicPrefixStatus:
+    """One public prefix in its model's engine."""
+
+    id: str
+    model: str
+    state: str
+    """``resident``; ``pending`` before it is; ``waiting`` for its model's sandboxes; ``refused``: see ``reason``."""
+    tenants: int = 0
+    """How many may begin with it."""
+    num_tokens: int = 0
+    num_blocks: int = 0
+    """KV blocks that it keeps."""
+    hits: int = 0
+    """Requests that began with it since it became resident."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApplianceStatus:
     """The whole appliance."""
 
@@ -107,6 +125,8 @@ class ApplianceStatus:
     models: tuple[ModelStatus, ...]
     tenants: tuple[TenantStatus, ...]
     policy: PolicyStatus
+    public: tuple[PublicPrefixStatus, ...] = ()
+    """Public prefixes of the policy in force."""
     own: tuple[ModelStatus, ...] = ()
     """Sandboxes of single tenants that are there, or are being booted."""
 

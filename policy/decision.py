@@ -44,6 +44,8 @@ class Obligations:
     priority: Priority
     """The most urgent that the request may be served at."""
     deterministic: Determinism
+    public_prefixes: tuple[str, ...] = ()
+    """Ids of the public prefixes of this model that the request may begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
         rule=f"tenants.{tenant.id}.models[{matched}]",
         message="allowed",
         policy_digest=policy.digest,
-        obligations=_obligations(tenant, access),
+        obligations=_obligations(policy, tenant, access),
     )
 
 
@@ -105,7 +105,7 @@ class _Denial:
     retry_after_s: float | None = None
 
 
-def _obligations(tenant: Tenant, access: AccessRequest) -> Obligations:
+def _obligations(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Obligations:
     return Obligations(
         max_output_tokens=_granted_output(tenant.limits, access),
         retention=tenant.retention,
@@ -113,6 +113,7 @@ def _obligations(tenant: Tenant, access: AccessRequest) -> Obligations:
         weight=tenant.weight,
         priority=tenant.priority,
         deterministic=tenant.deterministic,
+        public_prefixes=tuple([name for name in tenant.public if policy.public[name].model == access.model]),
     )
 
 

@@ -21,6 +21,8 @@ def explain(decision: Decision) -> str:
         )
         lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
         lines.append(f"  deterministic: {granted.deterministic}")
+        if granted.public_prefixes:
+            lines.append(f"  public prefixes: {', '.join(granted.public_prefixes)}")
     elif decision.retry_after_s is not None:
         lines.append(f"  retry after: {decision.retry_after_s:.1f} s")
     else:

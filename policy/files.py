@@ -8,9 +8,16 @@ from pathlib import Path
 from policy.errors import PolicySyntaxError, Problem
 from policy.loader import Source
 from policy.positions import MAX_TEXT_BYTES
+from policy.schema import MAX_PUBLIC_BYTES
 
 MAX_FILES = 256
 """Drop-ins in one directory."""
+
+PUBLIC_FOLDER = "public"
+"""Beside a policy: what public prefixes say."""
+
+MAX_PUBLIC_FILES = 256
+"""Files of that folder that are looked at: more than a policy may have public prefixes."""
 
 
 def read_sources(path: Path) -> list[Source]:
@@ -25,19 +32,35 @@ def read_sources(path: Path) -> list[Source]:
         PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many.
     """
     if not path.is_dir():
-        return [_read(path)]
+        return [_read(path, _beside(path.parent))]
     files = sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
     if not 0 < len(files) <= MAX_FILES:
         message = f"the directory holds {len(files)} files named *.yaml; expected 1 to {MAX_FILES}"
         raise PolicySyntaxError([Problem(str(path), 1, 1, "", message)])
-    return [_read(file) for file in files]
+    beside = _beside(path)
+    return [_read(file, beside) for file in files]
 
 
-def _read(file: Path) -> Source:
+def _beside(folder: Path) -> dict[str, str]:
+    """Texts of the folder ``public`` of a policy's folder, by name. What is no UTF-8, too large or cannot be read is
+    left out: whoever names it is told."""
+    texts: dict[str, str] = {}
+    names = sorted(file for file in (folder / PUBLIC_FOLDER).glob("*") if file.suffix in (".txt", ".json"))
+    for file in names[:MAX_PUBLIC_FILES]:
+        try:
+            with file.open("rb") as stream:
+                data = stream.read(MAX_PUBLIC_BYTES + 1)
+            texts[file.name] = data.decode("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+    return texts
+
+
+def _read(file: Path, beside: dict[str, str]) -> Source:
     with file.open("rb") as stream:
         data = stream.read(MAX_TEXT_BYTES + 1)
     try:
-        return Source(str(file), data.decode("utf-8"))
+        return Source(str(file), data.decode("utf-8"), beside)
     except UnicodeDecodeError as error:
         before = data[: error.start]
         line = before.count(b"\n") + 1

@@ -15,7 +15,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,12 +31,24 @@ from policy.model import (
     Limits,
     PolicySet,
     Priority,
+    PublicPrefix,
     Retention,
     SharingGroup,
     Tenant,
 )
 from policy.positions import Locator, Path, dotted, load_yaml
-from policy.schema import FeaturesSchema, GroupSchema, KvSchema, LimitsSchema, PolicySchema, TenantSchema
+from policy.public_prefixes import PrefixError, read_prefix
+from policy.schema import (
+    MAX_PUBLIC_PREFIXES,
+    FeaturesSchema,
+    GroupSchema,
+    KvSchema,
+    LimitsSchema,
+    PolicySchema,
+    PrefixMessageSchema,
+    PublicPrefixSchema,
+    TenantSchema,
+)
 
 MAX_PROBLEMS = 100
 """Problems reported of one load; past that, mending the first ones comes first."""
@@ -47,7 +59,7 @@ SHOWN_CHARACTERS = 40
 SHOWN_SUM = 200
 """Characters of a sum that is too large repeated in a message: its end."""
 
-DIGEST_DOMAIN = "athanor policy 2"
+DIGEST_DOMAIN = "athanor policy 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,8 @@ class Source:
 
     name: str
     text: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the folder ``public`` beside it, by name."""
 
 
 def load_policy(sources: Iterable[Source]) -> PolicySet:
@@ -75,19 +89,20 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
             syntax.extend(error.problems)
             continue
         try:
-            files.append(_File(source.name, locator, PolicySchema.model_validate(data)))
+            files.append(_File(source.name, locator, PolicySchema.model_validate(data), source.files))
         except ValidationError as error:
             problems.extend(_problems(error, source.name, locator))
     if syntax:
         raise PolicySyntaxError(syntax[:MAX_PROBLEMS])
     tenants, principals = _merged(files, problems)
     groups = _grouped(files, tenants, problems)
+    public = _published(files, tenants, problems)
     _check_reservations(files, problems)
     if problems:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
-    return PolicySet(
-        MappingProxyType(tenants), MappingProxyType(principals), _digest(tenants, groups), MappingProxyType(groups)
-    )
+    digest = _digest(tenants, groups, public)
+    maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
+    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,7 @@ class _File:
     name: str
     locator: Locator
     content: PolicySchema
+    files: Mapping[str, str]
 
     def problem(self, path: Path, message: str, *, at_key: bool = False) -> Problem:
         place = self.locator.key(path) if at_key else self.locator(path)
@@ -150,6 +166,31 @@ def _grouped(
                 elif member in tenants:
                     tenants[member] = replace(tenants[member], group=group_id)
     return groups
+
+
+def _published(
+    files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]
+) -> dict[str, PublicPrefix]:
+    """All public prefixes; the tenants that may begin with them are told."""
+    found: dict[str, PublicPrefix] = {}
+    for file in files:
+        for name, content in file.content.public_prefixes.items():
+            path: Path = ("public_prefixes", name)
+            if name in found:
+                problems.append(file.problem(path, f"public prefix {name!r} stands in two files", at_key=True))
+                continue
+            try:
+                found[name] = read_prefix(name, content, file.files, tenants)
+            except PrefixError as error:
+                problems.append(file.problem((*path, *error.key), error.message, at_key=not error.key))
+                continue
+            if len(found) > MAX_PUBLIC_PREFIXES:
+                message = f"there are more than {MAX_PUBLIC_PREFIXES} public prefixes together"
+                problems.append(file.problem(path, message, at_key=True))
+    for name in sorted(found):
+        for member in found[name].tenants:
+            tenants[member] = replace(tenants[member], public=(*tenants[member].public, name))
+    return found
 
 
 def _objection(tenant: Tenant | None, name: str) -> str | None:
@@ -241,7 +282,9 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
     )
 
 
-def _digest(tenants: Mapping[str, Tenant], groups: Mapping[str, SharingGroup]) -> str:
+def _digest(
+    tenants: Mapping[str, Tenant], groups: Mapping[str, SharingGroup], public: Mapping[str, PublicPrefix]
+) -> str:
     content = {}
     for tenant_id, tenant in tenants.items():
         values = asdict(tenant)
@@ -251,22 +294,25 @@ def _digest(tenants: Mapping[str, Tenant], groups: Mapping[str, SharingGroup]) -
             "models": sorted(values["models"]),
         }
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
-    canonical = json.dumps([DIGEST_DOMAIN, content, shared], sort_keys=True, separators=(",", ":"))
+    published = {name: asdict(prefix) for name, prefix in public.items()}
+    canonical = json.dumps([DIGEST_DOMAIN, content, shared, published], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 _KNOWN_KEYS = {
     "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
     "sharing_groups": tuple(GroupSchema.model_fields),
+    "public_prefixes": tuple(PublicPrefixSchema.model_fields),
 }
-"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``."""
+"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``."""
 
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
     "features": tuple(FeaturesSchema.model_fields),
     "limits": tuple(LimitsSchema.model_fields),
+    "messages": tuple(PrefixMessageSchema.model_fields),
 }
-"""Keys of the mappings of a tenant or a group."""
+"""Keys of the mappings of a tenant, a group or a public prefix."""
 
 
 def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:

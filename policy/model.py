@@ -130,6 +130,21 @@ class SharingGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublicPrefix:
+    """A beginning of prompts that the operator publishes: computed once, always there, for several tenants."""
+
+    id: str
+    model: str
+    """Name of the served model."""
+    chat: bool
+    """Whether ``source`` is a conversation for the model's chat template; else it is text as it is."""
+    source: str
+    """The text, or the messages as JSON, ``[{"role": ..., "content": ...}, ...]``."""
+    tenants: tuple[str, ...]
+    """Who may begin with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """One tenant: who it is, what it may call, how much it may use."""
 
@@ -150,6 +165,8 @@ class Tenant:
     kv: KvShare = KvShare()
     group: str | None = None
     """The sharing group that the tenant is in."""
+    public: tuple[str, ...] = ()
+    """Ids of the public prefixes that its requests may begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +182,5 @@ class PolicySet:
     only."""
     groups: Mapping[str, SharingGroup]
     """Sharing groups by id."""
+    public: Mapping[str, PublicPrefix]
+    """Public prefixes by id."""

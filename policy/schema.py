@@ -25,6 +25,10 @@ MAX_CREDENTIALS = 256
 MAX_MODELS = 256
 MAX_GROUPS = 1_000
 MAX_MEMBERS = 256
+MAX_PUBLIC_PREFIXES = 64
+MAX_PUBLIC_BYTES = 256 << 10
+"""UTF-8 bytes of one public prefix: some hundred pages."""
+MAX_PUBLIC_MESSAGES = 64
 MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_TRUST_DOMAIN_BYTES = 255
@@ -32,6 +36,9 @@ MAX_TRUST_DOMAIN_BYTES = 255
 
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+ROLE = r"^[a-z][a-z0-9_-]{0,31}$"
+PREFIX_FILE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\.(txt|json)$"
 MODEL_PATTERN = r"^[A-Za-z0-9*][A-Za-z0-9*._:/-]{0,127}$"
 
 _KEY_ID = re.compile(r"key:[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -188,6 +195,33 @@ class GroupSchema(_Strict):
     kv: KvSchema = Field(default_factory=KvSchema, description="What all members together may keep.")
 
 
+class PrefixMessageSchema(_Strict):
+    """One message of a published conversation."""
+
+    role: Annotated[str, StringConstraints(pattern=ROLE)]
+    content: Annotated[str, StringConstraints(max_length=MAX_PUBLIC_BYTES)]
+
+
+class PublicPrefixSchema(_Strict):
+    """A beginning of prompts that several tenants share: always in memory, so that its being found tells nobody
+    anything. Its content is public to whom it is for."""
+
+    model: Annotated[str, StringConstraints(pattern=MODEL_NAME)] = Field(description="The served model.")
+    tenants: Literal["all"] | Annotated[list[TenantId], Field(min_length=1, max_length=MAX_TENANTS)] = Field(
+        description="Who may begin with it: tenants of class shared, or all of them that may use the model."
+    )
+    text: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PUBLIC_BYTES)] | None = Field(
+        default=None, description="Beginning of plain prompts. One of text, messages and file is given."
+    )
+    messages: Annotated[list[PrefixMessageSchema], Field(min_length=1, max_length=MAX_PUBLIC_MESSAGES)] | None = Field(
+        default=None, description="Beginning of conversations, rendered by the model's chat template."
+    )
+    file: Annotated[str, StringConstraints(pattern=PREFIX_FILE)] | None = Field(
+        default=None,
+        description="A file in the folder public/ beside the policy: NAME.txt is text, NAME.json a list of messages.",
+    )
+
+
 class PolicySchema(_Strict):
     """A policy file: who may use which models, and how much. What it does not allow is denied."""
 
@@ -195,6 +229,11 @@ class PolicySchema(_Strict):
     tenants: dict[TenantId, TenantSchema] = Field(max_length=MAX_TENANTS, description="Tenants by id.")
     sharing_groups: dict[TenantId, GroupSchema] = Field(
         default_factory=dict, max_length=MAX_GROUPS, description="Groups of tenants that share cached prefixes, by id."
+    )
+    public_prefixes: dict[TenantId, PublicPrefixSchema] = Field(
+        default_factory=dict,
+        max_length=MAX_PUBLIC_PREFIXES,
+        description="Beginnings of prompts that are computed once and always there, by id.",
     )
 
 

@@ -81,6 +81,8 @@ def _show(policy: PolicySet, output_format: Format) -> None:
 
     if output_format is not Format.TABLE:
         tenants = {name: asdict(tenant) for name, tenant in policy.tenants.items()}
-        print_data({"ok": True, "digest": policy.digest, "tenants": tenants}, output_format)
+        public = {name: asdict(prefix) for name, prefix in policy.public.items()}
+        data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public}
+        print_data(data, output_format)
         return
     output().print(policy_view(policy))

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from appliance.telemetry.figures import printable
 from policy.errors import Problem
-from policy.model import PolicySet, Tenant
+from policy.model import PolicySet, PublicPrefix, Tenant
 
 TAB = 8
 """Columns of a tab; YAML refuses them for indentation, which is a problem to be shown."""
@@ -45,7 +45,20 @@ def policy_view(policy: PolicySet) -> RenderableType:
         f"   {tenants} tenant{'' if tenants == 1 else 's'}",
         (f"   digest {policy.digest[:12]}", "dim"),
     )
-    return Group(_Tenants(policy), "", good) if tenants else good
+    public = [_prefix(prefix) for prefix in policy.public.values()]
+    return Group(_Tenants(policy), "", *public, good) if tenants else good
+
+
+def _prefix(prefix: PublicPrefix) -> Text:
+    """One line of a public prefix."""
+    kind = "conversation" if prefix.chat else "text"
+    size = len(prefix.source.encode())
+    whose = ", ".join(prefix.tenants) or "nobody"
+    return Text.assemble(
+        ("public prefix ", "dim"),
+        (printable(prefix.id), "bold"),
+        f"   {kind} of {size:,} bytes for {printable(prefix.model)}   by {printable(whose)}",
+    )
 
 
 class _Tenants:

@@ -14,6 +14,7 @@ from appliance.status import (
     EngineStatus,
     ModelStatus,
     PolicyStatus,
+    PublicPrefixStatus,
     TenantStatus,
     TextStatus,
     is_unsafe,
@@ -44,7 +45,10 @@ def status_view(status: ApplianceStatus, now: float) -> RenderableType:
         (printable(status.sandbox), "bold red" if is_unsafe(status.sandbox) else ""),
     )
     parts += [heading, Text(printable(status.cgroup), "dim"), ""]
-    parts += [_Models((*status.models, *status.own)), "", _tenants(status.tenants), "", _policy(status.policy), ""]
+    parts += [_Models((*status.models, *status.own)), "", _tenants(status.tenants), ""]
+    if status.public:
+        parts += [_public(status.public), ""]
+    parts += [_policy(status.policy), ""]
     return Group(*parts)
 
 
@@ -118,6 +122,21 @@ def _tenants(tenants: tuple[TenantStatus, ...]) -> RenderableType:
         name = Text(printable(one.id), "bold")
         table.add_row(name, Text(printable(one.isolation_class)), *cells)
     return table
+
+
+def _public(prefixes: tuple[PublicPrefixStatus, ...]) -> RenderableType:
+    """A line a public prefix; why one is refused stands below it."""
+    table = _table("PUBLIC PREFIX", "MODEL", "STATE")
+    for title in ("TENANTS", "TOKENS", "KV BLOCKS", "HITS"):
+        table.add_column(title, justify="right", no_wrap=True)
+    reasons = []
+    for one in prefixes:
+        state = Text(one.state, {"resident": "green", "refused": "bold red"}.get(one.state, "yellow"))
+        numbers = map(_number, (one.tenants, one.num_tokens, one.num_blocks, one.hits))
+        table.add_row(Text(printable(one.id), "bold"), Text(printable(one.model)), state, *numbers)
+        if one.reason:
+            reasons.append(Text(f"{printable(one.id)}: {printable(one.reason)}", "red"))
+    return Group(table, *reasons)
 
 
 def _policy(policy: PolicyStatus) -> RenderableType:

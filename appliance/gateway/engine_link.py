@@ -38,6 +38,7 @@ from isolation.ipc.messages import (
     StepOutput,
     Submit,
 )
+from isolation.ipc.public_messages import PublicPrefixes, PublicUsage, PublicUse
 
 MAX_LIVE_REQUESTS = 1_024
 """Requests in one engine, running or waiting: beyond it new ones are refused at once."""
@@ -84,6 +85,8 @@ class EngineLink:
         """Output tokens received: shown, never charged."""
         self.kv = KvUsage()
         """What its accounts of KV have, as it last said: shown to the operator, never to a tenant."""
+        self.public: dict[bytes, PublicUse] = {}
+        """By key what became of the public prefixes that it was told of."""
         self._on_end = on_end
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
@@ -195,7 +198,11 @@ class EngineLink:
         """Tell it what accounts may keep of its KV."""
         self._tell(quotas)
 
-    def _tell(self, message: Masks | KvQuotas | Abort) -> None:
+    def set_public(self, public: PublicPrefixes) -> None:
+        """Tell it which public prefixes to keep; what became of them is in ``public``, later."""
+        self._tell(public)
+
+    def _tell(self, message: Masks | KvQuotas | PublicPrefixes | Abort) -> None:
         try:
             self._link.send(message)
         except LinkFullError:
@@ -232,6 +239,9 @@ class EngineLink:
             return
         if isinstance(message, KvUsage):
             self.kv = message
+            return
+        if isinstance(message, PublicUsage):
+            self.public = {use.key: use for use in message.uses}
             return
         if not isinstance(message, StepOutput):
             self._break(f"sent {type(message).__name__}")

@@ -1,17 +1,19 @@
 """Who keeps how much KV in which engine: from the policy's shares to what an engine is told, and back to names.
 
-An account of blocks is a tenant's or a sharing group's. Its namespace key comes from the supervisor under its *account
-name*: the tenant's id, or ``group/ID``, which no tenant's id can be.
+An account of blocks is a tenant's, a sharing group's or a public prefix's. Its namespace key comes from the supervisor
+under its *account name*: the tenant's id, ``group/ID`` or ``public/ID/DIGEST``, which no tenant's id can be.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isolation.ipc.kv_messages import KvQuota, KvQuotas, KvUsage, KvUse
 from policy.match import first_match
-from policy.model import KvShare, PolicySet, Tenant
+from policy.model import KvShare, PolicySet, PublicPrefix, Tenant
 
 
 def group_account(group: str) -> str:
@@ -19,9 +21,20 @@ def group_account(group: str) -> str:
     return f"group/{group}"
 
 
+def public_account(prefix: PublicPrefix) -> str:
+    """Account name of a public prefix: another text, or another model, has another, and so another key."""
+    said = json.dumps([prefix.model, prefix.chat, prefix.source]).encode()
+    return f"public/{prefix.id}/{hashlib.blake2b(said, digest_size=16).hexdigest()}"
+
+
+def shown(account: str) -> str:
+    """An account's name for people: of a public prefix without the digest of what it says."""
+    return account.rpartition("/")[0] if account.startswith("public/") else account
+
+
 def account_names(policy: PolicySet) -> list[str]:
-    """The accounts of a policy: every tenant's, and every sharing group's."""
-    return [*policy.tenants, *map(group_account, policy.groups)]
+    """The accounts of a policy: every tenant's, every sharing group's, and every public prefix's."""
+    return [*policy.tenants, *map(group_account, policy.groups), *map(public_account, policy.public.values())]
 
 
 def quotas_of(policy: PolicySet, keys: Mapping[str, bytes], model: str) -> KvQuotas:
@@ -53,7 +66,7 @@ class KvView:
 def named(usage: KvUsage, keys: Mapping[str, bytes]) -> list[KvView]:
     """An engine's report by account names; accounts that are nobody's any more are left out."""
     names = {key: name for name, key in keys.items()}
-    return [KvView(names[use.namespace], use) for use in usage.uses if use.namespace in names]
+    return [KvView(shown(names[use.namespace]), use) for use in usage.uses if use.namespace in names]
 
 
 def _may_use(tenant: Tenant, model: str) -> bool:

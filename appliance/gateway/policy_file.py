@@ -21,6 +21,9 @@ from policy.model import PolicySet
 
 log = structlog.get_logger()
 
+Prepare = Callable[[PolicySet], Awaitable[list[str]]]
+"""Makes what a policy needs beforehand; gives what is wrong with it."""
+
 FetchNamespaces = Callable[[list[str]], Awaitable[dict[str, bytes]]]
 
 
@@ -47,11 +50,13 @@ class PolicyFile:
         return load_policy(sources), read_key_table(self._credentials, self._pepper)
 
     async def reload(
-        self, ledger: Ledger, fetch: FetchNamespaces, use_keys: Callable[[KeyTable], None]
+        self, ledger: Ledger, fetch: FetchNamespaces, use_keys: Callable[[KeyTable], None], prepare: Prepare
     ) -> ReloadOutcome:
         """Replace policy and keys together. A problem changes nothing and is told."""
         try:
             policy, keys = self.read()
+            if found := await prepare(policy):
+                raise ConfigError("\n".join(found))
             namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
             problems = tuple(str(error).splitlines())

@@ -25,7 +25,7 @@ from appliance.gateway.console_feed import ConsoleFeed
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.forgetting import keep_forgetting
 from appliance.gateway.house import House
-from appliance.gateway.kv_shares import account_names, named
+from appliance.gateway.kv_shares import account_names, named, shown
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
@@ -123,7 +123,7 @@ class Gateway:
             self._sandboxes.tell_retention(retention_of(policy))
             self._service.share_out()
             self._service.sandbox = self._sandboxes.attachment.sandbox
-            self._telemetry.metrics.know(tenants=account_names(policy), models=self._rooms)
+            self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._rooms)
             if self._forgets() and not self._config.wipe_memory:
                 log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
             gauges = asyncio.create_task(self._refresh_gauges(), name="gauges")
@@ -132,6 +132,9 @@ class Gateway:
             if self._audit is not None:
                 self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
                 background.append(asyncio.create_task(self._audit.run(), name="audit feed"))
+            publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
+            publishing.add_done_callback(_log_failure)
+            background.append(publishing)
             forgetting = asyncio.create_task(keep_forgetting(self._forgets), name="forgetting")
             forgetting.add_done_callback(_log_failure)
             background.append(forgetting)
@@ -184,7 +187,9 @@ class Gateway:
     async def _reload(self) -> ReloadOutcome:
         if self._announced:
             notify.reloading()
-        outcome = await self._file.reload(self._service.ledger, self._sandboxes.namespaces, self._use_keys)
+        outcome = await self._file.reload(
+            self._service.ledger, self._sandboxes.namespaces, self._use_keys, self._service.publications.prepare
+        )
         if outcome.ok:
             self._sandboxes.tell_retention(retention_of(self._service.ledger.policy))
         verdict = "ok" if outcome.ok else "failed"
@@ -195,7 +200,7 @@ class Gateway:
         self._service.house.reconsider(self._service.ledger.policy)
         if outcome.ok:
             self._service.share_out()
-        self._telemetry.metrics.know(tenants=account_names(self._service.ledger.policy))
+        self._telemetry.metrics.know(tenants=map(shown, account_names(self._service.ledger.policy)))
         if self._announced:
             notify.ready(outcome.message)
         return outcome
@@ -209,6 +214,7 @@ class Gateway:
         policy = self._service.ledger.policy
         if all(tenant in namespaces for tenant in policy.tenants):
             self._service.ledger.replace(policy, namespaces)
+            self._service.publications.apply(policy, namespaces)
 
     def _use_keys(self, table: KeyTable) -> None:
         self._keys.table = table
@@ -271,6 +277,9 @@ class Gateway:
                     self._telemetry.gauge(names.ENGINE_DEFECTS, engine.stats.defects, model=name)
                     self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
                     self._gauge_accounts(name, engine)
+                for one in self._service.publications.views(name):
+                    self._telemetry.gauge(names.KV_PUBLIC_BLOCKS, one.num_blocks, tenant=f"public/{one.id}", model=name)
+                    self._telemetry.gauge(names.KV_PUBLIC_HITS, one.hits, tenant=f"public/{one.id}", model=name)
                 for role, link in (("engine", engine), ("text", rooms.text)):
                     self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)
                 own = [one for one in self._service.house.rooms if one.name == name]

@@ -56,6 +56,7 @@ class Report:
             version=VERSION, started_at=self._started_at, sandbox=attachment.sandbox, cgroup=attachment.limits,
             models=tuple(self._model(rooms) for rooms in self._service.rooms.values()),
             own=tuple(self._model(rooms) for rooms in self._service.house.rooms),
+            public=tuple(self._service.publications.views()),
             tenants=tenants, policy=self._policy.status(ledger.policy),
         )
 

@@ -18,6 +18,7 @@ from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.text_link import TextLink
 from isolation.ipc.kv_messages import KvQuotas
 from isolation.ipc.messages import EngineReady
+from isolation.ipc.public_messages import PublicPrefixes
 
 BOOT_WAIT_S = 8.0
 """The longest that a request waits for a sandbox that is booting: a client hears within ten seconds what is the
@@ -75,6 +76,7 @@ class ModelRooms:
         """The id-to-bytes table; kept likewise."""
         self._refused = False
         self._quotas = KvQuotas()
+        self._public = PublicPrefixes()
         self._waiters: set[asyncio.Future[None]] = set()
         self._inside = 0
         self._probation = False
@@ -93,12 +95,22 @@ class ModelRooms:
         if self.engine is not None:
             self.engine.set_quotas(quotas)
 
+    def set_public(self, public: PublicPrefixes) -> None:
+        """What the engine keeps of public prefixes from now on."""
+        if public == self._public:
+            return
+        self._public = public
+        if self.engine is not None:
+            self.engine.set_public(public)
+
     def set_engine(self, link: EngineLink | None) -> None:
         """The engine is there, or gone. It hears of quotas before it hears of requests."""
         self.engine = link
         if link is not None:
             self.capacity = link.ready
             link.set_quotas(self._quotas)
+            if self._public.prefixes:
+                link.set_public(self._public)
         self._tell()
 
     def set_text(self, link: TextLink | None) -> None:

@@ -284,7 +284,8 @@ class Sandboxes:
         if role is Role.ENGINE:
             numbers = dict(message.ready)
             deterministic = bool(numbers.pop("deterministic", 0))
-            ready = EngineReady(**numbers, deterministic=deterministic)
+            publishes = bool(numbers.pop("publishes", 0))
+            ready = EngineReady(**numbers, deterministic=deterministic, publishes=publishes)
             # A claim: what it says beyond the protocol's bounds would break every prompt on its way to the text room.
             ready = replace(ready, max_context=min(ready.max_context, MAX_TOKENS_PER_REQUEST))
             rooms.set_engine(EngineLink(channel, ready, message.generation, partial(self._engine_ended, rooms)))

@@ -23,6 +23,7 @@ from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.house import House
 from appliance.gateway.kv_shares import quotas_of
 from appliance.gateway.ledger import Ledger
+from appliance.gateway.publications import Publications
 from appliance.gateway.rooms import RETRY_AFTER_S, ModelRooms
 from appliance.gateway.session import Session, Tools
 from appliance.gateway.suspects import Suspects
@@ -69,6 +70,7 @@ class GatewayService:
         self.tally = Tally()
         self.integrity_failures = 0
         """Since the start, in all engines."""
+        self.publications = Publications(rooms, self.next_id)
         self._telemetry = telemetry
         self._suspects = {name: Suspects() for name in rooms}
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
@@ -178,10 +180,11 @@ class GatewayService:
             self._telemetry.count(names.INTEGRITY_FAILURES, count, model=rooms.name)
 
     def share_out(self) -> None:
-        """Tell every engine, now and whenever one comes up, what each account may keep of its KV."""
+        """Tell every engine, now and whenever one comes up, what accounts may keep of its KV, and what is public."""
         ledger = self.ledger
         for rooms in self.rooms.values():
             rooms.set_quotas(quotas_of(ledger.policy, ledger.namespaces, rooms.name))
+        self.publications.apply(ledger.policy, ledger.namespaces)
 
     def begin_drain(self) -> None:
         """Take nothing more; what runs goes on."""
@@ -200,7 +203,9 @@ class GatewayService:
         if embeds != (rooms.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {model} {what}", param="model")
-        return Tools(rooms, self.ledger, self._suspects[model], self.next_id, self.house)
+        return Tools(
+            rooms, self.ledger, self._suspects[model], self.next_id, self.house, self.publications
+        )
 
     def _end(
         self,

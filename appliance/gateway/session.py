@@ -25,13 +25,14 @@ from appliance.gateway.assembler import Assembler
 from appliance.gateway.choices import Choices
 from appliance.gateway.decoding import RemoteAssembler
 from appliance.gateway.encoder import TextRoom
-from appliance.gateway.engine_link import EngineFullError
+from appliance.gateway.engine_link import EngineFullError, EngineLink
 from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.house import House, Place
 from appliance.gateway.ledger import Ledger, Reservation
 from appliance.gateway.losses import EngineGoneError
 from appliance.gateway.output import LocalText, RemoteText
 from appliance.gateway.prompt_report import MAX_NUMBERS, PromptReport
+from appliance.gateway.publications import Publications
 from appliance.gateway.rooms import RETRY_AFTER_S, EngineVisit, ModelRooms
 from appliance.gateway.stream import TokenStream
 from appliance.gateway.suspects import Standing, Suspects, fingerprint
@@ -70,6 +71,7 @@ class Tools:
     suspects: Suspects
     next_id: Callable[[], int]
     house: House = field(default_factory=House)
+    publications: Publications = field(default_factory=Publications)
 
 
 class Session:
@@ -245,7 +247,7 @@ class Session:
         ids = [grammar.request] if grammar is not None else [self._tools.next_id() for _ in range(submit.choices)]
         try:
             streams = visit.engine.submit_all(
-                replace(submit, request=ids[0], deadline_us=self._left_us()),
+                replace(submit, request=ids[0], deadline_us=self._left_us(), public=self._public(visit.engine, submit)),
                 mark,
                 every_step=self._fixed_cadence(),
                 grammar=grammar,
@@ -273,6 +275,13 @@ class Session:
             timer.cancel()
             visit.engine.abort_all(streams)
             answer.charge_unread()
+
+    def _public(self, engine: EngineLink, submit: Submit) -> bytes:
+        """The key of the public prefix that the request shall begin with in this engine; empty for none."""
+        assert self.reservation is not None
+        obligations = self.reservation.decision.obligations
+        names = obligations.public_prefixes if obligations is not None else ()
+        return self._tools.publications.choose(names, submit.token_ids, engine) if names else b""
 
     def _fixed_cadence(self) -> bool:
         """Whether the tenant's class wants each step's token at that step, whatever the others do."""

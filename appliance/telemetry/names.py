@@ -107,6 +107,8 @@ KV_WAITED = "athanor.kv.cap_waits"
 SPILL_BYTES = "athanor.spill.bytes"
 SPILL_OBJECTS = "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
+KV_PUBLIC_BLOCKS = "athanor.kv.public_blocks"
+KV_PUBLIC_HITS = "athanor.kv.public_hits"
 SANDBOX_READY = "athanor.sandbox.ready"
 OWN_SANDBOXES = "athanor.sandbox.own"
 
@@ -217,6 +219,8 @@ GAUGES = {
     KV_BORROWED: Instrument("{block}", "KV blocks that the account has beyond its reservation.", _ACCOUNT),
     KV_LOST: Instrument("{block}", "Cached KV blocks of the account that were evicted for others.", _ACCOUNT),
     KV_PREEMPTED: Instrument("{request}", "Requests of the account that were preempted for others.", _ACCOUNT),
+    KV_PUBLIC_BLOCKS: Instrument("{block}", "KV blocks of a public prefix that are resident.", _ACCOUNT),
+    KV_PUBLIC_HITS: Instrument("{request}", "Requests that began with a public prefix of this engine.", _ACCOUNT),
     KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from engine.kv.block_pool import BlockPool
 from isolation.ipc.messages import Submit
+from isolation.ipc.public_messages import common_length
 
 
 @dataclass(slots=True, eq=False)
@@ -83,14 +84,4 @@ class PublicBlocks:
 
 def common_blocks(prefix: array[int], token_ids: array[int], block_size: int) -> int:
     """Leading whole blocks in which both are the same, the last token of ``token_ids`` left out."""
-    most = min(len(prefix), len(token_ids) - 1) // block_size
-    if token_ids[: most * block_size] == prefix[: most * block_size]:
-        return most
-    low, high = 0, most - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if token_ids[: middle * block_size] == prefix[: middle * block_size]:
-            low = middle
-        else:
-            high = middle - 1
-    return max(low, 0)
+    return min(common_length(prefix, token_ids), len(token_ids) - 1) // block_size

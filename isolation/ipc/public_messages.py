@@ -17,6 +17,20 @@ MAX_PUBLIC_TOKENS = 16_384
 """Tokens of one prefix: some sixty pages."""
 
 
+def common_length(prefix: array[int], token_ids: array[int]) -> int:
+    """Leading ids in which both are the same; linear in the prefix's length."""
+    low, high = 0, min(len(prefix), len(token_ids))
+    if token_ids[:high] == prefix[:high]:
+        return high
+    while low < high - 1:
+        middle = (low + high) // 2
+        if token_ids[low:middle] == prefix[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 class PublicState(IntEnum):
     """What became of a prefix in an engine."""
 

@@ -258,7 +258,8 @@ def test_what_cannot_be_published_is_said() -> None:
     """A prefix of less than a block, an id that the model does not have, and a model with windows."""
     box = Box()
     assert box.publish(prefix(token_ids=PREFIX[:3]), prefix(OTHER, [5_000] * 8)) == [PublicState.INVALID] * 2
-    windowed = Box(max_context=64, max_num_batched_tokens=16, groups=(KvGroup(FULL, BLOCK), KvGroup(Reach("window", 8), BLOCK)))
+    groups = (KvGroup(FULL, BLOCK), KvGroup(Reach("window", 8), BLOCK))
+    windowed = Box(max_context=64, max_num_batched_tokens=16, groups=groups)
     assert windowed.publish(prefix()) == [PublicState.UNSUPPORTED]
 
 

@@ -1,0 +1,269 @@
+"""Public prefixes from the policy to the engines: their token ids, what is wrong with them, and who begins with which.
+
+A prefix is tokenized in its model's text sandbox, where requests are. What of it every request has that begins so
+depends on what follows: a template may close a header, a tokenizer may join characters. So it is rendered with several
+different continuations, and what all of them have in common is published. Nothing hangs on that being exact: engine and
+gateway compare ids, and a request shares as many whole blocks as it has in common with the prefix, or none.
+
+A prefix is named to an engine only after that engine has said that it is resident. Requests do not wait for that: after
+a boot or a reload they are computed from their start until the prefix is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from appliance.errors import ApplianceError, InvalidRequestError, UnavailableError
+from appliance.gateway.encoder import TextRoom
+from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.kv_shares import public_account, quotas_of
+from appliance.gateway.rooms import ModelRooms
+from appliance.request import ChatPrompt, Prompt, TextPrompt
+from appliance.status import PublicPrefixStatus
+from isolation.ipc.kv_messages import WHOLE_POOL
+from isolation.ipc.messages import EngineReady
+from isolation.ipc.public_messages import (
+    MAX_PUBLIC_TOKENS,
+    PublicPrefix,
+    PublicPrefixes,
+    PublicState,
+    common_length,
+)
+from policy import model as policy_model
+from policy.model import PolicySet
+
+log = structlog.get_logger()
+
+ENCODE_S = 8.0
+"""The longest that one continuation of a prefix may take in the text sandbox."""
+
+LOOK_S = 2.0
+"""How often a prefix is tried again whose model was not there."""
+
+MOST = 2
+"""As in the engine: one part in so many of the pool is the most that public prefixes take together."""
+
+CONTINUATIONS = (" the", "a", "1", "\n\n", ".", "\u00e9", "  x")
+"""What may follow a text: words, digits, breaks and marks, which tokenizers join to what is before it in many ways."""
+
+TURNS = (("user", "a"), ("user", "1"), ("user", "\u00e9"), ("assistant", "a"), ("system", "a"))
+"""What may follow a conversation; a template that refuses one of them has its reasons, two must be taken."""
+
+REASONS = {
+    PublicState.NO_ROOM: "its blocks do not fit the KV pool beside what is reserved and other prefixes",
+    PublicState.UNSUPPORTED: "this model's engine keeps no public prefixes",
+    PublicState.INVALID: "it fills no block, or the model has not all of its tokens",
+    PublicState.FAILED: "its computation failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A prefix as it is published now."""
+
+    key: bytes
+    token_ids: array[int]
+
+
+@dataclass(slots=True)
+class Publications:
+    """All public prefixes of the policy in force."""
+
+    rooms: Mapping[str, ModelRooms] = field(default_factory=dict)
+    next_id: Callable[[], int] = lambda: 0
+    _policy: PolicySet | None = None
+    _keys: Mapping[str, bytes] = field(default_factory=dict)
+    _encoded: dict[str, array[int]] = field(default_factory=dict)
+    """Token ids by account name."""
+    _problems: dict[str, str] = field(default_factory=dict)
+    """Why one could not be tokenized, by account name."""
+    _misfitting: dict[str, str] = field(default_factory=dict)
+    """Why one does not fit its engine beside the others, by id."""
+    _table: dict[str, _Entry] = field(default_factory=dict)
+    """By id."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def prepare(self, policy: PolicySet) -> list[str]:
+        """Tokenize what a policy publishes, as far as its models are there; gives what cannot be published, a line
+        each. What is in force stays so."""
+        encoded, found = await self._encode(policy)
+        self._encoded |= encoded
+        found |= self._misfits(policy, self._encoded)
+        return [f"public_prefixes.{name}: {problem}" for name, problem in sorted(found.items())]
+
+    def apply(self, policy: PolicySet, keys: Mapping[str, bytes]) -> None:
+        """Put a policy's prefixes in force: every engine hears, now and whenever one comes up, what to keep."""
+        self._policy, self._keys = policy, keys
+        accounts = {name: public_account(prefix) for name, prefix in policy.public.items()}
+        self._encoded = {name: ids for name, ids in self._encoded.items() if name in accounts.values()}
+        self._problems = {name: why for name, why in self._problems.items() if name in accounts.values()}
+        self._misfitting = self._misfits(policy, self._encoded)
+        self._table = {
+            name: _Entry(keys[account], self._encoded[account])
+            for name, account in accounts.items()
+            if account in keys and account in self._encoded and name not in self._misfitting
+        }
+        for rooms in self.rooms.values():
+            entries = [self._table[name] for name in sorted(self._table) if policy.public[name].model == rooms.name]
+            rooms.set_public(PublicPrefixes(tuple(PublicPrefix(one.key, one.token_ids) for one in entries)))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Publish what could not be published at once, as its model comes up; ends by cancellation."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._policy is not None and self._missing(self._policy):
+                policy = self._policy
+                encoded, found = await self._encode(policy)
+                for name, problem in found.items():
+                    log.error("a public prefix is not published", prefix=name, problem=problem)
+                    self._problems[public_account(policy.public[name])] = problem
+                self._encoded |= encoded
+                if policy is self._policy and (encoded or found):
+                    self.apply(policy, self._keys)
+                await asyncio.sleep(LOOK_S)
+
+    def choose(self, names: Iterable[str], token_ids: array[int], engine: EngineLink) -> bytes:
+        """The key of the prefix with which these ids have the most in common, of those that may be begun with and that
+        are resident in the engine; empty where that is less than a block."""
+        best, most = b"", engine.ready.block_size - 1
+        for name in names:
+            entry = self._table.get(name)
+            use = engine.public.get(entry.key) if entry is not None else None
+            if entry is None or use is None or use.state is not PublicState.RESIDENT:
+                continue
+            common = common_length(entry.token_ids, token_ids)
+            if common > most:
+                best, most = entry.key, common
+        return best
+
+    def views(self, model: str | None = None) -> list[PublicPrefixStatus]:
+        """What status shows: the prefixes of one model, or all."""
+        policy = self._policy
+        if policy is None:
+            return []
+        return [
+            self._view(prefix) for _, prefix in sorted(policy.public.items()) if model is None or prefix.model == model
+        ]
+
+    def _view(self, prefix: policy_model.PublicPrefix) -> PublicPrefixStatus:
+        rooms, entry, account = self.rooms.get(prefix.model), self._table.get(prefix.id), public_account(prefix)
+        engine = rooms.engine if rooms is not None else None
+        use = engine.public.get(entry.key) if engine is not None and entry is not None else None
+        reason, state = self._problems.get(account) or self._misfitting.get(prefix.id, ""), "waiting"
+        if use is not None:
+            state, reason = use.state.name.lower(), REASONS.get(use.state, "")
+        elif entry is not None and engine is not None:
+            state = "pending"
+        return PublicPrefixStatus(
+            id=prefix.id, model=prefix.model, state="refused" if reason else state, tenants=len(prefix.tenants),
+            num_tokens=len(self._encoded.get(account, ())), num_blocks=use.num_blocks if use else 0,
+            hits=use.hits if use else 0, reason=reason,
+        )  # fmt: skip
+
+    def _missing(self, policy: PolicySet) -> list[policy_model.PublicPrefix]:
+        """What is neither tokenized nor refused."""
+        known = self._encoded.keys() | self._problems.keys()
+        return [prefix for prefix in policy.public.values() if public_account(prefix) not in known]
+
+    async def _encode(self, policy: PolicySet) -> tuple[dict[str, array[int]], dict[str, str]]:
+        """Token ids by account name of what can be tokenized now; and by prefix's id what is wrong."""
+        encoded: dict[str, array[int]] = {}
+        found: dict[str, str] = {}
+        for prefix in policy.public.values():
+            rooms, account = self.rooms.get(prefix.model), public_account(prefix)
+            if rooms is None:
+                found[prefix.id] = f"there is no model {prefix.model!r}"
+            elif account not in self._encoded and rooms.text is not None:
+                try:
+                    encoded[account] = await tokenize(prefix, rooms, self.next_id)
+                except UnavailableError:
+                    continue  # Later.
+                except ApplianceError as error:
+                    found[prefix.id] = str(error)
+        return encoded, found
+
+    def _misfits(self, policy: PolicySet, encoded: Mapping[str, array[int]]) -> dict[str, str]:
+        """What does not fit its model's engine, as far as that has told its size."""
+        found: dict[str, str] = {}
+        for rooms in self.rooms.values():
+            ready = rooms.capacity
+            own = [prefix for _, prefix in sorted(policy.public.items()) if prefix.model == rooms.name]
+            if ready is None or not own:
+                continue
+            quotas = quotas_of(policy, dict.fromkeys(_accounts(policy), b""), rooms.name).quotas
+            taken = sum(ready.num_blocks * quota.reserved // WHOLE_POOL for quota in quotas)
+            total = 0
+            for prefix in own:
+                ids = encoded.get(public_account(prefix), array("I"))
+                problem = _misfit(len(ids), total, taken, ready) if ids else None
+                total += len(ids) // ready.block_size if problem is None else 0
+                if problem is not None:
+                    found[prefix.id] = problem
+        return found
+
+
+def _accounts(policy: PolicySet) -> list[str]:
+    return [*policy.tenants, *(f"group/{name}" for name in policy.groups)]
+
+
+def _misfit(tokens: int, public: int, reserved: int, ready: EngineReady) -> str | None:
+    """Why so many tokens cannot be published beside ``public`` blocks of other prefixes and ``reserved`` ones."""
+    blocks = tokens // ready.block_size
+    if not ready.publishes:
+        return REASONS[PublicState.UNSUPPORTED]
+    if not blocks:
+        return f"it has {tokens} tokens, and a block of the KV pool has {ready.block_size}: there is nothing to share"
+    if blocks * ready.block_size >= ready.max_context:
+        return f"it has {tokens} tokens, and the model's context is {ready.max_context}"
+    if (public + blocks) * MOST > ready.num_blocks or public + blocks + reserved > ready.num_blocks:
+        return (
+            f"it needs {blocks} of the {ready.num_blocks} blocks of the KV pool; {public} are other prefixes', "
+            f"{reserved} are reserved, and public prefixes take half of the pool at most"
+        )
+    return None
+
+
+async def tokenize(prefix: policy_model.PublicPrefix, rooms: ModelRooms, next_id: Callable[[], int]) -> array[int]:
+    """What every prompt that begins with a prefix begins with.
+
+    Raises:
+        UnavailableError: the text sandbox is not there now.
+        ApplianceError: it has no such beginning, or one of too many tokens.
+    """
+    room = TextRoom(rooms, next_id, "")
+    common: array[int] | None = None
+    taken, refusal = 0, ""
+    for prompt in _continued(prefix):
+        try:
+            ids = await room.encode(prompt, time.monotonic() + ENCODE_S)
+        except InvalidRequestError as error:
+            refusal = str(error)
+            continue
+        taken += 1
+        common = ids if common is None else common[: common_length(common, ids)]
+    if common is None or taken < 2:
+        raise InvalidRequestError(f"the model's template takes nothing that begins so: {refusal}")
+    if len(common) > MAX_PUBLIC_TOKENS:
+        raise InvalidRequestError(f"it has {len(common)} tokens; a public prefix has {MAX_PUBLIC_TOKENS} at most")
+    return common
+
+
+def _continued(prefix: policy_model.PublicPrefix) -> list[Prompt]:
+    """The prefix with one continuation after the other."""
+    if not prefix.chat:
+        return [TextPrompt(prefix.source + more) for more in CONTINUATIONS]
+    messages = json.loads(prefix.source)
+    prompts: list[Prompt] = []
+    for role, content in TURNS:
+        told = {"messages": [*messages, {"role": role, "content": content}]}
+        prompts.append(ChatPrompt(json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()))
+    return prompts

@@ -1,0 +1,94 @@
+"""Public prefixes of policy files: who may begin with which, what it says, and what is wrong with it. Pure: files
+beside the policy were read by ``policy.files``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pydantic import TypeAdapter, ValidationError
+
+from policy.match import first_match
+from policy.model import IsolationClass, PublicPrefix, Tenant
+from policy.schema import MAX_PUBLIC_BYTES, MAX_PUBLIC_MESSAGES, PrefixMessageSchema, PublicPrefixSchema
+
+_MESSAGES = TypeAdapter(list[PrefixMessageSchema])
+
+
+class PrefixError(Exception):
+    """A public prefix cannot be used; ``key`` is what of it is wrong."""
+
+    def __init__(self, key: tuple[str | int, ...], message: str) -> None:
+        super().__init__(message)
+        self.key = key
+        self.message = message
+
+
+def read_prefix(
+    name: str, content: PublicPrefixSchema, files: Mapping[str, str], tenants: Mapping[str, Tenant]
+) -> PublicPrefix:
+    """One prefix, checked against the tenants of the policy.
+
+    Raises:
+        PrefixError: it says nothing, more than one thing, or too much; or names whom it cannot be for.
+    """
+    given = [key for key in ("text", "messages", "file") if getattr(content, key) is not None]
+    if len(given) != 1:
+        raise PrefixError((), f"exactly one of text, messages and file says what it is; found {len(given)} of them")
+    chat, source = _source(content, files)
+    size = len(source.encode("utf-8", "replace"))
+    if size > MAX_PUBLIC_BYTES:
+        raise PrefixError((given[0],), f"a public prefix has at most {MAX_PUBLIC_BYTES} bytes; this one has {size}")
+    return PublicPrefix(id=name, model=content.model, chat=chat, source=source, tenants=_members(content, tenants))
+
+
+def _source(content: PublicPrefixSchema, files: Mapping[str, str]) -> tuple[bool, str]:
+    """Whether it is a conversation, and what it says."""
+    if content.text is not None:
+        return False, content.text
+    if content.messages is not None:
+        return True, _json(content.messages)
+    assert content.file is not None, "one of the three is given"
+    text = files.get(content.file)
+    if text is None:
+        raise PrefixError(("file",), f"beside the policy there is no UTF-8 text public/{content.file}")
+    if not text:
+        raise PrefixError(("file",), f"the file public/{content.file} is empty")
+    if content.file.endswith(".txt"):
+        return False, text
+    try:
+        messages = _MESSAGES.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise PrefixError(("file",), f"public/{content.file} is no list of messages: {where}: {first['msg']}") from None
+    if not 0 < len(messages) <= MAX_PUBLIC_MESSAGES:
+        message = f"public/{content.file} has {len(messages)} messages; expected 1 to {MAX_PUBLIC_MESSAGES}"
+        raise PrefixError(("file",), message)
+    return True, _json(messages)
+
+
+def _json(messages: list[PrefixMessageSchema]) -> str:
+    rows = [{"role": message.role, "content": message.content} for message in messages]
+    return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+
+
+def _members(content: PublicPrefixSchema, tenants: Mapping[str, Tenant]) -> tuple[str, ...]:
+    if content.tenants == "all":
+        return tuple(sorted(name for name, tenant in tenants.items() if objection(tenant, name, content.model) is None))
+    for index, name in enumerate(content.tenants):
+        reason = objection(tenants.get(name), name, content.model)
+        if reason is not None:
+            raise PrefixError(("tenants", index), reason)
+    return tuple(sorted(set(content.tenants)))
+
+
+def objection(tenant: Tenant | None, name: str, model: str) -> str | None:
+    """Why a tenant cannot begin with a public prefix of this model; None when it can."""
+    if tenant is None:
+        return f"there is no tenant {name!r}"
+    if tenant.isolation_class is not IsolationClass.SHARED:
+        return f"tenant {name!r} is of class {tenant.isolation_class.value}, which shares nothing"
+    if first_match(tenant.models, model) is None:
+        return f"tenant {name!r} may not use the model {model!r}"
+    return None
