@@ -53,8 +53,9 @@ MOST = 2
 CONTINUATIONS = (" the", "a", "1", "\n\n", ".", "\u00e9", "  x")
 """What may follow a text: words, digits, breaks and marks, which tokenizers join to what is before it in many ways."""
 
-TURNS = (("user", "a"), ("user", "1"), ("user", "\u00e9"), ("assistant", "a"), ("system", "a"))
-"""What may follow a conversation; a template that refuses one of them has its reasons, two must be taken."""
+TURNS = {"user": ("a", "1", "\u00e9", "The"), "assistant": ("a", "1"), "tool": ("a", "1")}
+"""What may follow a conversation, by role: the first role of which the template takes two turns is what is meant to
+follow. Whatever else does shares the blocks before the role is named."""
 
 REASONS = {
     PublicState.NO_ROOM: "its blocks do not fit the KV pool beside what is reserved and other prefixes",
@@ -242,14 +243,17 @@ async def tokenize(prefix: policy_model.PublicPrefix, rooms: ModelRooms, next_id
     room = TextRoom(rooms, next_id, "")
     common: array[int] | None = None
     taken, refusal = 0, ""
-    for prompt in _continued(prefix):
-        try:
-            ids = await room.encode(prompt, time.monotonic() + ENCODE_S)
-        except InvalidRequestError as error:
-            refusal = str(error)
-            continue
-        taken += 1
-        common = ids if common is None else common[: common_length(common, ids)]
+    for prompts in _continued(prefix):
+        for prompt in prompts:
+            try:
+                ids = await room.encode(prompt, time.monotonic() + ENCODE_S)
+            except InvalidRequestError as error:
+                refusal = str(error)
+                continue
+            taken += 1
+            common = ids if common is None else common[: common_length(common, ids)]
+        if taken > 1:
+            break
     if common is None or taken < 2:
         raise InvalidRequestError(f"the model's template takes nothing that begins so: {refusal}")
     if len(common) > MAX_PUBLIC_TOKENS:
@@ -257,13 +261,13 @@ async def tokenize(prefix: policy_model.PublicPrefix, rooms: ModelRooms, next_id
     return common
 
 
-def _continued(prefix: policy_model.PublicPrefix) -> list[Prompt]:
-    """The prefix with one continuation after the other."""
+def _continued(prefix: policy_model.PublicPrefix) -> list[list[Prompt]]:
+    """The prefix with one continuation after the other, by kinds of which one is enough."""
     if not prefix.chat:
-        return [TextPrompt(prefix.source + more) for more in CONTINUATIONS]
+        return [[TextPrompt(prefix.source + more) for more in CONTINUATIONS]]
     messages = json.loads(prefix.source)
-    prompts: list[Prompt] = []
-    for role, content in TURNS:
-        told = {"messages": [*messages, {"role": role, "content": content}]}
-        prompts.append(ChatPrompt(json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()))
-    return prompts
+    return [[_conversation([*messages, {"role": role, "content": one}]) for one in TURNS[role]] for role in TURNS]
+
+
+def _conversation(messages: list[dict[str, str]]) -> ChatPrompt:
+    return ChatPrompt(json.dumps({"messages": messages}, ensure_ascii=False, separators=(",", ":")).encode())

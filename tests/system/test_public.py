@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from typing import Any
 
@@ -44,7 +46,7 @@ def views(appliance: Appliance) -> list[dict[str, Any]]:
     return list(appliance.status()["public"])
 
 
-def chat(appliance: Appliance, tenant: str, *, system: str = RULES, user: str = "What comes first?") -> tuple[int, str]:
+def chat(appliance: Appliance, tenant: str, *, system: str = RULES, user: str = "What comes first in this house, and what in all others?") -> tuple[int, str]:
     """Tokens found of a conversation, and its answer."""
     answer = appliance.openai(tenant).chat.completions.create(
         model=MODEL, max_tokens=12, temperature=0,
@@ -64,10 +66,10 @@ def settled(appliance: Appliance) -> None:
 
 
 def test_a_published_prefix_is_found_by_whom_it_is_for_at_the_first_request(governed: Appliance) -> None:
-    """Before, nothing is found. Then alpha finds the conversation and both find the text, each at the first request, and
-    alpha has the answer that it is without a prefix. Beta, who is not named for the rules, finds no more of them than
-    it left itself, and nothing of what alpha left behind them. After its engine was killed all is there again. What is
-    withdrawn nobody finds."""
+    """Before, nothing is found. Then alpha finds the conversation and both find the text, each at the first request,
+    and alpha has the answer that it is without a prefix. Beta, who is not named for the rules, finds no more of them
+    than it left itself, and nothing of what alpha left behind them. After its engine was killed all is there again.
+    What is withdrawn nobody finds."""
     appliance = governed
     (appliance.state / "public").mkdir(exist_ok=True)
     (appliance.state / "public" / "manual.txt").write_text(TEXT)
