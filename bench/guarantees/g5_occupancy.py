@@ -13,6 +13,7 @@ import random
 from array import array
 from dataclasses import dataclass
 
+from bench.guarantees.g1_public import flood
 from bench.guarantees.result import Result, judged
 from bench.guarantees.simulation import BLOCK, Machine, Prompts, Size, area, quota
 
@@ -49,7 +50,7 @@ def run(full: bool) -> list[Result]:
     for attack in ("flood", "fill and squeeze"):
         rows += _judge(attack, alone, _victim(attack, turns, protected=True), protected=True)
     rows += _judge("flood", alone, _victim("flood", turns, protected=False), protected=False)
-    return [*rows, _probe(trials, partition=True), _probe(trials, partition=False)]
+    return [*rows, _probe(trials, partition=True), _probe(trials, partition=False), *flood(full)]
 
 
 def _victim(attack: str, turns: int, *, protected: bool) -> Kept:

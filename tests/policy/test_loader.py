@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,58 @@ tenants:
     )  # fmt: skip
     assert tenants["t"].kv == KvShare(reservation=2_000, cap=2_000, borrow=False)
     assert (dedicated.pads, dedicated.own_text, dedicated.own_engine) == (True, True, True)
+
+
+PUBLISHED = """version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["m"]}
+  beta: {credentials: ["key:b"], models: ["*"], retention: none}
+  gamma: {credentials: ["key:c"], models: ["other"]}
+  delta: {credentials: ["key:d"], models: ["*"], class: dedicated}
+public_prefixes:
+"""
+
+
+def test_public_prefixes_reach_those_who_may_begin_with_them() -> None:
+    """All means every tenant of class shared that may use the model; a list means its members; a file beside the
+    policy is text or messages. What they say is part of the digest."""
+    more = (
+        "  rules: {model: m, tenants: all, text: be kind}\n"
+        "  talk: {model: m, tenants: [alpha], messages: [{role: system, content: hello}]}\n"
+        "  filed: {model: m, tenants: [beta], file: one.json}\n"
+    )
+    files = {"one.json": '[{"role": "system", "content": "from a file"}]'}
+    policy = load_policy([Source("p.yaml", PUBLISHED + more, files)])
+    assert policy.public["rules"].tenants == ("alpha", "beta")
+    assert not policy.public["rules"].chat
+    assert json.loads(policy.public["talk"].source) == [{"role": "system", "content": "hello"}]
+    assert "from a file" in policy.public["filed"].source
+    assert policy.tenants["alpha"].public == ("rules", "talk")
+    assert policy.tenants["beta"].public == ("filed", "rules")
+    assert policy.tenants["delta"].public == policy.tenants["gamma"].public == ()
+    other = load_policy([Source("p.yaml", PUBLISHED + more.replace("be kind", "be rude"), files)])
+    assert other.digest != policy.digest
+
+
+@pytest.mark.parametrize(
+    ("prefix", "where", "says"),
+    [
+        ("{model: m, tenants: all}", "8:3", "exactly one of text, messages and file"),
+        ("{model: m, tenants: all, text: a, file: a.txt}", "8:3", "found 2 of them"),
+        ("{model: m, tenants: [gamma], text: a}", "8:29", "may not use the model 'm'"),
+        ("{model: m, tenants: [alpha, delta], text: a}", "8:36", "class dedicated, which shares nothing"),
+        ("{model: m, tenants: all, file: ../a.txt}", "8:39", "does not fit the pattern"),
+        ("{model: m, tenants: all, file: b.txt}", "8:39", "no UTF-8 text public/b.txt"),
+        ("{model: m, tenants: all, file: a.json}", "8:39", "no list of messages"),
+        ("{model: m, tenants: all, text: a, texts: b}", "8:42", "did you mean 'text'?"),
+        ("{model: m, tenants: all, messages: [{role: User, content: a}]}", "8:51", "does not fit the pattern"),
+        ("{model: m, tenants: nobody, text: a}", "8:28", "tenants"),
+    ],
+)
+def test_a_public_prefix_that_cannot_be_is_refused_where_it_stands(prefix: str, where: str, says: str) -> None:
+    """Each with its line and column."""
+    with pytest.raises(PolicySchemaError) as caught:
+        load_policy([Source("p.yaml", f"{PUBLISHED}  one: {prefix}\n", {"a.json": '[{"role": 1}]'})])
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(f"p.yaml:{where}: public_prefixes.one")
+    assert says in first

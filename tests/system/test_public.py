@@ -20,6 +20,7 @@ pytestmark = pytest.mark.runsc
 
 RULES = "You answer in short sentences, you quote the manual, and you never guess. " * 8
 TEXT = "The manual of the furnace begins with the rules of the house. " * 8
+QUESTION = "What comes first in this house, and what in all others?"
 PUBLIC = f"""
 public_prefixes:
   rules:
@@ -46,7 +47,7 @@ def views(appliance: Appliance) -> list[dict[str, Any]]:
     return list(appliance.status()["public"])
 
 
-def chat(appliance: Appliance, tenant: str, *, system: str = RULES, user: str = "What comes first in this house, and what in all others?") -> tuple[int, str]:
+def chat(appliance: Appliance, tenant: str, *, system: str = RULES, user: str = QUESTION) -> tuple[int, str]:
     """Tokens found of a conversation, and its answer."""
     answer = appliance.openai(tenant).chat.completions.create(
         model=MODEL, max_tokens=12, temperature=0,
