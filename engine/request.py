@@ -96,7 +96,6 @@ class Request:
         "retain",
         "rights",
         "row",
-        "silent",
         "started",
         "status",
         "stop_ids",
@@ -150,11 +149,8 @@ class Request:
         self.block_ids: list[bytes] = []
         """Content ids of the first full blocks, as far as they were needed."""
         self.public: Resident | None = None
-        """The public prefix that its chain begins with."""
+        """The public prefix that its chain begins with, in so many leading blocks."""
         self.num_public = 0
-        """Leading blocks that are that prefix's."""
-        self.silent = submit.request == SILENT_ID
-        """Whether the engine itself asked for it: nobody is told of its start, token or end."""
         self.account: Account
         """The account that the request is charged to; set when it is queued."""
         self.num_scored = 1 if submit.prompt_logprobs >= 0 else self.num_prompt
@@ -182,6 +178,11 @@ class Request:
         """Begin the chain of block ids with those of a public prefix, or of none; only while it holds no blocks."""
         assert not self.blocks, "a request with blocks has its chain"
         self.public, self.num_public, self.block_ids = public, len(ids), list(ids)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the engine itself asked for it: nobody is told of its start, token or end."""
+        return self.request_id == SILENT_ID
 
     @property
     def num_tokens(self) -> int:

@@ -28,6 +28,7 @@ from bench.guarantees.scripted_gateway import (
     EMBED_MODEL,
     MODEL,
     NAMESPACES,
+    PUBLIC_KEYS,
     TENANTS,
     ScriptedGateway,
     scripted_gateway,
@@ -50,6 +51,10 @@ class Count:
     """Submissions that the sandboxes saw."""
     changed: int = 0
     """Of them those under another namespace, or with an owner of grammars that is not the tenant's."""
+    public: int = 0
+    """Submissions that began with the public prefix of their tenant."""
+    foreign: int = 0
+    """Those that began with another's."""
     example: str = ""
 
     def look(self, gateway: ScriptedGateway, tenant: str, what: str, owners: dict[str, bytes]) -> None:
@@ -58,7 +63,9 @@ class Count:
         heard = gateway.heard
         wrong = [one for one in heard.namespaces if one != NAMESPACES[tenant]]
         wrong += [one for one in heard.grammar_owners if owners.setdefault(tenant, one) != one]
+        self.foreign += sum(one not in (b"", PUBLIC_KEYS[tenant]) for one in heard.publics)
         self.reached += len(heard.namespaces)
+        self.public += heard.publics.count(PUBLIC_KEYS[tenant])
         if wrong:
             self.changed += len(wrong)
             self.example = self.example or what
@@ -91,6 +98,11 @@ async def _over_the_apis(full: bool) -> list[Result]:
         judged("G2.namespace.control", control.changed == control.reached > 0,
                figure=f"{control.changed} of {control.reached} requests with another key have another namespace",
                bar="all", command=COMMAND),
+        judged("G2.public", found.foreign == 0, bar="0", command=COMMAND,
+               figure=f"{found.foreign} requests began with another tenant's public prefix"),
+        judged("G2.public.control", found.public > 0 and control.foreign > 0, bar="some; some",
+               command=COMMAND, figure=f"{found.public} began with their own; {control.foreign} of {control.reached} "
+               "with another key began with that one's"),
         *doors,
     ]  # fmt: skip
 

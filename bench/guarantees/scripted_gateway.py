@@ -20,6 +20,7 @@ from appliance.api.keys import KeyRecord, KeyTable, issue
 from appliance.api.servers import FrontEnds, FrontEndSettings, serve_front_ends
 from appliance.gateway.assembler import VocabularyTable
 from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.kv_shares import public_account
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.service import GatewayService
@@ -44,6 +45,7 @@ from isolation.ipc.messages import (
     Submit,
     TextReady,
 )
+from isolation.ipc.public_messages import PublicPrefixes, PublicState, PublicUsage, PublicUse
 from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded
 from policy.loader import Source, load_policy
 
@@ -51,8 +53,12 @@ TENANTS = ("alpha", "beta")
 MODEL, EMBED_MODEL = "athanor-mini", "embedder"
 VOCABULARY = 256
 PEPPER = bytes(range(32))
-ENGINE_READY = EngineReady(VOCABULARY, 4096, 16, 256, deterministic=True)
+ENGINE_READY = EngineReady(VOCABULARY, 4096, 16, 256, deterministic=True, publishes=True)
+PROMPT = array("I", range(1, 21))
+"""What every text and conversation is tokenized to: so all of them begin with the public prefix of their tenant."""
 TEXT_READY = TextReady(VOCABULARY, True, True, False)
+PUBLIC_KEYS = {tenant: bytes([number + 101]) * 32 for number, tenant in enumerate(TENANTS)}
+"""Of the public prefix that only this tenant may begin with."""
 NAMESPACES = {tenant: bytes([number + 1]) * 32 for number, tenant in enumerate(TENANTS)}
 
 TENANT = """\
@@ -63,6 +69,7 @@ TENANT = """\
     limits: {{requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 4096,
              max_context_tokens: 1048576, max_output_tokens: 1048576}}
 """
+PUBLIC = "  of-{0}: {{model: athanor-mini, tenants: [{0}], text: it begins so for {0}}}\n"
 
 
 @dataclass(slots=True)
@@ -73,11 +80,13 @@ class Heard:
     """Of each Submit and Embed."""
     grammar_owners: list[bytes] = field(default_factory=list)
     """Of each OpenGrammar."""
+    publics: list[bytes] = field(default_factory=list)
+    """Keys of the public prefixes that Submits begin with, empty for none."""
     wire_ids: list[int] = field(default_factory=list)
 
     def clear(self) -> None:
         """Forget it."""
-        for one in (self.namespaces, self.grammar_owners, self.wire_ids):
+        for one in (self.namespaces, self.publics, self.grammar_owners, self.wire_ids):
             one.clear()
 
 
@@ -131,12 +140,16 @@ class _Guest:
             self._heard.namespaces.append(message.namespace)
             self._heard.wire_ids.append(message.request)
         if isinstance(message, Submit):
+            self._heard.publics.append(message.public)
             self.guest.send(_one_step(message))
+        elif isinstance(message, PublicPrefixes):
+            uses = [PublicUse(prefix.key, PublicState.RESIDENT, 1, 0) for prefix in message.prefixes]
+            self.guest.send(PublicUsage(tuple(uses)))
         elif isinstance(message, Embed):
             self.guest.send(Embedding(message.request, array("f", [1.0, 0.0])))
             self.guest.send(_end(range(message.request, message.request + 1)))
         elif isinstance(message, Encode):
-            self.guest.send(Encoded(message.request, array("I", [1, 2, 3])))
+            self.guest.send(Encoded(message.request, PROMPT))
         elif isinstance(message, Decode):
             self.guest.send(Decoded(message.request, b"x"))
         elif isinstance(message, OpenGrammar):
@@ -184,9 +197,15 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
         link = TextLink(text.host, TEXT_READY, 1, lambda _link, reason, _fault: lost.append(reason))
         link.table = table
         one.set_text(link)
-    policy = load_policy([Source("policy.yaml", "version: 1\ntenants:\n" + "".join(map(TENANT.format, TENANTS)))])
+    tenants, public = "".join(map(TENANT.format, TENANTS)), "".join(map(PUBLIC.format, TENANTS))
+    text = f"version: 1\ntenants:\n{tenants}public_prefixes:\n{public}"
+    policy = load_policy([Source("policy.yaml", text)])
+    owned = {public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items()}
     telemetry = open_telemetry(TelemetrySettings(version="0"))
-    service = GatewayService(rooms, Ledger(policy, dict(NAMESPACES)), telemetry)
+    service = GatewayService(rooms, Ledger(policy, NAMESPACES | owned), telemetry)
+    problems = await service.publications.prepare(policy)
+    assert not problems, problems
+    service.share_out()
     keys, records = {}, {}
     for tenant in TENANTS:
         keys[tenant], digest = issue(f"{tenant}-1", PEPPER)

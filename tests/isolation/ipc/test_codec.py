@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from isolation.ipc import codec
 from isolation.ipc import messages as m
+from isolation.ipc import public_messages as pu
 from isolation.ipc import text_messages as t
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
@@ -144,8 +145,13 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
         (frame(Kind.FAILED, b"\x01" + bytes(m.MAX_REASON_BYTES + 1)), "above the limit"),
         (frame(Kind.TEXT_READY, struct.pack("<IBBB", 1, 2, 0, 0)), "neither 0 nor 1"),
         (frame(Kind.TEXT_READY, struct.pack("<IBBB", 0, 1, 0, 0)), "vocab_size"),
-        (frame(Kind.ENGINE_READY, struct.pack("<4IB", 1, 1, 0, 1, 0)), "block_size"),
-        (frame(Kind.ENGINE_READY, struct.pack("<4IB", 1, 1, 1, 1, 2)), "flag"),
+        (frame(Kind.ENGINE_READY, struct.pack("<4IBB", 1, 1, 0, 1, 0, 0)), "block_size"),
+        (frame(Kind.PUBLIC_PREFIXES, struct.pack("<I", 65)), "above the limit"),
+        (frame(Kind.PUBLIC_PREFIXES, struct.pack("<I", 2)), "does not fit"),
+        (frame(Kind.PUBLIC_PREFIXES, struct.pack("<I32sI", 1, bytes(32), 1 << 31)), "frame's length"),
+        (frame(Kind.PUBLIC_USAGE, bytes(44)), "no whole prefixes"),
+        (frame(Kind.PUBLIC_USAGE, struct.pack("<32sBIQ", bytes(32), 9, 0, 0)), "PublicState"),
+        (frame(Kind.ENGINE_READY, struct.pack("<4IBB", 1, 1, 1, 1, 2, 0)), "flag"),
         (frame(Kind.VOCABULARY, struct.pack("<II", 0, 1)), "within the lengths"),
         (frame(Kind.VOCABULARY, struct.pack("<IIH", 0, 1, 2) + b"x"), "do not give"),
         (frame(Kind.VOCABULARY, struct.pack("<IIH", 0, 1, 1025) + bytes(1025)), "longest entry"),
@@ -208,6 +214,12 @@ BREACHES = [
     replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), (-INF,)),)),
     replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,) * 21, (0.0,) * 21),)),
     m.EngineReady(0, 1, 1, 1),
+    replace(SUBMIT, public=bytes(31)),
+    pu.PublicPrefixes((pu.PublicPrefix(bytes(31), array("I", [1])),)),
+    pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I")),)),
+    pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1])),) * 2),
+    pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1]) * (pu.MAX_PUBLIC_TOKENS + 1)),)),
+    pu.PublicUsage((pu.PublicUse(bytes(32), pu.PublicState.PENDING, 1 << 32, 0),)),
     m.Encode(1, t.SourceKind.TEXT, b"\xff", 1),
     m.Failed(1, m.FailureCode.INVALID, "x" * (m.MAX_REASON_BYTES + 1)),
 ]
