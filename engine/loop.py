@@ -185,6 +185,8 @@ class Engine:
         for request_id in self.scheduler.set_quotas(message.quotas):
             if request_id != SILENT_ID:
                 self.refuse(request_id, FailureCode.TOO_LONG)
+        if self.publisher is not None:
+            self.publisher.try_again()
         self._forget()
         self._usage_wanted = self._usage_stale = True
 

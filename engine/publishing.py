@@ -47,6 +47,8 @@ class Publisher:
         """Accounts of withdrawn prefixes whose blocks are still in somebody's table."""
         self._ended: list[int] = []
         self._news = False
+        self._crowded = False
+        """Whether too many requests waited when a prefix was to be begun: no sooner than after the next step again."""
         self._told_hits = 0
         self._next_usage_ns = 0
 
@@ -58,7 +60,7 @@ class Publisher:
     @property
     def has_work(self) -> bool:
         """Whether ``advance`` has something to begin, or somebody to answer."""
-        return bool(self._ended) or (self._current is None and self._next() is not None)
+        return bool(self._ended) or (self._current is None and not self._crowded and self._next() is not None)
 
     def set(self, table: Sequence[PublicPrefix]) -> None:
         """Put another table in force. What failed or found no room is tried again."""
@@ -86,19 +88,24 @@ class Publisher:
             if key in self._states:
                 self._states[key] = PublicState.NO_ROOM
 
+    def try_again(self) -> None:
+        """Other quotas are in force: what found no room may find it now."""
+        for key, state in self._states.items():
+            if state is PublicState.NO_ROOM:
+                self._states[key] = PublicState.PENDING
+
     def advance(self) -> list[int]:
         """Begin the next prefix, if it is time. Gives requests that have ended because they no longer fit."""
         ended, self._ended = self._ended, []
-        while self._current is None and (key := self._next()) is not None:
+        while self._current is None and not self._crowded and (key := self._next()) is not None:
             self._begin(self._table[key])
-            if self._states[key] is PublicState.PENDING and self._current is None:
-                break  # Too many requests wait: later.
         if self._leaving:
             self._close_accounts()
         return ended
 
     def settle(self) -> None:
         """A step is over: pin what has been computed, and compute anew what is in doubt."""
+        self._crowded = False
         for resident in [one for one in self._cache.public.by_key.values() if one.doubted]:
             self._withdraw(resident.key)
             if resident.key in self._states:
@@ -166,7 +173,8 @@ class Publisher:
         try:
             self._scheduler.add(submit, now_ns=0)
         except RequestRejectedError as error:
-            if error.code is not FailureCode.OVERLOADED:
+            self._crowded = error.code is FailureCode.OVERLOADED
+            if not self._crowded:
                 self._states[prefix.key] = PublicState.NO_ROOM
                 self._news = True
             return

@@ -280,7 +280,9 @@ class Session:
         """The key of the public prefix that the request shall begin with in this engine; empty for none."""
         assert self.reservation is not None
         obligations = self.reservation.decision.obligations
-        names = obligations.public_prefixes if obligations is not None else ()
+        # Whoever wants the prompt scored has it computed from its start, and its choices follow that.
+        scored = submit.prompt_logprobs >= 0
+        names = obligations.public_prefixes if obligations is not None and not scored else ()
         return self._tools.publications.choose(names, submit.token_ids, engine) if names else b""
 
     def _fixed_cadence(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 
 from isolation.ipc.frame import (
+    Frame,
     HEADER_BYTES,
     MAX_U32,
     MAX_U64,
@@ -54,7 +55,7 @@ def _pack_prefixes(message: PublicPrefixes) -> bytes:
     return b"".join((_COUNT.pack(len(message.prefixes)), *heads, *ids))
 
 
-def _unpack_prefixes(_request: int, frame: bytes) -> PublicPrefixes:
+def _unpack_prefixes(_request: int, frame: Frame) -> PublicPrefixes:
     (count,) = _COUNT.unpack_from(frame, HEADER_BYTES)
     require_length("prefixes", count, MAX_PUBLIC_PREFIXES)
     heads = HEADER_BYTES + _COUNT.size
@@ -82,7 +83,7 @@ def _pack_usage(message: PublicUsage) -> bytes:
     return b"".join(_USE.pack(use.key, use.state, use.num_blocks, use.hits) for use in message.uses)
 
 
-def _unpack_usage(_request: int, frame: bytes) -> PublicUsage:
+def _unpack_usage(_request: int, frame: Frame) -> PublicUsage:
     size = len(frame) - HEADER_BYTES
     require(size % _USE.size == 0 and size <= _USE.size * MAX_PUBLIC_PREFIXES, "the frame holds no whole prefixes")
     return PublicUsage(

@@ -251,7 +251,26 @@ def test_prefixes_take_no_more_than_half_of_the_pool_and_nothing_that_is_reserve
     assert box.found(1, [*PREFIX, 1]) == 0
     box.publisher.make_room([])
     box.scheduler.set_quotas([])
+    box.publisher.try_again()
+    box.finish()
+    assert box.states() == [PublicState.RESIDENT, PublicState.NO_ROOM]
     assert box.publish(prefix(OTHER, long)) == [PublicState.RESIDENT]
+
+
+def test_a_prefix_waits_where_too_many_requests_do() -> None:
+    """Without a turn of its own for each step that gives nothing, and it comes as soon as there is room."""
+    box = Box(max_waiting=2, max_num_seqs=1)
+    for number in (1, 2):
+        box.ask(number, [number] * 9, structured=True)
+    box.publisher.set([prefix()])
+    box.publisher.advance()
+    assert not box.publisher.has_work
+    assert box.scheduler.schedule(now_ns=0) is None
+    box.scheduler.abort(1)
+    box.ask(3, [3] * 9)
+    box.step()
+    box.finish()
+    assert box.states() == [PublicState.RESIDENT]
 
 
 def test_what_cannot_be_published_is_said() -> None:
