@@ -67,6 +67,7 @@ class Publisher:
         self._table = {prefix.key: prefix for prefix in table}
         if self._current is not None and self._current.key not in self._table:
             self._scheduler.abort(SILENT_ID)
+            self._pool.disown(self._current.key)
             self._current = None
         resident = self._cache.public.by_key
         self._states = {

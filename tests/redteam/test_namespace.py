@@ -16,7 +16,8 @@ def test_no_field_header_or_metadata_changes_the_namespace(full: bool) -> None:
     controls beside them (another key changes it, a key opens every door, names without lengths meet)."""
     rows = {row.id: row for row in g2_namespace.run(full)}
     assert rows.keys() == {
-        "G2.namespace", "G2.namespace.control", "G2.doors", "G2.doors.control", "G2.framing", "G2.framing.control",
+        "G2.namespace", "G2.namespace.control", "G2.public", "G2.public.control", "G2.doors", "G2.doors.control",
+        "G2.framing", "G2.framing.control",
     }
     assert [(row.id, row.figure) for row in rows.values() if row.verdict != "pass"] == []
 

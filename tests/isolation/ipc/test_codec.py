@@ -214,12 +214,9 @@ BREACHES = [
     replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), (-INF,)),)),
     replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,) * 21, (0.0,) * 21),)),
     m.EngineReady(0, 1, 1, 1),
-    replace(SUBMIT, public=bytes(31)),
-    pu.PublicPrefixes((pu.PublicPrefix(bytes(31), array("I", [1])),)),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I")),)),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1])),) * 2),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1]) * (pu.MAX_PUBLIC_TOKENS + 1)),)),
-    pu.PublicUsage((pu.PublicUse(bytes(32), pu.PublicState.PENDING, 1 << 32, 0),)),
     m.Encode(1, t.SourceKind.TEXT, b"\xff", 1),
     m.Failed(1, m.FailureCode.INVALID, "x" * (m.MAX_REASON_BYTES + 1)),
 ]
