@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from engine.kv.spill import LOOK_S, SpillTier
 from engine.masks import rows_of
 from engine.publishing import Publisher, supports
 from engine.request import SILENT_ID
-from engine.sampler import Samples
 from engine.scheduler.plan import RowMask, StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.step_runner import StepRunner
@@ -259,7 +257,7 @@ class Engine:
         self.urgent = first or bool(told or any(result.finishes))
         prompts = zip(samples.prompts, result.scored, strict=True)
         scored = tuple(replace(entry, request=request) for entry, request in prompts)
-        return self._output(result, _place_logprobs(samples, result) if samples.logprobs else (), scored)
+        return self._output(result, samples.placed(result.broken) if samples.logprobs else (), scored)
 
     def _forget(self) -> None:
         """Have the runner overwrite what it keeps of requests that are no longer there."""
@@ -292,11 +290,3 @@ class Engine:
 def _ids_of(submit: Submit) -> range:
     """Of all outputs that a message asks for."""
     return range(submit.request, submit.request + submit.choices)
-
-
-def _place_logprobs(samples: Samples, result: StepResult) -> tuple[TokenLogprobs, ...]:
-    """Logprobs by their place in the output: broken rows gave no token, so places after them move up."""
-    broken = result.broken
-    if not broken:
-        return tuple(samples.logprobs)
-    return tuple(replace(entry, index=entry.index - bisect_left(broken, entry.index)) for entry in samples.logprobs)

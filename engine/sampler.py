@@ -16,7 +16,9 @@ ids, which is exact whenever the kept set lies inside them, and at more only for
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -59,6 +61,13 @@ class Samples:
     foreign: frozenset[int] = NO_ROWS
     """Rows of which nothing was computed, because a block in their tables is not theirs; their tokens are ``FAILED``,
     and their chunks have no place in ``prompts``."""
+
+    def placed(self, broken: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities by their place in the output: the rows at these places, in order, gave no token, so what
+        comes behind them moves up."""
+        if not broken:
+            return tuple(self.logprobs)
+        return tuple(replace(entry, index=entry.index - bisect_left(broken, entry.index)) for entry in self.logprobs)
 
 
 class Sampler:

@@ -147,3 +147,10 @@ class GraphSteps:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             logits = self._step(bucket)
         return graph, logits
+
+
+def make_replayer(step: Step, stream: torch.cuda.Stream | None, *, eager: bool) -> Replayer:
+    """What runs a loop's steps: graphs where there is a stream, recordings where there is none."""
+    if eager:
+        return EagerSteps(step)
+    return RecordedSteps(step) if stream is None else GraphSteps(step, stream)

@@ -26,7 +26,7 @@ from engine.device.loop import FOREIGN, NOTHING, DeviceLoop, upload
 from engine.device.model import DeviceModel
 from engine.device.operations import Operations
 from engine.device.prefill import Prefill, Prefilled
-from engine.device.replay import EagerSteps, GraphSteps, RecordedSteps, Replayer
+from engine.device.replay import make_replayer
 from engine.device.rows import Deltas, RowLayout
 from engine.device.storage import DeviceStorage
 from engine.kv.tags import NO_STAMP
@@ -74,7 +74,7 @@ class DeviceRunner:
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._launcher = Launcher(loop, make_replayer(loop, self._stream, eager=eager), self._deltas)
+        self._launcher = Launcher(loop, make_replayer(loop.step, self._stream, eager=eager), self._deltas)
         self._rows = HostRows(limits, storage, self._deltas)
         self._prefill = Prefill(loop, model, storage, operations, self._rows)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
@@ -296,10 +296,3 @@ class _Step:
     prefilled: Prefilled | None
     by_host: set[int]
     """Rows whose tokens the host chooses."""
-
-
-def make_replayer(loop: DeviceLoop, stream: torch.cuda.Stream | None, *, eager: bool) -> Replayer:
-    """What runs the loop's steps."""
-    if eager:
-        return EagerSteps(loop.step)
-    return RecordedSteps(loop.step) if stream is None else GraphSteps(loop.step, stream)

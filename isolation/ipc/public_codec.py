@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 
 from isolation.ipc.frame import (
-    Frame,
     HEADER_BYTES,
     MAX_U32,
     MAX_U64,
     Arm,
+    Frame,
     Kind,
     require,
     require_array,
