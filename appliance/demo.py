@@ -80,6 +80,10 @@ class DemoOptions:
     unsafe_no_sandbox: bool = False
     kernels: Path | None = None
     """Compiled kernels; None for those beside the packages, if any."""
+    checkpoints: Path | None = None
+    """Where sandboxes are saved for the next start; None for the state directory. Several demos may share one."""
+    no_checkpoints: bool = False
+    """Every start is a cold one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> 
         for name, path in served.items()
     ]
     compiled = options.kernels.resolve() if options.kernels is not None else kernels.installed()
+    saved = options.checkpoints or state / "checkpoints"
     ports = choose_ports((options.http_port, options.grpc_port, options.admin_port))
     config = {
         "listen": {
@@ -245,6 +250,7 @@ def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> 
         "sandbox": {
             "unsafe_no_sandbox": options.unsafe_no_sandbox,
             "kernels": None if compiled is None else str(compiled),
+            "checkpoints": None if options.no_checkpoints else str(saved.resolve()),
         },
     }
     path = state / CONFIG

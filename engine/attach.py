@@ -2,8 +2,9 @@
 
 It runs before lock-down. The guest connects to a path on a read-only mount and receives the layout
 of the shared memory with three descriptors beside it; after that the socket is closed for good. A
-warmed sandbox that is checkpointed waits here, in the loop that finds nobody, since no descriptor of
-the host may be open when the image is taken.
+sandbox that is checkpointed waits here, in the loop that finds nobody, since no descriptor of the host may be open when
+the image is taken. Who comes out of here may be one of several that were saved as one, so generators of random numbers
+are seeded anew (``engine.reseed``).
 
 The processes of a text sandbox hand each other pipes by the same means (``socket_pair``), which end in the sandbox.
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from typing import TypeAlias
 
+from engine.reseed import reseed
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import AttachError
-from isolation.ipc.messages import PROTOCOL_VERSION, Configure, Hello, Role
+from isolation.ipc.messages import PROTOCOL_VERSION, WAITS_LINE, Configure, Hello, Role
 from isolation.ipc.segment import MAX_LAYOUT_BYTES, Layout
 
 CONNECT_TIMEOUT_S = 120.0
@@ -60,6 +63,7 @@ def attach(
         PeerGoneError: the host went away.
     """
     layout, fds = _introduced(path, connect_timeout_s)
+    reseed()
     try:
         channel = Channel.guest(*fds, layout, role)
     except BaseException:
@@ -140,13 +144,15 @@ def _introduced(path: str, timeout_s: float) -> tuple[Layout, tuple[int, int, in
 def _connected(path: str, timeout_s: float) -> socket.socket:
     """A connection to the path, which may come into being only now."""
     # Tries are counted and no clock is asked: a restored sandbox finds that its clock has jumped.
-    for _ in range(max(1, round(timeout_s / _RETRY_S))):
+    for attempt in range(max(1, round(timeout_s / _RETRY_S))):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(CONFIGURE_TIMEOUT_S)
             connection.connect(path)
         except _NOT_YET:
             connection.close()
+            if attempt == 0:
+                sys.stderr.write(WAITS_LINE + "\n")
             time.sleep(_RETRY_S)
         except OSError as error:
             connection.close()

@@ -17,6 +17,7 @@ import errno
 import os
 import struct
 import threading
+from pathlib import Path
 
 _SECCOMP = 317
 _SET_MODE_FILTER = 1
@@ -65,3 +66,11 @@ def show_native_cpuid() -> bool:
             program = _Filter(len(_PROGRAM), code)
             _done = libc.syscall(_SECCOMP, _SET_MODE_FILTER, _FLAG_TSYNC, ctypes.byref(program)) == 0
         return _done
+
+
+def processor() -> str:
+    """The processor by family, model and features, of the first of its kind in proc(5)'s cpuinfo; another machine's
+    sandboxes may have chosen code that this one cannot run."""
+    told = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.partition(":")[0].strip() in told)

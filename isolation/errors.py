@@ -100,6 +100,10 @@ class RootfsError(IsolationError):
     """A file that a sandbox's root needs is missing, or its user could not read it."""
 
 
+class CheckpointError(IsolationError):
+    """A saved sandbox cannot be used, or none could be saved; starting one without it works as ever."""
+
+
 def describe_status(status: int) -> str:
     """Say an exit status in words; negative numbers are signals, as ``subprocess`` has them."""
     if status == 0:

@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from isolation.bundle import Bundle, Profile
+from isolation.bundle import Bundle, Profile, oci_config
 from isolation.cgroup import Cgroup, CgroupSupport
 from isolation.cgroup_tree import CgroupTree
-from isolation.cpuid import show_native_cpuid
+from isolation.cpuid import processor, show_native_cpuid
 from isolation.errors import (
     ProcessError,
     SandboxStartError,
@@ -40,6 +40,8 @@ _VERB_TIMEOUT_S = 30.0
 """One runsc verb takes 0.02-0.2 s; a machine that needs this long is broken."""
 _END_TIMEOUT_S = 20.0
 """After SIGKILL the kernel frees the sandbox's memory: 1.6 s for some GiB, more under load."""
+_SAVE_TIMEOUT_S = 60.0
+"""150 MB take 0.6 s on an idle machine; half of that is the disk's."""
 _POLL_S = 0.005
 _RIGHTS_HINT = (
     "runsc needs root with CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SYS_CHROOT,"
@@ -87,7 +89,16 @@ class GvisorRuntime:
         """The path itself: the sandbox sees every mount at its target."""
         return target
 
-    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None) -> GvisorSandbox:
+    def identity(self, spec: SandboxSpec) -> str:
+        """Runsc, its flags, the processor, the kernel, and the bundle; see ``Runtime.identity``."""
+        parts = [*self._command.flags()[2:], processor(), str(self.native_cpuid), os.uname().release]
+        binary = self.runsc.path.stat()
+        parts += [str(self.runsc.version), str(binary.st_size), str(binary.st_mtime_ns), self.profile.value]
+        return json.dumps([parts, oci_config(spec, self.profile)], sort_keys=True)
+
+    def boot(
+        self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None
+    ) -> GvisorSandbox:
         """Start a sandbox; see ``Runtime.boot``."""
         socket = self._directory.state / f"runsc-{spec.name}.sock"
         if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
@@ -109,8 +120,9 @@ class GvisorRuntime:
                 raise start_error(spec.name, error, bundle, log) from error
             undo.pop_all()
         sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim, family))
+        begin = self._command.start(spec.name) if image is None else self._command.restore(spec.name, bundle, image)
         try:
-            run(self._command.start(spec.name), timeout_s=_VERB_TIMEOUT_S)
+            run(begin, timeout_s=_VERB_TIMEOUT_S)
         except BaseException as error:
             why = start_error(spec.name, error, bundle, log) if isinstance(error, ProcessError) else error
             sandbox.delete()
@@ -135,6 +147,14 @@ class GvisorRuntime:
                     if mark in command_line(orphan):
                         os.kill(orphan, signal.SIGKILL)
                 raise
+
+    def save(self, name: str, folder: Path) -> None:
+        """``runsc checkpoint``; see ``Sandbox.save``.
+
+        Raises:
+            ProcessError: runsc could not, for instance because the disk is full.
+        """
+        run(self._command.checkpoint(name, folder), timeout_s=_SAVE_TIMEOUT_S)
 
     def remove(self, name: str, family: frozenset[int]) -> None:
         """``runsc delete`` with reaping beside it, until every process in ``family`` is gone.
@@ -262,6 +282,13 @@ class GvisorSandbox:
     def output_tail(self) -> tuple[str, ...]:
         """The last lines it printed."""
         return self._parts.log.tail()
+
+    def save(self, folder: Path) -> None:
+        """Write its memory into the folder and end it; see ``Sandbox.save``."""
+        try:
+            self._runtime.save(self.name, folder)
+        finally:
+            self.kill()
 
     def delete(self) -> None:
         """Kill, reap, remove state, output pipe, cgroup and bundle. Idempotent."""

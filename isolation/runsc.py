@@ -131,6 +131,17 @@ class RunscCommand:
         """Start the program of a created sandbox."""
         return [*self.flags(), "start", name]
 
+    def checkpoint(self, name: str, folder: Path) -> list[str]:
+        """Write the memory and kernel state of a running sandbox into an existing folder; the sandbox ends with it."""
+        # Uncompressed: a restore then takes a third of the time, and zero pages are left out in any case.
+        form = ["--compression=none", "--exclude-committed-zero-pages"]
+        return [*self.flags(), "checkpoint", *form, f"--image-path={folder}", name]
+
+    def restore(self, name: str, bundle: Bundle, folder: Path) -> list[str]:
+        """In place of ``start``: fill a created sandbox with what was saved of another one."""
+        what = [f"--bundle={bundle.path}", f"--image-path={folder}"]
+        return [*self.flags(), "restore", "--detach", *what, name]
+
     def state(self, name: str) -> list[str]:
         """Print the sandbox's OCI state."""
         return [*self.flags(), "state", name]

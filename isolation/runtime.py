@@ -8,6 +8,7 @@ an event loop through threads, and watch ``pidfd`` for the end (readable when th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from isolation.cgroup import CgroupSupport
@@ -91,6 +92,15 @@ class Sandbox(Protocol):
         """The last lines it printed, cleaned of control characters."""
         ...
 
+    def save(self, folder: Path) -> None:
+        """Write its whole memory into an existing, empty folder; it ends with that, whether it worked or not. No
+        descriptor of the host but its outputs may be open in it.
+
+        Raises:
+            IsolationError: it could not be saved; what lies in the folder is of no use.
+        """
+        ...
+
     def delete(self) -> None:
         """Kill it if need be and leave nothing: process, directory, mount, cgroup, state. Idempotent."""
         ...
@@ -109,12 +119,19 @@ class Runtime(Protocol):
         """Which limits are enforced on this machine."""
         ...
 
-    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None) -> Sandbox:
+    def identity(self, spec: SandboxSpec) -> str:
+        """What a saved sandbox of this spec depends on, besides the contents of its mounts: program, flags, processor,
+        configuration. Empty where sandboxes cannot be saved."""
+        ...
+
+    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None) -> Sandbox:
         """Start a sandbox; returns when its program has been started.
 
         Args:
             spec: what it shall be.
             on_line: called with each line it prints, in a thread of its own.
+            image: the folder of a ``save`` of a sandbox with the same ``identity`` and contents of mounts. The program
+                goes on where it was saved, behind the walls of this spec.
 
         Raises:
             SandboxStartError: it did not come up; nothing is left of it.

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from isolation.cgroup import CgroupSupport
-from isolation.errors import ProcessError, SandboxStartError, SandboxTimeoutError
+from isolation.errors import ProcessError, SandboxError, SandboxStartError, SandboxTimeoutError
 from isolation.process import MINIMAL_ENVIRONMENT, Child, start
 from isolation.rundir import RunDirectory
 from isolation.runtime import Ending
@@ -41,8 +41,14 @@ class UnsafeRuntime:
         """The host path behind ``target``, by the longest mount above it."""
         return to_host(target, _table(spec))
 
-    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None) -> UnsafeSandbox:
+    def identity(self, spec: SandboxSpec) -> str:
+        """Plain processes cannot be saved."""
+        return ""
+
+    def boot(self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None) -> UnsafeSandbox:
         """Start the program with its paths translated to the host's; see ``Runtime.boot``."""
+        if image is not None:
+            raise SandboxStartError(f"{spec.name} cannot be restored: plain processes are not saved")
         record = self._directory.bundles / spec.name
         try:
             record.mkdir(mode=0o700)
@@ -138,6 +144,10 @@ class UnsafeSandbox:
     def output_tail(self) -> tuple[str, ...]:
         """The last lines it printed."""
         return self._log.tail()
+
+    def save(self, folder: Path) -> None:
+        """Plain processes cannot be saved."""
+        raise SandboxError(f"{self.name} is a plain process and cannot be saved into {folder}")
 
     def delete(self) -> None:
         """Kill, reap, close the pipe, remove the record. Idempotent."""

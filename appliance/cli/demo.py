@@ -49,6 +49,10 @@ def demo(  # noqa: PLR0913 - one parameter an option
             help="Kernels from `athanor kernels build`; by default those that `make run` compiled.",
         ),
     ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where sandboxes are saved for quick starts, or `off`; demos may share one."),
+    ] = None,
     unsafe_no_sandbox: Annotated[
         bool,
         typer.Option(
@@ -74,6 +78,8 @@ def demo(  # noqa: PLR0913 - one parameter an option
         models=tuple(model or ()),
         unsafe_no_sandbox=unsafe_no_sandbox,
         kernels=kernels,
+        checkpoints=Path(checkpoints) if checkpoints not in (None, "off") else None,
+        no_checkpoints=checkpoints == "off",
     )
     if not as_json and sys.stderr.isatty():
         errors().print("starting: sandboxes, model, a first token ...", style="dim")

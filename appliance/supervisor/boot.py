@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -105,6 +106,28 @@ class BootPlan:
         return self.role.name.lower()
 
 
+class Saved(Protocol):
+    """A checkpoint that a boot may begin with."""
+
+    @property
+    def folder(self) -> Path:
+        """Its files."""
+        ...
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a start with it is given up."""
+        ...
+
+    def verified(self) -> None:
+        """Return once it is known to be undamaged; the sandbox is told nothing before.
+
+        Raises:
+            IsolationError: it is damaged.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class Booted:
     """A ready sandbox. ``channel`` is None once the gateway has it."""
@@ -117,6 +140,8 @@ class Booted:
     boot_s: float
     spill: Channel | None = None
     """The engine's second channel, until a port has it."""
+    restored: bool = False
+    """Whether it began as a copy of a checkpoint."""
 
     def describe_end(self) -> str:
         """How it ended, for people."""
@@ -179,25 +204,35 @@ def spec_threads(spec: SandboxSpec) -> int:
     return int(dict(spec.env)["OMP_NUM_THREADS"])
 
 
-def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
+def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved | None = None) -> Booted:
     """Boot, connect, configure, load, and get one real token; ``stop`` ends it within ``SLICE_S`` and a kill.
+
+    Args:
+        plan: what.
+        runtime: where.
+        stop: asks to give it up.
+        saved: begin with what was saved of a program that had come so far that it waited for its host.
 
     Raises:
         IsolationError, ProtocolError: it did not come up; nothing of it is left.
     """
     began = time.monotonic()
     _check_model(plan)
+    until = None if saved is None else began + saved.patience_s
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
     plan.socket_dir.mkdir(parents=True, exist_ok=True)
     plan.socket_dir.chmod(0o755)
     with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
-        sandbox = runtime.boot(plan.spec, on_line=_line_logger(plan.name))
-        booting = _Booting(plan, sandbox, stop)
+        image = None if saved is None else saved.folder
+        sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image)
+        booting = _Booting(plan, sandbox, stop, until)
         channels: list[Channel] = []
         expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
         try:
             channels.append(booting.connect(listener, expected, plan.role))
+            if saved is not None:
+                saved.verified()
             booting.configure(channels[0])
             if plan.spills:
                 channels.append(booting.connect(listener, expected, Role.SPILL))
@@ -215,7 +250,8 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event) -> Booted:
     numbers = {name: int(value) for name, value in asdict(ready).items()}
     layout = standard_layout().encode().hex()
     spill = channels[1] if plan.spills else None
-    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, time.monotonic() - began, spill)
+    took = time.monotonic() - began
+    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, took, spill, restored=saved is not None)
 
 
 def _check_model(plan: BootPlan) -> None:
@@ -263,6 +299,8 @@ class _Booting:
     plan: BootPlan
     sandbox: Sandbox
     stop: threading.Event
+    until: float | None = None
+    """When patience ends, on the monotonic clock."""
 
     def connect(self, listener: Listener, expected: frozenset[int] | None, role: Role) -> Channel:
         """The channel, once the guest has come for it."""
@@ -334,6 +372,8 @@ class _Booting:
     def _check(self) -> None:
         if self.stop.is_set():
             raise SandboxStartError(f"sandbox {self.plan.name} was not wanted any more while it started")
+        if self.until is not None and time.monotonic() > self.until:
+            raise SandboxStartError(f"sandbox {self.plan.name} was restored and is not ready in time")
         if self.sandbox.poll() is not None:
             ending = self.sandbox.ending()
             reason = ending.reason if ending is not None else "ended"
@@ -356,7 +396,8 @@ def _last_words(sandbox: Sandbox) -> str:
     return ": " + " / ".join(tail[-3:]) if tail else ""
 
 
-def _line_logger(name: str) -> Callable[[str], None]:
+def line_logger(name: str) -> Callable[[str], None]:
+    """Logs what a sandbox prints."""
     def on_line(line: str) -> None:
         log.info("sandbox says", sandbox=name, line=line)
 

@@ -20,6 +20,7 @@ from appliance.supervisor.lifecycle import Happening, Life, State
 from appliance.supervisor.load_watch import LOOK_S, LoadWatch
 from appliance.supervisor.spill_port import ModelName, SpillPort
 from appliance.supervisor.vault import Vault
+from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
@@ -29,6 +30,10 @@ log = structlog.get_logger()
 
 Publish = Callable[[Control, tuple[int, ...]], bool]
 """Sends a message with descriptors to the gateway; False when none is attached."""
+
+
+MOST_RESTORED_DEATHS = 3
+"""Deaths in a row after which a sandbox starts without its checkpoint, in case that is the reason."""
 
 
 @dataclass(slots=True)
@@ -42,9 +47,13 @@ class _End:
 class Keeper:
     """One sandbox's keeper; ``run`` is its whole life, the other methods are called from the same event loop."""
 
-    def __init__(self, plan: BootPlan, runtime: Runtime, publish: Publish, vault: Vault | None = None) -> None:
+    def __init__(
+        self, plan: BootPlan, runtime: Runtime, publish: Publish, vault: Vault | None = None,
+        warm: WarmStarts | None = None,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self._vault = vault
+        self._warm = warm
         self.life = Life()
         self._runtime = runtime
         self._publish = publish
@@ -80,7 +89,7 @@ class Keeper:
     async def _one_life(self) -> str:
         """From boot to the last trace of it; gives the cause of its end."""
         try:
-            self._booted = booted = await asyncio.to_thread(boot, self.plan, self._runtime, self._abandon)
+            self._booted = booted = await asyncio.to_thread(self._boot)
         except (IsolationError, ProtocolError, OSError) as error:
             self.life = self.life.advance(Happening.DIED, time.monotonic())
             self._report_first(str(error))
@@ -88,8 +97,10 @@ class Keeper:
         self.life = self.life.advance(Happening.BECAME_READY, time.monotonic())
         log.info(
             "sandbox is ready", sandbox=self.plan.name, generation=self.life.generation,
-            pid=booted.sandbox.pid, boot_ms=round(booted.boot_s * 1000),
+            pid=booted.sandbox.pid, boot_ms=round(booted.boot_s * 1000), restored=booted.restored,
         )
+        if self._warm is not None and not booted.restored:
+            self._warm.ask(self.plan, booted.boot_s)
         self._report_first(None)
         self.offer()
         port = self._open_port(booted)
@@ -108,6 +119,13 @@ class Keeper:
         else:
             self.life = Life(State.FAILED, self.life.generation, self.life.restarts)
         return ending.cause
+
+    def _boot(self) -> Booted:
+        """Blocking. From a checkpoint where there is one; not after several deaths in a row."""
+        if self._warm is None:
+            return boot(self.plan, self._runtime, self._abandon)
+        begin = self._warm.boot if self.life.failures < MOST_RESTORED_DEATHS else self._warm.boot_cold
+        return begin(self.plan, self._abandon)
 
     def _open_port(self, booted: Booted) -> SpillPort | None:
         """Serve the engine's second channel, if it has one."""

@@ -4,8 +4,9 @@ those of single tenants, one control socket."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
@@ -27,6 +28,7 @@ from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.paths import CONTROL_SOCKET, OPERATOR_SOCKET
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.vault import Vault, open_vault
+from appliance.supervisor.warm import WarmStarts, open_warm_starts
 
 log = structlog.get_logger()
 
@@ -56,6 +58,7 @@ async def supervise(config: ApplianceConfig) -> None:
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
     )
     vault = open_vault(config, server.namespace)
+    warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     if vault is not None:
         server.on_retention = vault.set_retention
     operator = OperatorSocket(config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record)
@@ -63,7 +66,7 @@ async def supervise(config: ApplianceConfig) -> None:
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
         for plan in plan_boots(config, model, files, runtime):
-            keepers.append(Keeper(plan, runtime, publish, vault))
+            keepers.append(Keeper(plan, runtime, publish, vault, warm))
     stop = asyncio.Event()
     served = {model.name: (model, files) for model, files in zip(config.models, models, strict=True)}
     residents = Residents(
@@ -87,7 +90,8 @@ async def supervise(config: ApplianceConfig) -> None:
     try:
         await _first_boots(keepers, stop)
         notify.ready(f"{len(keepers)} sandboxes, {runtime.label}")
-        await _serve(stop, [*tasks, writing])
+        async with _making(warm):
+            await _serve(stop, [*tasks, writing])
     finally:
         notify.stopping()
         for keeper in keepers:
@@ -177,6 +181,20 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
         log.error("sandbox did not start", problem=problem)
     if len(problems) == len({keeper.plan.model for keeper in keepers}):
         raise StartError("no model could be started:\n  " + "\n  ".join(problems.values()))
+
+
+@contextlib.asynccontextmanager
+async def _making(warm: WarmStarts | None) -> AsyncIterator[None]:
+    """Make checkpoints while the block runs; what is on its way then is given up and removed."""
+    if warm is None:
+        yield
+        return
+    making = asyncio.create_task(warm.run(), name="checkpoints")
+    try:
+        yield
+    finally:
+        warm.close()
+        await making
 
 
 async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

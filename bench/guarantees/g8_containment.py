@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from signal import SIGSYS
 from statistics import median
 
@@ -59,6 +60,8 @@ def inside_sandboxes(full: bool) -> list[Result]:
     with intruder.gvisor() as runtime:
         control = intruder.outside()
         reached = [reach(role, intruder.inside(runtime, role), control) for role in (Role.ENGINE, Role.TEXT)]
+        copy = reach(Role.ENGINE, intruder.inside(runtime, Role.ENGINE, restored=True), control)
+        reached.append(replace(copy, id="G8.reach.restored"))
         reached.append(locked(intruder.inside(runtime, Role.ENGINE, locked=True), control))
         return [*reached, reach_control(control), *greed(runtime), *wire(runtime, CHANGED_FRAMES[full])]
 

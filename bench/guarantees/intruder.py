@@ -27,11 +27,12 @@ from isolation.gvisor import GvisorRuntime
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import AttachError
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import Role
+from isolation.ipc.messages import WAITS_LINE, Role
 from isolation.ipc.segment import standard_layout
 from isolation.process import MINIMAL_ENVIRONMENT, run
 from isolation.runsc import find_runsc
 from isolation.spec import SandboxSpec
+from isolation.template import save_template
 
 PACKAGE = "bench.guarantees.redteam"
 MODULES = ("base", "network", "files", "kernel", "ring")
@@ -41,12 +42,18 @@ END_S = 120.0
 """For all attacks in one sandbox: most are refused at once, some wait for seconds."""
 
 LOADER = """\
-import json, sys, types
+import json, os, sys, time, types
 def enter(name, source):
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = []
     exec(compile(source, name, "exec"), module.__dict__)
 sources, target = json.loads(sys.stdin.read() if sys.argv[1] == "-" else sys.argv[1]), json.loads(sys.argv[2])
+if not os.path.exists(target["socket"]):
+    sys.stderr.write(target["waits"] + "\\n")
+    for _ in range(6000):
+        if os.path.exists(target["socket"]):
+            break
+        time.sleep(0.01)
 for name, source in sources:
     enter(name, source)
 lock = None
@@ -109,19 +116,29 @@ def serving_spec(role: Role, name: str, socket_dir: Path, argv: tuple[str, ...])
     return replace(spec, argv=(spec.argv[0], "-s", "-S", "-P", *argv))
 
 
-def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False) -> Findings:
+def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False, restored: bool = False) -> Findings:
     """Every attack from inside one sandbox, over its real socket; ``locked``: each by a process that is locked down as
-    an engine that serves is."""
-    with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as folder:
-        socket_dir = Path(folder)
-        socket_dir.chmod(0o755)
+    an engine that serves is; ``restored``: in a copy of a checkpoint that was taken where programs wait for the host.
+    """
+    with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as outer:
+        socket_dir = Path(outer) / "ipc"
+        for folder in (socket_dir.parent, socket_dir):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
         spec = serving_spec(role, f"intruder-{role.name.lower()}", socket_dir, ("-c", LOADER, "", ""))
         mounts = [one.target for one in spec.all_mounts()]
         words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=mounts, locked=locked)
+        words["waits"] = WAITS_LINE
         spec = replace(spec, argv=(*spec.argv[:-2], sources(), json.dumps(words)))
+        image = None
+        if restored:
+            image = Path(outer) / "image"
+            image.mkdir()
+            named = replace(spec, name=f"{spec.name}-template")
+            save_template(runtime, named, image, waits_line=WAITS_LINE, timeout_s=END_S)
         lines: list[str] = []
         with Listener(str(socket_dir / "host.sock")) as listener:
-            sandbox = runtime.boot(spec, on_line=lines.append)
+            sandbox = runtime.boot(spec, on_line=lines.append, image=image)
             try:
                 meeting = _Meeting(listener, sandbox.peer_pids, role)
                 status = sandbox.wait(END_S)

@@ -33,6 +33,9 @@ from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVo
 
 PROTOCOL_VERSION = 6
 """Raised by one whenever a frame of the last version would be read differently."""
+WAITS_LINE = "waits for its host"
+"""What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and
+nothing of the host's is there yet."""
 MAX_FRAME_BYTES = 5 << 20
 """Bytes of one frame with its header: a 4 MiB prompt body and room around it."""
 MAX_CONFIG_BYTES = 64 << 10

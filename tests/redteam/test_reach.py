@@ -18,16 +18,23 @@ def control(runsc_path: object) -> intruder.Findings:
     return intruder.outside()
 
 
+@pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("role", [Role.ENGINE, Role.TEXT])
-def test_nothing_is_reached_from_a_sandbox(gvisor: GvisorRuntime, control: intruder.Findings, role: Role) -> None:
-    """Every attack is tried in the sandbox that serves and is refused: network, files, kernel, gates, rings."""
-    row = g8_containment.reach(role, intruder.inside(gvisor, role), control)
+def test_nothing_is_reached_from_a_sandbox(
+    gvisor: GvisorRuntime, control: intruder.Findings, role: Role, restored: bool
+) -> None:
+    """Every attack is tried in the sandbox that serves and is refused: network, files, kernel, gates, rings; in one
+    that was started, and in one that is a copy of a checkpoint."""
+    row = g8_containment.reach(role, intruder.inside(gvisor, role, restored=restored), control)
     assert row.verdict == "pass", row.figure
 
 
-def test_a_locked_engine_does_not_live_to_be_refused(gvisor: GvisorRuntime, control: intruder.Findings) -> None:
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_locked_engine_does_not_live_to_be_refused(
+    gvisor: GvisorRuntime, control: intruder.Findings, restored: bool
+) -> None:
     """In the state in which an engine serves, an attempt is the end of the process that makes it."""
-    row = g8_containment.locked(intruder.inside(gvisor, Role.ENGINE, locked=True), control)
+    row = g8_containment.locked(intruder.inside(gvisor, Role.ENGINE, locked=True, restored=restored), control)
     assert row.verdict == "pass", row.figure
 
 

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -84,13 +85,19 @@ class Appliance:
 Start = Callable[..., Appliance]
 
 
+def checkpoints() -> Path:
+    """Where all demos of this run save sandboxes for each other, before they have seen anything; gone with the
+    session's temporary directory."""
+    return Path(tempfile.gettempdir()) / f"checkpoints-{os.geteuid()}"
+
+
 def start_demo(
     state: Path, *arguments: str, env: dict[str, str] | None = None, command: tuple[str, ...] = (ATHANOR,), **popen: Any
 ) -> Appliance:
     """Start ``athanor demo --json`` and wait for its one line."""
     log = state.parent / f"{state.name}.log"
     argv = [
-        *command, "demo", "--json",
+        *command, "demo", "--json", "--checkpoints", str(checkpoints()),
         "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--state-dir", str(state), *arguments,
     ]
     began = time.monotonic()

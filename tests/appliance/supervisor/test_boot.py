@@ -91,7 +91,7 @@ class OneGuest:
         self._program = program
         self.guest: Guest | None = None
 
-    def boot(self, spec: Any, on_line: object = None) -> Guest:
+    def boot(self, spec: Any, on_line: object = None, image: object = None) -> Guest:
         """Start it."""
         self.guest = Guest(spec, self._program)
         return self.guest

@@ -1,0 +1,235 @@
+"""Warm starts: sandboxes that begin as copies of one that had imported everything and knew nobody.
+
+A *template* is a sandbox of the same spec whose socket directory is empty. Its program imports, finds no host, says so
+and waits: there its memory is saved. It has had no configuration, key, weight, request or descriptor of ours, and it
+has served nobody. A copy of it connects, is told everything, seeds its generators anew and locks itself down as a
+program does that was started. Templates are started when everything serves, one at a time, with half a core.
+
+Nothing depends on a checkpoint. What cannot be found, read or restored is dropped, and the sandbox starts cold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import threading
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from appliance.config import ApplianceConfig
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, boot, line_logger
+from isolation.checkpoint import Checkpoint, CheckpointStore, contents, open_store
+from isolation.errors import CheckpointError, IsolationError
+from isolation.ipc.errors import ProtocolError
+from isolation.ipc.messages import WAITS_LINE
+from isolation.runtime import Runtime
+from isolation.spec import SandboxSpec
+from isolation.template import save_template
+
+log = structlog.get_logger()
+
+TEMPLATE_CORES = 0.5
+"""Of a template, where cgroups bound it: what serves comes first."""
+
+BEGIN_AFTER_S = 1.0
+"""Before each template: what has just become ready answers its first requests."""
+
+MOST_TEMPLATES = 3
+"""Of one sandbox in a supervisor's life: where no checkpoint ever serves, their making ends."""
+
+PATIENCE_S = 15.0
+PATIENCE_FACTOR = 3.0
+"""A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
+
+SOCKET_TARGET = "/ipc"
+"""Where the socket directory is mounted: the one mount in which a template differs."""
+
+_NOWHERE = Path("/")
+"""In its place, in what a checkpoint's name is made of."""
+
+_NAME_CHARS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStart:
+    """A checkpoint that is being verified while a sandbox is restored from it."""
+
+    checkpoint: Checkpoint
+    verdict: Future[None]
+
+    @property
+    def folder(self) -> Path:
+        """Its files."""
+        return self.checkpoint.folder
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which the start is given up."""
+        return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
+
+    def verified(self) -> None:
+        """Wait for the verdict.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        self.verdict.result()
+
+
+class WarmStarts:
+    """Finds, uses, drops and makes checkpoints. ``boot`` and ``drop`` block and are called in threads; ``run`` is a
+    task, and ``ask`` and ``close`` are called from its loop."""
+
+    def __init__(self, store: CheckpointStore, runtime: Runtime, run_dir: Path) -> None:
+        self.store = store
+        self._runtime = runtime
+        self._run_dir = run_dir
+        self._wanted: asyncio.Queue[tuple[BootPlan, float] | None] = asyncio.Queue()
+        self._asked: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._readers = ThreadPoolExecutor(2, "checkpoint")
+
+    def boot(self, plan: BootPlan, stop: threading.Event) -> Booted:
+        """Boot from a checkpoint where there is one, else and whenever that fails without.
+
+        Raises:
+            IsolationError, ProtocolError: as ``boot``.
+        """
+        saved = self._find(plan)
+        if saved is not None:
+            try:
+                return boot(plan, self._runtime, stop, saved)
+            except (IsolationError, ProtocolError, OSError) as error:
+                if stop.is_set():
+                    raise
+                # The reader must have done with the files before they go.
+                with suppress(CheckpointError):
+                    saved.verified()
+                log.warning(
+                    "a checkpoint could not be used and is dropped; the sandbox starts without",
+                    sandbox=plan.name, checkpoint=saved.checkpoint.key[:_NAME_CHARS], problem=str(error),
+                )
+                self.store.drop(saved.checkpoint.key)
+        return boot(plan, self._runtime, stop)
+
+    def boot_cold(self, plan: BootPlan, stop: threading.Event) -> Booted:
+        """Boot without, and drop what there is: sandboxes of this plan die again and again, and nobody knows why.
+
+        Raises:
+            IsolationError, ProtocolError: as ``boot``.
+        """
+        with suppress(OSError):
+            if key := self.key(plan.spec):
+                self.store.drop(key)
+        return boot(plan, self._runtime, stop)
+
+    def _find(self, plan: BootPlan) -> SavedStart | None:
+        """The checkpoint for this plan, whose reading has begun. Tenants' own sandboxes have none: copies lie in memory
+        as their original does, and theirs shall tell nothing about each other."""
+        if plan.tenant:
+            return None
+        try:
+            key = self.key(plan.spec)
+        except OSError as error:
+            log.warning("no checkpoint can be looked for", sandbox=plan.name, problem=str(error))
+            return None
+        checkpoint = self.store.find(key) if key else None
+        if checkpoint is None:
+            return None
+        return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
+
+    def key(self, spec: SandboxSpec) -> str:
+        """The name of the checkpoint of such sandboxes; empty where none can be made.
+
+        Raises:
+            OSError: a file of the sandbox is gone.
+        """
+        unplaced = placed(spec, _NOWHERE)
+        identity = self._runtime.identity(unplaced)
+        if not identity:
+            return ""
+        mounts = tuple(mount for mount in spec.mounts if mount.target != SOCKET_TARGET)
+        seen = contents(replace(spec, mounts=mounts))
+        return hashlib.sha256(f"{identity}\0{seen}".encode()).hexdigest()
+
+    def ask(self, plan: BootPlan, cold_s: float) -> None:
+        """A sandbox had to start cold: make a checkpoint for the next time."""
+        if not plan.tenant and self._asked[plan.name] < MOST_TEMPLATES:
+            self._asked[plan.name] += 1
+            self._wanted.put_nowait((plan, cold_s))
+
+    async def run(self) -> None:
+        """Make what was asked for, one at a time, until ``close``."""
+        while (wanted := await self._wanted.get()) is not None:
+            plan, cold_s = wanted
+            try:
+                await asyncio.to_thread(self.take, plan, cold_s)
+            except (IsolationError, OSError) as error:
+                log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
+
+    def take(self, plan: BootPlan, cold_s: float) -> Checkpoint | None:
+        """Start a template, save it, end it; None where that cannot be or was done already.
+
+        Raises:
+            IsolationError, OSError: it failed; nothing of it is left.
+        """
+        if self._stop.wait(BEGIN_AFTER_S):
+            return None
+        key = self.key(plan.spec)
+        if not key or self.store.find(key) is not None:
+            return None
+        folder = self._run_dir / "ipc" / f"template-{key[:_NAME_CHARS]}"
+        with self.store.draft() as draft:
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True, mode=0o755)
+                folder.chmod(0o755)
+                spec = template(plan.spec, key, folder)
+                save_template(
+                    self._runtime, spec, draft, waits_line=WAITS_LINE, timeout_s=CONNECT_TIMEOUT_S, stop=self._stop,
+                    on_line=line_logger(spec.name),
+                )  # fmt: skip
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            if self.key(plan.spec) != key:
+                raise CheckpointError("files of the sandbox have changed while its template started")
+            made = self.store.keep(draft, key, cold_s)
+        log.info("checkpoint made", sandbox=plan.name, checkpoint=key[:_NAME_CHARS], mib=made.size >> 20)
+        return made
+
+    def close(self) -> None:
+        """Give up what is being made; ``run`` ends when nothing of it is left."""
+        self._stop.set()
+        self._wanted.put_nowait(None)
+        self._readers.shutdown(wait=False)
+
+
+def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | None:
+    """What the configuration asks for; None where it does not, or where the directory cannot be used."""
+    directory = config.sandbox.checkpoints
+    if directory is None:
+        return None
+    try:
+        return WarmStarts(open_store(directory), runtime, config.run_dir)
+    except (CheckpointError, OSError) as error:
+        log.error("checkpoints are off", directory=str(directory), problem=str(error))
+        return None
+
+
+def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:
+    """The same with another socket directory."""
+    moved = (replace(one, source=socket_dir) if one.target == SOCKET_TARGET else one for one in spec.mounts)
+    return replace(spec, mounts=tuple(moved))
+
+
+def template(spec: SandboxSpec, key: str, socket_dir: Path) -> SandboxSpec:
+    """The template of a sandbox: another name, an empty socket directory, little of the processor."""
+    cores = min(TEMPLATE_CORES, spec.limits.cpu_quota_cores or TEMPLATE_CORES)
+    moved = placed(spec, socket_dir)
+    return replace(moved, name=f"template-{key[:_NAME_CHARS]}", limits=replace(spec.limits, cpu_quota_cores=cores))

@@ -1,0 +1,239 @@
+"""Warm starts with real sandboxes: made once, used, dropped when damaged, and nothing of anybody in them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.catalog import embedded_model, read_model
+from appliance.config import ApplianceConfig, ModelConfig, SandboxConfig
+from appliance.supervisor import boot as boot_module
+from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
+from appliance.supervisor.keeper import Keeper
+from appliance.supervisor.lifecycle import Life, State
+from appliance.supervisor.warm import WarmStarts, open_warm_starts
+from bench.guarantees import intruder
+from isolation.errors import SandboxStartError
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.messages import Role
+from isolation.unsafe import UnsafeRuntime
+
+pytestmark = pytest.mark.runsc
+
+CANARY = "canary-of-a-tenant-8d1f0c"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def at_once() -> Iterator[None]:
+    """Templates wait for nobody here, and have a whole core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("appliance.supervisor.warm.BEGIN_AFTER_S", 0.0)
+        patch.setattr("appliance.supervisor.warm.TEMPLATE_CORES", 1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def gvisor(runsc_path: Path):
+    """Real sandboxes, or a skip with the reason."""
+    try:
+        with intruder.gvisor() as runtime:
+            yield runtime
+    except intruder.UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def configure(folder: Path) -> ApplianceConfig:
+    """An appliance of the embedded model whose checkpoints lie in this folder."""
+    model = embedded_model()
+    run_dir = folder / "run"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.chmod(0o755)
+    return ApplianceConfig(
+        models=(ModelConfig(name="athanor-mini", path=model),), policy=model, credentials=model, pepper=model,
+        run_dir=run_dir, sandbox=SandboxConfig(checkpoints=folder / "saved"),
+    )  # fmt: skip
+
+
+def make(folder: Path, runtime: Any, role: Role = Role.TEXT, tenant: str = "") -> tuple[WarmStarts, BootPlan]:
+    """Warm starts and the plan of one sandbox."""
+    config = configure(folder)
+    warm = open_warm_starts(config, runtime)
+    assert warm is not None
+    files = read_model("athanor-mini", embedded_model())
+    return warm, plan_boot(config, config.models[0], files, runtime, role, tenant)
+
+
+@pytest.fixture(scope="module")
+def made(gvisor: GvisorRuntime, tmp_path_factory: pytest.TempPathFactory) -> tuple[WarmStarts, BootPlan]:
+    """The text sandbox's checkpoint, made from a template."""
+    warm, plan = make(Path(os.path.realpath(tmp_path_factory.mktemp("w"))), gvisor)
+    assert warm.take(plan, 1.0) is not None
+    assert warm.take(plan, 1.0) is None, "one is enough"
+    return warm, plan
+
+
+def started(warm: WarmStarts, plan: BootPlan) -> bool:
+    """Whether a boot began with the checkpoint; the sandbox has given real ids and is ended."""
+    booted = warm.boot(plan, threading.Event())
+    end(booted)
+    return booted.restored
+
+
+def test_a_start_uses_the_checkpoint_and_damage_costs_nothing_but_time(
+    made: tuple[WarmStarts, BootPlan], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sandbox comes up as a copy; with one bit wrong it comes up without, and the checkpoint is gone."""
+    warm, plan = made
+    assert started(warm, plan)
+    found = warm.store.find(warm.key(plan.spec))
+    assert found is not None
+    pages = found.folder / "pages.img"
+    data = bytearray(pages.read_bytes())
+    data[len(data) // 2] ^= 1
+    pages.write_bytes(data)
+    assert not started(warm, plan)
+    assert "is damaged" in capsys.readouterr().out + caplog.text
+    assert os.listdir(warm.store.root) == []
+    assert warm.take(plan, 1.0) is not None
+    assert started(warm, plan)
+
+
+def test_whatever_a_copy_does_the_sandbox_starts(
+    made: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that never becomes ready is given up in time, dropped, and followed by a cold start."""
+    warm, plan = made
+    real = boot_module._Booting.configure
+
+    def hang(self: Any, channel: Any) -> None:
+        if self.until is not None:
+            raise SandboxStartError("a copy that says nothing")
+        real(self, channel)
+
+    monkeypatch.setattr(boot_module._Booting, "configure", hang)
+    assert not started(warm, plan)
+    monkeypatch.undo()
+    assert os.listdir(warm.store.root) == []
+    assert warm.take(plan, 1.0) is not None
+
+
+def test_a_copy_that_is_late_is_given_up(made: tuple[WarmStarts, BootPlan]) -> None:
+    """Patience with a copy is bounded by what a cold start took."""
+    _, plan = made
+
+    class Lives:
+        def poll(self) -> None:
+            return None
+
+    booting = boot_module._Booting(plan, Lives(), threading.Event(), until=0.0)  # type: ignore[arg-type]
+    with pytest.raises(SandboxStartError, match="not ready in time"):
+        booting._check()
+
+
+def test_nothing_of_anybody_is_in_a_checkpoint(made: tuple[WarmStarts, BootPlan]) -> None:
+    """Neither configuration nor model, name, key or socket of the host is in its bytes; the control: what the program
+    imported is, so a canary would be seen."""
+    warm, plan = made
+    found = warm.store.find(warm.key(plan.spec))
+    assert found is not None
+    bytes_ = b"".join(path.read_bytes() for path in found.folder.iterdir())
+    assert b"llguidance" in bytes_ and b"TextWorker" in bytes_, "the control"
+    vocabulary = (embedded_model() / "tokenizer.json").read_bytes()
+    for secret in (plan.configuration, CANARY.encode(), vocabulary[:200], vocabulary[-200:]):
+        assert secret not in bytes_
+
+
+def test_a_canary_put_into_a_guest_would_be_found(
+    gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan], tmp_path: Path
+) -> None:
+    """The control of the search: the same sandbox with the canary in its environment has it in its checkpoint, under
+    another name, so that nobody else is ever started from it."""
+    _, plan = made
+    warm, _ = make(tmp_path, gvisor)
+    marked = replace(plan, spec=replace(plan.spec, env=(*plan.spec.env, ("MARK", CANARY))))
+    assert warm.key(marked.spec) != warm.key(plan.spec)
+    checkpoint = warm.take(marked, 1.0)
+    assert checkpoint is not None
+    assert any(CANARY.encode() in path.read_bytes() for path in checkpoint.folder.iterdir())
+
+
+def test_what_it_depends_on_is_in_its_name(
+    gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket's place and the sandbox's name do not matter; the role and the processor do."""
+    warm, plan = made
+    key = warm.key(plan.spec)
+    assert warm.key(replace(plan.spec, name="other")) == key
+    _, engine = make(warm.store.root.parent, gvisor, Role.ENGINE)
+    assert warm.key(engine.spec) != key
+    monkeypatch.setattr("isolation.gvisor.processor", lambda: "another")
+    assert warm.key(plan.spec) != key
+
+
+def test_tenants_own_sandboxes_have_none(gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan]) -> None:
+    """Copies lie in memory alike; a sandbox of a single tenant is never one, and nobody makes one for it."""
+    warm, _ = made
+    _, own = make(warm.store.root.parent, gvisor, tenant="t")
+    assert warm._find(own) is None
+    warm.ask(own, 1.0)
+    assert warm._wanted.empty()
+
+
+def test_where_nothing_can_be_saved_starts_are_cold(tmp_path: Path) -> None:
+    """Without a sandbox there is no checkpoint, and nobody is bothered; a directory that others enter turns it off."""
+    runtime = UnsafeRuntime(tmp_path / "unsafe")
+    try:
+        warm, plan = make(tmp_path, runtime)
+        assert warm.take(plan, 1.0) is None
+        assert warm._find(plan) is None
+        (tmp_path / "saved").chmod(0o777)
+        assert open_warm_starts(configure(tmp_path), runtime) is None
+    finally:
+        runtime.close()
+
+
+async def test_making_ends_with_the_supervisor(gvisor: GvisorRuntime, tmp_path: Path) -> None:
+    """A checkpoint that cannot be made is a line in the log; a stop ends a template that is on its way, at once."""
+    warm, plan = make(tmp_path, gvisor)
+    running = asyncio.create_task(warm.run())
+    warm.ask(replace(plan, spec=replace(plan.spec, argv=(plan.spec.argv[0], "-c", "raise SystemExit(1)"))), 1.0)
+    hangs = (plan.spec.argv[0], "-c", "import time; time.sleep(60)")
+    warm.ask(replace(plan, name="hangs", spec=replace(plan.spec, argv=hangs)), 1.0)
+    await asyncio.sleep(1.0)
+    warm.close()
+    async with asyncio.timeout(10):
+        await running
+    assert os.listdir(warm.store.root) == []
+    assert list((tmp_path / "run" / "ipc").iterdir()) == []
+
+
+async def test_deaths_in_a_row_end_restoring(
+    made: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three deaths in a row a sandbox starts without its checkpoint, in case that is why it dies."""
+    warm, plan = made
+    begun: list[str] = []
+    monkeypatch.setattr(warm, "boot", lambda *_: begun.append("saved"))
+    monkeypatch.setattr(warm, "boot_cold", lambda *_: begun.append("cold"))
+    keeper = Keeper(plan, None, lambda *_: True, None, warm)  # type: ignore[arg-type]
+    for failures in range(4):
+        keeper.life = Life(State.BOOTING, failures=failures)
+        keeper._boot()
+    assert begun == ["saved", "saved", "saved", "cold"]
+
+
+def test_a_cold_start_after_deaths_drops_the_checkpoint(made: tuple[WarmStarts, BootPlan]) -> None:
+    """So that the next one is made of what runs then."""
+    warm, plan = made
+    booted: Booted = warm.boot_cold(plan, threading.Event())
+    end(booted)
+    assert not booted.restored
+    assert os.listdir(warm.store.root) == []
+    assert warm.take(plan, 1.0) is not None
