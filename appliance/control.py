@@ -37,6 +37,10 @@ REFUSED = "refused"
 """State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""
 
 
+COLD, RESTORED, FALLEN_BACK = "cold", "restored", "fallen_back"
+"""How a sandbox began: started, as a copy of a checkpoint, or started because its checkpoint was of no use."""
+
+
 class ControlError(StartError):
     """The other host process broke the protocol, or is gone."""
 
@@ -120,6 +124,8 @@ class SandboxUp:
     layout: str
     ready: dict[str, int]
     tenant: str = ""
+    start: str = COLD
+    """How it began: ``COLD``, ``RESTORED`` or ``FALLEN_BACK``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The program inside an engine sandbox: ``python -m engine /ipc/host.sock``.
 
-Order: import everything heavy, attach (which waits for the host), load and warm the model, lock down, say ready, serve.
-From lock-down on one system call beyond the list ends the process. It speaks on stderr twice, one line each, and never
-repeats content: what it computes with, and why it ended. Exit status:
+Order: import everything heavy, attach (which waits for the host; a checkpoint is taken there), load and warm the model,
+lock down, say ready, serve. From lock-down on one system call beyond the list ends the process. It speaks on stderr
+twice, one line each, and never repeats content: what it computes with, and why it ended. Exit status:
 
 * 0: drained, or the host went away;
 * 2: wrong arguments;
@@ -18,6 +18,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint shall find it imported
 import torch
 
 from engine.allowed_calls import Bells, engine_calls
@@ -45,6 +46,9 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         return _end(EXIT_USAGE, "usage: python -m engine SOCKET")
     torch.set_num_interop_threads(1)
+    # What was imported stays: the collector need not look at it again, neither here nor in a copy of this.
+    gc.collect()
+    gc.freeze()
     try:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)

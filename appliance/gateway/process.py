@@ -264,6 +264,8 @@ class Gateway:
             for sandbox, record in self._sandboxes.records.items():
                 if more := restarts.since(sandbox, record.restarts):
                     self._telemetry.count(names.SANDBOX_RESTARTS, more, model=sandbox[0], role=sandbox[1])
+                for start in record.take_starts():
+                    self._telemetry.count(names.SANDBOX_STARTS, model=sandbox[0], role=sandbox[1], outcome=start)
             for rooms in (*self._rooms.values(), *self._service.house.rooms):
                 if rooms.engine is not None:
                     self._service.take_integrity(rooms, rooms.engine)

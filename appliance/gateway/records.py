@@ -5,6 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from appliance.control import COLD, FALLEN_BACK, RESTORED
+
+STARTS = (COLD, RESTORED, FALLEN_BACK)
+
+MAX_UNCOUNTED = 64
+"""Starts between two looks of whoever counts them, seconds apart."""
+
 
 @dataclass(slots=True)
 class SandboxRecord:
@@ -16,6 +23,18 @@ class SandboxRecord:
     pid: int = 0
     since: float = field(default_factory=time.time)
     cause: str = ""
+    starts: list[str] = field(default_factory=list)
+    """How it began each time, until somebody has counted that: at most ``MAX_UNCOUNTED``."""
+
+    def note_start(self, start: str) -> None:
+        """It has begun once more."""
+        if start in STARTS and len(self.starts) < MAX_UNCOUNTED:
+            self.starts.append(start)
+
+    def take_starts(self) -> list[str]:
+        """What nobody has counted yet."""
+        taken, self.starts = self.starts, []
+        return taken
 
     def become(self, state: str, cause: str = "") -> None:
         """Enter a state now."""

@@ -335,6 +335,7 @@ class Sandboxes:
         record = self._record(message)
         record.become("ready")
         record.pid, record.restarts = message.pid, message.restarts
+        record.note_start(message.start)
 
     def _note_end(self, fault: Fault, *, at_fault: bool) -> None:
         self._record(fault).become("failed", fault.reason)

@@ -17,6 +17,7 @@ import structlog
 
 from appliance.catalog import ModelFiles, check_files
 from appliance.config import ApplianceConfig, ModelConfig
+from appliance.control import COLD, RESTORED
 from appliance.errors import ConfigError
 from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
 from engine.config import EngineConfig, TextConfig
@@ -140,8 +141,8 @@ class Booted:
     boot_s: float
     spill: Channel | None = None
     """The engine's second channel, until a port has it."""
-    restored: bool = False
-    """Whether it began as a copy of a checkpoint."""
+    start: str = COLD
+    """How it began, in the words of ``appliance.control``."""
 
     def describe_end(self) -> str:
         """How it ended, for people."""
@@ -251,7 +252,7 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved |
     layout = standard_layout().encode().hex()
     spill = channels[1] if plan.spills else None
     took = time.monotonic() - began
-    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, took, spill, restored=saved is not None)
+    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, took, spill, COLD if saved is None else RESTORED)
 
 
 def _check_model(plan: BootPlan) -> None:

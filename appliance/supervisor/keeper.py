@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.control import Control, SandboxDown, SandboxUp
+from appliance.control import RESTORED, Control, SandboxDown, SandboxUp
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Happening, Life, State
 from appliance.supervisor.load_watch import LOOK_S, LoadWatch
@@ -97,9 +97,9 @@ class Keeper:
         self.life = self.life.advance(Happening.BECAME_READY, time.monotonic())
         log.info(
             "sandbox is ready", sandbox=self.plan.name, generation=self.life.generation,
-            pid=booted.sandbox.pid, boot_ms=round(booted.boot_s * 1000), restored=booted.restored,
+            pid=booted.sandbox.pid, boot_ms=round(booted.boot_s * 1000), start=booted.start,
         )
-        if self._warm is not None and not booted.restored:
+        if self._warm is not None and booted.start != RESTORED:
             self._warm.ask(self.plan, booted.boot_s)
         self._report_first(None)
         self.offer()
@@ -168,7 +168,7 @@ class Keeper:
         message = SandboxUp(
             model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
             pid=booted.sandbox.pid, restarts=self.life.restarts, layout=booted.layout,
-            ready=booted.ready, tenant=self.plan.tenant,
+            ready=booted.ready, tenant=self.plan.tenant, start=booted.start,
         )
         if self._publish(message, booted.channel.fds()):
             booted.channel.close()

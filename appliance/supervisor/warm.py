@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from appliance.config import ApplianceConfig
+from appliance.control import FALLEN_BACK
 from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, boot, line_logger
 from isolation.checkpoint import Checkpoint, CheckpointStore, contents, open_store
 from isolation.errors import CheckpointError, IsolationError
@@ -116,7 +117,10 @@ class WarmStarts:
                     sandbox=plan.name, checkpoint=saved.checkpoint.key[:_NAME_CHARS], problem=str(error),
                 )
                 self.store.drop(saved.checkpoint.key)
-        return boot(plan, self._runtime, stop)
+        booted = boot(plan, self._runtime, stop)
+        if saved is not None:
+            booted.start = FALLEN_BACK
+        return booted
 
     def boot_cold(self, plan: BootPlan, stop: threading.Event) -> Booted:
         """Boot without, and drop what there is: sandboxes of this plan die again and again, and nobody knows why.

@@ -89,6 +89,7 @@ TOKENS = "athanor.tokens"
 PHASE_DURATION = "athanor.phase.duration"
 OUTPUT_TOKEN_LATENCY = "athanor.output_token.latency"  # noqa: S105 - a name, not a secret
 SANDBOX_RESTARTS = "athanor.sandbox.restarts"
+SANDBOX_STARTS = "athanor.sandbox.starts"
 POLICY_RELOADS = "athanor.policy.reloads"
 DROPPED_SPANS = "athanor.telemetry.dropped_spans"
 RUNNING = "athanor.engine.running_requests"
@@ -182,6 +183,11 @@ COUNTERS = {
         "{restart}",
         "Sandboxes booted again after they ended.",
         frozenset({"model", "role"}),
+    ),
+    SANDBOX_STARTS: Instrument(
+        "{start}",
+        "Sandboxes that became ready: cold, restored from a checkpoint, or fallen_back because theirs was of no use.",
+        frozenset({"model", "role", "outcome"}),
     ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     INTEGRITY_FAILURES: Instrument(

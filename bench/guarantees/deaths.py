@@ -18,6 +18,10 @@ STREAMS = 4
 """Requests that run when a process dies."""
 
 GIVE_UP_S = 60.0
+SAVED = 2
+"""Sandboxes that are started from checkpoints: engine and text."""
+
+SAVING_S = 60.0
 SETTLE_S = 20.0
 """After which nothing more of a dead process may be there."""
 
@@ -49,6 +53,7 @@ async def kill_again_and_again(appliance: RealAppliance, kills: int, seed: int) 
     draw = random.Random(seed)
     status, right = await complete(appliance, PROMPT, TOKENS, GIVE_UP_S)
     assert status == 200, "the control: it serves before anything dies"
+    await _until_saved(appliance)
     before = await _settled(appliance)
     booted = sum((await appliance.generations()).values())
     found = Deaths()
@@ -105,6 +110,15 @@ async def _living(appliance: RealAppliance, role: str) -> int:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.05)
+
+
+async def _until_saved(appliance: RealAppliance) -> None:
+    """Until the checkpoints are there that a machine has which has run for a while; a template would be in the census.
+    Where none can be made, the wait is bounded."""
+    for _ in range(round(SAVING_S / 0.1) if appliance.saves else 0):
+        if len(appliance.checkpoints()) >= SAVED:
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _settled(appliance: RealAppliance) -> list[str]:

@@ -92,6 +92,7 @@ async def served(appliance: RealAppliance, requests: int, kills: int) -> list[Re
     passed = harmless and found.slowest_s <= RECOVERY_S
     figure = f"slowest recovery from {kills} kills: {by_role}; {found.wrong} wrong answers of {found.answered}, "
     figure += f"{found.untyped} untyped errors, {len(found.left)} things left"
+    figure += f", {len(appliance.checkpoints())} checkpoints"
     figure += f" (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)"
     figure += "".join(f"; {one}" for one in found.left[:3])
     return [

@@ -20,6 +20,7 @@ from appliance.errors import StartError
 from bench.guarantees.intruder import UnavailableError
 from bench.guarantees.raw_http import request_bytes, status_of, talk
 from bench.processes import tree
+from isolation.checkpoint import ACCOUNT
 from isolation.process import MINIMAL_ENVIRONMENT, Child, start
 
 END_S = 60.0
@@ -36,6 +37,8 @@ class RealAppliance:
     state: Path
     log: Path
     ready: dict[str, Any]
+    saves: bool
+    """Whether sandboxes may be started from checkpoints."""
 
     @property
     def http_port(self) -> int:
@@ -92,6 +95,10 @@ class RealAppliance:
                     return pid
         raise LookupError(role)
 
+    def checkpoints(self) -> list[Path]:
+        """Sandboxes that were saved for the next start; none where this machine cannot."""
+        return list((self.state / "checkpoints").glob(f"[0-9a-f]*/{ACCOUNT}"))
+
     def census(self) -> list[str]:
         """Processes, mounts and sandbox directories that name this appliance; at rest always as many."""
         needles = [str(self.state), str(demo.run_directory(self.state))]
@@ -108,8 +115,8 @@ class RealAppliance:
 
 
 @contextlib.contextmanager
-def real_appliance() -> Iterator[RealAppliance]:
-    """Start it, wait until it serves, end it with the block.
+def real_appliance(*, saves: bool = True) -> Iterator[RealAppliance]:
+    """Start it, wait until it serves, end it with the block; with ``saves`` off, every start is a cold one.
 
     Raises:
         UnavailableError: it does not start here; the end of its log says why.
@@ -118,7 +125,7 @@ def real_appliance() -> Iterator[RealAppliance]:
     log = folder / "log"
     argv = (
         sys.executable, "-m", "appliance.cli", "demo", "--json", "--http-port", "0", "--grpc-port", "0",
-        "--admin-port", "0", "--state-dir", str(folder / "s"),
+        "--admin-port", "0", "--state-dir", str(folder / "s"), *(() if saves else ("--checkpoints", "off")),
     )  # fmt: skip
     try:
         with log.open("wb") as file:
@@ -130,7 +137,7 @@ def real_appliance() -> Iterator[RealAppliance]:
                 ready = wait_ready(child, log)
             except StartError as error:
                 raise UnavailableError(str(error)) from error
-            yield RealAppliance(child, folder / "s", log, ready)
+            yield RealAppliance(child, folder / "s", log, ready, saves)
         finally:
             child.end(END_S)
     finally:

@@ -50,6 +50,19 @@ def test_new_empty_and_own_directories_are_taken_and_made_private(tmp_path: Path
         assert mode(state) == 0o700 and config.policy == state / "policy.yaml"
 
 
+def test_checkpoints_lie_in_the_state_directory_or_where_it_is_said_or_nowhere(tmp_path: Path) -> None:
+    """By default a demo keeps them for itself; several may share a directory; and they can be off."""
+    claim(tmp_path)
+    ports = {"http_port": 0, "grpc_port": 0, "admin_port": 0}
+    asked = [{}, {"checkpoints": tmp_path / "shared"}, {"no_checkpoints": True}]
+    written = [write_config(tmp_path, DemoOptions(**ports, **one), choose_models(())).read_bytes() for one in asked]
+    found = []
+    for data in written:
+        (tmp_path / "again.yaml").write_bytes(data)
+        found.append(load_config(tmp_path / "again.yaml").sandbox.checkpoints)
+    assert found == [tmp_path / "checkpoints", tmp_path / "shared", None]
+
+
 def test_two_demos_on_one_directory_are_told_apart(tmp_path: Path) -> None:
     """The second one ends with a clear error and has changed nothing."""
     claim(tmp_path)

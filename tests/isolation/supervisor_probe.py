@@ -1,23 +1,27 @@
 """A small supervisor in a process of its own: boots one sandbox and says as JSON lines what happens.
 
 Arguments: directories for ``sys.path`` (joined by ':'), runsc, run directory, mode, the sandbox's code and arguments.
-``once`` waits for the sandbox's end and deletes it; ``stay`` waits to be killed; ``clean`` only clears up.
+``once`` waits for the sandbox's end and deletes it; ``copy`` does so with a copy of a checkpoint; ``stay`` waits to be
+killed; ``clean`` only clears up.
 """
 
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 paths, runsc, run_dir, mode, code, *arguments = sys.argv[1:]
 sys.path[:0] = paths.split(":")
 
 from isolation import userns  # noqa: E402
+from isolation.checkpoint import open_store  # noqa: E402
 from isolation.environment import guest_environment  # noqa: E402
 from isolation.gvisor import GvisorRuntime  # noqa: E402
 from isolation.python_rootfs import python_rootfs  # noqa: E402
 from isolation.runsc import find_runsc  # noqa: E402
-from isolation.spec import Limits, SandboxSpec  # noqa: E402
+from isolation.spec import Limits, Mount, SandboxSpec  # noqa: E402
+from isolation.template import save_template  # noqa: E402
 
 
 def say(**values):
@@ -33,7 +37,20 @@ root = python_rootfs("text")
 if mode != "clean":
     argv = (root.python, "-s", "-S", "-P", "-c", code, *arguments)
     limits = Limits(512 << 20)
-    sandbox = runtime.boot(SandboxSpec("life", argv, guest_environment(threads=1), root, (), limits))
+    spec = SandboxSpec("life", argv, guest_environment(threads=1), root, (), limits)
+    image = None
+    if mode == "copy":
+        places = [Path(run_dir).parent / name for name in ("empty", "met")]
+        for place in places:
+            place.mkdir()
+            place.chmod(0o755)
+        (places[1] / "go").write_text("")
+        with open_store(Path(run_dir).parent / "store").draft() as draft:
+            template = replace(spec, name="template", mounts=(Mount(places[0], "/ipc"),))
+            save_template(runtime, template, draft, waits_line="waits", timeout_s=30.0)
+            image = open_store(Path(run_dir).parent / "store").keep(draft, "0" * 64, 1.0).folder
+        spec = replace(spec, mounts=(Mount(places[1], "/ipc"),))
+    sandbox = runtime.boot(spec, image=image)
     with open(f"/proc/{sandbox.pid}/status") as file:
         status = dict(line.split(":", 1) for line in file)
     say(

@@ -20,6 +20,13 @@ PROGRAM = Path(__file__).with_name("supervisor_probe.py")
 PROBE = Path(__file__).with_name("guest_probe.py")
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = f"{ROOT}:{sysconfig.get_path('purelib')}"
+MEET = """\
+import os, time
+if not os.path.exists("/ipc/go"):
+    print("waits", flush=True)
+    while not os.path.exists("/ipc/go"):
+        time.sleep(0.01)
+"""
 FOUR = "-all,+sys_admin,+setuid,+setgid,+sys_chroot"
 
 
@@ -66,10 +73,12 @@ def finish(process) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.parametrize("mode", ["once", "copy"])
 @pytest.mark.parametrize("profile", ["root", "four", "userns"])
-def test_sandbox_under_each_profile(run_dir, runsc_path, profile):
-    """Inside: no capability, no network, own namespaces. After: an empty run directory."""
-    probe = start(run_dir, runsc_path, "once", PROBE.read_text(), "inside", "1", "192.0.2.1", "9", profile=profile)
+def test_sandbox_under_each_profile(run_dir, runsc_path, profile, mode):
+    """Inside: no capability, no network, own namespaces, started or restored. After: an empty run directory."""
+    code = (MEET if mode == "copy" else "") + PROBE.read_text()
+    probe = start(run_dir, runsc_path, mode, code, "inside", "1", "192.0.2.1", "9", profile=profile)
     booted, ended, cleaned = finish(probe)
     inside = json.loads(next(line for line in ended["tail"] if line.startswith("{")))
     assert ended["status"] == 0

@@ -13,8 +13,21 @@ import pytest
 
 from appliance import control
 from appliance.audit.entry import from_wire
-from appliance.control import Attach, Audited, Control, Fault, NamespaceQuery, Namespaces, SandboxDown, SandboxUp
+from appliance.control import (
+    COLD,
+    FALLEN_BACK,
+    RESTORED,
+    Attach,
+    Audited,
+    Control,
+    Fault,
+    NamespaceQuery,
+    Namespaces,
+    SandboxDown,
+    SandboxUp,
+)
 from appliance.gateway import sandboxes as sandboxes_module
+from appliance.gateway.records import MAX_UNCOUNTED
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from isolation.ipc import segment
@@ -120,6 +133,24 @@ async def test_a_sandbox_of_an_unknown_model_leaves_no_descriptor(gateway: Sandb
     await until(lambda: gateway._rooms["m"].engine is not None)
     pair.guest.close()
     assert open_fds() == before + 2 * (3 + 1)  # Both ends of the other one: three each, and one of the mapping.
+
+
+async def test_starts_are_noted_until_they_are_counted(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """How a sandbox began is kept for whoever counts, once; words that nobody knows and floods are not."""
+    record = gateway.records["m", "engine"]
+    pair = make_pair(Role.ENGINE, ENGINE_READY)
+    layout = segment.standard_layout().encode().hex()
+    up = SandboxUp("m", "engine", 3, 1, 0, layout, asdict(ENGINE_READY), start=FALLEN_BACK)
+    supervisor.say(up, pair.host.fds())
+    await until(lambda: record.take_starts() == [FALLEN_BACK])
+    pair.host.close()
+    pair.guest.close()
+    for start in (COLD, RESTORED, "of the third kind"):
+        record.note_start(start)
+    assert (record.take_starts(), record.take_starts()) == ([COLD, RESTORED], [])
+    for _ in range(1_000):
+        record.note_start(FALLEN_BACK)
+    assert len(record.take_starts()) == MAX_UNCOUNTED
 
 
 async def test_a_segment_that_was_scribbled_on_is_reported_and_closed(

@@ -14,6 +14,7 @@ import pytest
 
 from appliance.catalog import embedded_model, read_model
 from appliance.config import ApplianceConfig, ModelConfig, SandboxConfig
+from appliance.control import COLD, FALLEN_BACK, RESTORED
 from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.keeper import Keeper
@@ -79,11 +80,11 @@ def made(gvisor: GvisorRuntime, tmp_path_factory: pytest.TempPathFactory) -> tup
     return warm, plan
 
 
-def started(warm: WarmStarts, plan: BootPlan) -> bool:
-    """Whether a boot began with the checkpoint; the sandbox has given real ids and is ended."""
+def started(warm: WarmStarts, plan: BootPlan) -> str:
+    """How a boot began; the sandbox has given real ids and is ended."""
     booted = warm.boot(plan, threading.Event())
     end(booted)
-    return booted.restored
+    return booted.start
 
 
 def test_a_start_uses_the_checkpoint_and_damage_costs_nothing_but_time(
@@ -91,18 +92,18 @@ def test_a_start_uses_the_checkpoint_and_damage_costs_nothing_but_time(
 ) -> None:
     """A sandbox comes up as a copy; with one bit wrong it comes up without, and the checkpoint is gone."""
     warm, plan = made
-    assert started(warm, plan)
+    assert started(warm, plan) == RESTORED
     found = warm.store.find(warm.key(plan.spec))
     assert found is not None
     pages = found.folder / "pages.img"
     data = bytearray(pages.read_bytes())
     data[len(data) // 2] ^= 1
     pages.write_bytes(data)
-    assert not started(warm, plan)
+    assert started(warm, plan) == FALLEN_BACK
     assert "is damaged" in capsys.readouterr().out + caplog.text
     assert os.listdir(warm.store.root) == []
     assert warm.take(plan, 1.0) is not None
-    assert started(warm, plan)
+    assert started(warm, plan) == RESTORED
 
 
 def test_whatever_a_copy_does_the_sandbox_starts(
@@ -118,7 +119,7 @@ def test_whatever_a_copy_does_the_sandbox_starts(
         real(self, channel)
 
     monkeypatch.setattr(boot_module._Booting, "configure", hang)
-    assert not started(warm, plan)
+    assert started(warm, plan) == FALLEN_BACK
     monkeypatch.undo()
     assert os.listdir(warm.store.root) == []
     assert warm.take(plan, 1.0) is not None
@@ -234,6 +235,6 @@ def test_a_cold_start_after_deaths_drops_the_checkpoint(made: tuple[WarmStarts, 
     warm, plan = made
     booted: Booted = warm.boot_cold(plan, threading.Event())
     end(booted)
-    assert not booted.restored
+    assert booted.start == COLD
     assert os.listdir(warm.store.root) == []
     assert warm.take(plan, 1.0) is not None
