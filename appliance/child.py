@@ -19,8 +19,8 @@ PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
 
-def run_gateway(config_path: Path) -> None:
-    """Run the gateway in this process until it is told to stop.
+def run_gateway(config_path: Path, *, alone: bool) -> None:
+    """Run the gateway in this process until it is told to stop; ``alone`` where no launcher looks after both.
 
     Raises:
         ApplianceError: it cannot start.
@@ -38,7 +38,7 @@ def run_gateway(config_path: Path) -> None:
     config = load_config(config_path)
 
     async def main() -> None:
-        await Gateway(config).run()
+        await Gateway(config, alone=alone).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -81,7 +81,10 @@ def main(argv: list[str]) -> int:
     # The journal takes the priority from before each line: `journalctl -p warning` works.
     configure(style=LogStyle.JOURNAL if notify.logs_to_journal() else LogStyle.AUTO)
     try:
-        {"gateway": run_gateway, "supervisor": run_supervisor}[role](Path(config))
+        if role == "gateway":
+            run_gateway(Path(config), alone=not parent)
+        else:
+            run_supervisor(Path(config))
     except (ApplianceError, IsolationError, PolicyError) as error:
         print(f"athanor {role}: {error}", file=sys.stderr)
         return EXIT_CANNOT_START

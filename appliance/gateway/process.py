@@ -20,9 +20,11 @@ from appliance.api.auth import Resolver
 from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
+from appliance.errors import StartError
 from appliance.gateway.admin_listener import serve_admin
 from appliance.gateway.console_feed import ConsoleFeed
 from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.first_start import FirstStart
 from appliance.gateway.forgetting import keep_forgetting
 from appliance.gateway.house import House
 from appliance.gateway.kv_shares import account_names, named, shown
@@ -30,7 +32,7 @@ from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
 from appliance.gateway.rooms import ModelRooms
-from appliance.gateway.sandboxes import Sandboxes
+from appliance.gateway.sandboxes import SUPERVISOR_GONE, Sandboxes
 from appliance.gateway.service import GatewayService
 from appliance.gateway_words import ADDRESSES_KEY
 from appliance.status import ReloadOutcome
@@ -49,6 +51,9 @@ DRAIN_S = 20.0
 
 FIRST_READY_S = 600.0
 """How long the first boot of all models may take: large weights are read from slow disks."""
+
+FIRST_LOOK_S = 0.25
+"""How often a gateway that started by itself looks whether its supervisor is there."""
 
 GAUGE_PERIOD_S = 2.0
 """How often gauges follow the engines' counts, and engines are asked for progress."""
@@ -80,8 +85,11 @@ class Restarts:
 class Gateway:
     """Everything of one gateway process; ``run`` is its life."""
 
-    def __init__(self, config: ApplianceConfig) -> None:
+    def __init__(self, config: ApplianceConfig, *, alone: bool = False) -> None:
+        """``alone``: nobody started a supervisor with it and would see that one end."""
         self._config = config
+        self._alone = alone
+        self._hopeless = ""
         self._file = PolicyFile(config.policy, config.credentials, config.pepper)
         policy, table = self._file.read()
         self._keys = _Keys(table)
@@ -106,7 +114,16 @@ class Gateway:
         """Of each model the accounts of KV that gauges were set for last."""
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain."""
+        """Serve until SIGTERM or SIGINT, then drain.
+
+        Raises:
+            StartError: nothing was served yet, and the supervisor is not coming.
+        """
+        await self._run()
+        if self._hopeless:
+            raise StartError(self._hopeless)
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -114,6 +131,8 @@ class Gateway:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         attach = asyncio.create_task(self._sandboxes.run())
         background: list[asyncio.Task[None]] = []
+        if self._alone:
+            background.append(asyncio.create_task(self._watch_first(), name="first start"))
         try:
             policy = self._service.ledger.policy
             namespaces = await self._unless_stopped(self._sandboxes.namespaces(account_names(policy), FIRST_READY_S))
@@ -157,6 +176,19 @@ class Gateway:
         finally:
             for one in (task, stopped):
                 one.cancel()
+
+    async def _watch_first(self) -> None:
+        """Until everything is announced: end a start that nobody will complete, with what is known of why."""
+        first = FirstStart(time.monotonic())
+        while not self._announced:
+            await asyncio.sleep(FIRST_LOOK_S)
+            problem = first.look(time.monotonic(), present=self._sandboxes.attachment.attached)
+            if problem:
+                causes = {one.cause for one in self._sandboxes.records.values()} - {"", SUPERVISOR_GONE}
+                known = "; ".join(sorted(causes)) or "its own log says why: journalctl -u athanor-supervisor"
+                self._hopeless = f"{problem}: {known}"
+                self._stop.set()
+                return
 
     async def _serve(self, background: list[asyncio.Task[None]]) -> None:
         listen = self._config.listen

@@ -11,7 +11,10 @@ import pytest
 from appliance import demo, notify
 from appliance.config import load_config
 from appliance.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
+from appliance.errors import StartError
+from appliance.gateway import first_start
 from appliance.gateway.engine_link import EngineLink
+from appliance.gateway.first_start import FirstStart
 from appliance.gateway.process import Gateway, Restarts
 from isolation.ipc.kv_messages import KvUsage, KvUse
 
@@ -26,6 +29,34 @@ async def gateway(tmp_path: Path) -> Gateway:
     prepare_policy(tmp_path)
     options = DemoOptions(http_port=0, grpc_port=0, admin_port=0)
     return Gateway(load_config(write_config(tmp_path, options, choose_models(()))))
+
+
+async def test_a_start_without_a_supervisor_ends(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and with nobody listening the gateway fails with a reason; beside a launcher, which would see the
+    supervisor end, it goes on waiting."""
+    monkeypatch.setattr(first_start, "ABSENT_S", 0.1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(gateway.run(), 1.0)
+    alone = Gateway(load_config(tmp_path / "athanor.yaml"), alone=True)
+    alone._sandboxes.records["athanor-mini", "engine"].cause = "the weights are cut off"
+    async with asyncio.timeout(20):
+        with pytest.raises(StartError, match=r"no supervisor has listened for 0.1 s: the weights are cut off"):
+            await alone.run()
+
+
+def test_hope_ends_with_the_third_supervisor_or_a_minute_without_one() -> None:
+    """While one is there, however long it boots, there is hope."""
+    first = FirstStart(0.0)
+    assert first.look(59.0, present=False) == ""
+    assert first.look(60.0, present=True) == first.look(599.0, present=True) == ""
+    assert first.look(600.0, present=False) == first.look(659.0, present=False) == ""
+    assert "no supervisor has listened for 60 s" in first.look(661.0, present=False)
+    for now in (700.0, 710.0):
+        assert first.look(now, present=True) == ""
+        problem = first.look(now + 5, present=False)
+    assert problem == "3 supervisors have ended before anything was served"
 
 
 async def test_the_later_of_two_reloads_wins(
