@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +50,9 @@ MAX_DELAY_S = 10.0
 STABLE_S = 30.0
 """A child that ran this long is started again at once."""
 
+_UCRED = struct.Struct("3i")
+"""Process, user and group of who sent a notification, by the kernel's word (unix(7))."""
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -79,6 +83,8 @@ class Launcher:
         self._environment = dict(environment)
         self._stop = asyncio.Event()
         self._children: dict[str, Child] = {}
+        self._served: set[int] = set()
+        """Living children that have said that they are ready."""
         self._ready: asyncio.Future[Addresses] | None = None
 
     async def run(self) -> None:
@@ -120,17 +126,16 @@ class Launcher:
         delay = 0.0
         while not self._stop.is_set():
             began = time.monotonic()
-            status = await self._one_life(role)
+            status, served = await self._one_life(role)
             if self._stop.is_set():
                 return
             assert self._ready is not None
             if not self._ready.done():
                 raise StartError(f"the {role} ended with {status} before the appliance was ready")
-            lasted = time.monotonic() - began > STABLE_S
-            log.error("host process ended; starting it again", role=role, status=status, delay_s=delay)
+            pause, delay = pauses(delay, time.monotonic() - began, served=served)
+            log.error("host process ended; starting it again", role=role, status=status, delay_s=pause)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), delay)
-            delay = 0.0 if lasted else min(MAX_DELAY_S, max(BASE_DELAY_S, delay * 2))
+                await asyncio.wait_for(self._stop.wait(), pause)
 
     def _start(self, role: str) -> Child:
         argv = (sys.executable, "-m", "appliance.child", role, str(self._config), str(os.getpid()))
@@ -141,14 +146,17 @@ class Launcher:
         }
         return start(argv, env=environment, stdio=STDERR, own_group=True)
 
-    async def _one_life(self, role: str) -> str:
-        """Start one child and wait for its end; gives how it ended."""
+    async def _one_life(self, role: str) -> tuple[str, bool]:
+        """Start one child and wait for its end; gives how it ended, and whether it was ever ready."""
         try:
             child = self._children[role] = self._start(role)
         except ProcessError as error:
-            return str(error)
+            return str(error), False
         await _ended(child.pid)
-        return f"status {await asyncio.to_thread(child.wait, END_GRACE_S)}"
+        status = f"status {await asyncio.to_thread(child.wait, END_GRACE_S)}"
+        served = child.pid in self._served
+        self._served.discard(child.pid)
+        return status, served
 
     async def _end_all(self, tasks: list[asyncio.Task[None]]) -> None:
         """Gateway first, so that it can drain into living sandboxes; then the supervisor."""
@@ -172,6 +180,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             sock.bind(str(path))
             path.chmod(0o600)
             loop.add_reader(sock.fileno(), self._heard, sock)
@@ -183,13 +192,28 @@ class Launcher:
 
     def _heard(self, sock: socket.socket) -> None:
         try:
-            lines = sock.recv(MAX_DATAGRAM_BYTES).decode("utf-8", "replace").splitlines()
+            data, beside, _flags, _address = sock.recvmsg(MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_UCRED.size))
         except BlockingIOError:
             return
-        for line in lines:
+        for line in data.decode("utf-8", "replace").splitlines():
             key, _, value = line.partition("=")
+            if line == "READY=1":
+                said_by = {_UCRED.unpack(one)[0] for _, kind, one in beside if kind == socket.SCM_CREDENTIALS}
+                self._served |= said_by & {child.pid for child in self._children.values()}
             if key == ADDRESSES_KEY and self._ready is not None and not self._ready.done():
                 self._ready.set_result(Addresses(**json.loads(value)))
+
+
+def pauses(delay: float, lasted_s: float, *, served: bool) -> tuple[float, float]:
+    """Seconds to wait before a child is started again, and the delay to remember, from the one remembered.
+
+    Delays grow for children that fail to start. One that was ready is worth starting again whenever it dies: what it
+    served meanwhile was service.
+    """
+    pause = min(delay, BASE_DELAY_S) if served else delay
+    if lasted_s > STABLE_S:
+        return pause, 0.0
+    return pause, BASE_DELAY_S if served else min(MAX_DELAY_S, max(BASE_DELAY_S, delay * 2))
 
 
 async def _ended(pid: int) -> None:

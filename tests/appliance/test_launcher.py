@@ -14,9 +14,9 @@ import pytest
 
 from appliance import launcher as launcher_module
 from appliance.errors import StartError
-from appliance.launcher import Launcher
+from appliance.launcher import Launcher, pauses
 from appliance.lock import exclusive
-from isolation.process import Child, start
+from isolation.process import MINIMAL_ENVIRONMENT, Child, start
 
 
 def test_a_child_that_ends_before_it_is_ready_ends_the_start(tmp_path: Path) -> None:
@@ -50,6 +50,34 @@ async def test_a_child_that_cannot_be_started_again_is_tried_again(
             await asyncio.sleep(0.01)
     keeper._stop.set()
     await task
+
+
+def test_pauses_grow_for_those_that_never_serve() -> None:
+    """A child that was ready waits half a second at most, one that cannot start longer and longer, one that ran long
+    not at all."""
+    delay, waited = 0.0, []
+    for _ in range(7):
+        pause, delay = pauses(delay, 1.0, served=False)
+        waited.append(pause)
+    assert waited == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
+    assert pauses(delay, 5.0, served=True) == (0.5, 0.5)
+    assert pauses(0.0, 5.0, served=True) == (0.0, 0.5)
+    assert pauses(delay, 60.0, served=True) == (0.5, 0.0)
+
+
+async def test_who_was_ready_is_the_kernels_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's own READY counts for that child; another process' does not."""
+    say = "import sys; from appliance import notify; notify.notify('READY=1'); sys.exit(3)"
+    keeper = Launcher(tmp_path / "athanor.yaml", tmp_path, lambda _ready: None)
+    environment = {**MINIMAL_ENVIRONMENT, "NOTIFY_SOCKET": str(tmp_path / launcher_module.NOTIFY_SOCKET),
+                   "PYTHONPATH": str(Path(launcher_module.__file__).parents[1])}  # fmt: skip
+    with keeper._notifications():
+        monkeypatch.setattr(keeper, "_start", lambda _role: start((sys.executable, "-c", say), env=environment))
+        assert await keeper._one_life("gateway") == ("status 3", True)
+        monkeypatch.setattr(keeper, "_start", lambda _role: start((sys.executable, "-c", "raise SystemExit(3)")))
+        stranger = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", say], env=environment, check=False)
+        assert stranger.returncode == 3
+        assert await keeper._one_life("gateway") == ("status 3", False)
 
 
 PARENT = """
