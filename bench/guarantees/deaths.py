@@ -115,7 +115,7 @@ async def _living(appliance: RealAppliance, role: str) -> int:
 async def _until_saved(appliance: RealAppliance) -> None:
     """Until the checkpoints are there that a machine has which has run for a while; a template would be in the census.
     Where none can be made, the wait is bounded."""
-    for _ in range(round(SAVING_S / 0.1) if appliance.saves else 0):
+    for _ in range(round(SAVING_S / 0.1) if appliance.saved_in is not None else 0):
         if len(appliance.checkpoints()) >= SAVED:
             return
         await asyncio.sleep(0.1)

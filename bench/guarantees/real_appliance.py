@@ -37,8 +37,8 @@ class RealAppliance:
     state: Path
     log: Path
     ready: dict[str, Any]
-    saves: bool
-    """Whether sandboxes may be started from checkpoints."""
+    saved_in: Path | None = None
+    """Where sandboxes are saved for the next start; None where every start is a cold one."""
 
     @property
     def http_port(self) -> int:
@@ -96,8 +96,8 @@ class RealAppliance:
         raise LookupError(role)
 
     def checkpoints(self) -> list[Path]:
-        """Sandboxes that were saved for the next start; none where this machine cannot."""
-        return list((self.state / "checkpoints").glob(f"[0-9a-f]*/{ACCOUNT}"))
+        """Sandboxes that were saved for the next start."""
+        return [] if self.saved_in is None else list(self.saved_in.glob(f"[0-9a-f]*/{ACCOUNT}"))
 
     def census(self) -> list[str]:
         """Processes, mounts and sandbox directories that name this appliance; at rest always as many."""
@@ -115,17 +115,19 @@ class RealAppliance:
 
 
 @contextlib.contextmanager
-def real_appliance(*, saves: bool = True) -> Iterator[RealAppliance]:
-    """Start it, wait until it serves, end it with the block; with ``saves`` off, every start is a cold one.
+def real_appliance(checkpoints: str = "") -> Iterator[RealAppliance]:
+    """Start it, wait until it serves, end it with the block; ``checkpoints`` as ``athanor demo`` takes it: a directory,
+    or ``off``, or empty for one of its own.
 
     Raises:
         UnavailableError: it does not start here; the end of its log says why.
     """
     folder = Path(tempfile.mkdtemp(prefix="ath-"))
     log = folder / "log"
+    saved_in = None if checkpoints == "off" else Path(checkpoints or folder / "saved")
     argv = (
         sys.executable, "-m", "appliance.cli", "demo", "--json", "--http-port", "0", "--grpc-port", "0",
-        "--admin-port", "0", "--state-dir", str(folder / "s"), *(() if saves else ("--checkpoints", "off")),
+        "--admin-port", "0", "--state-dir", str(folder / "s"), "--checkpoints", checkpoints or str(folder / "saved"),
     )  # fmt: skip
     try:
         with log.open("wb") as file:
@@ -137,7 +139,7 @@ def real_appliance(*, saves: bool = True) -> Iterator[RealAppliance]:
                 ready = wait_ready(child, log)
             except StartError as error:
                 raise UnavailableError(str(error)) from error
-            yield RealAppliance(child, folder / "s", log, ready, saves)
+            yield RealAppliance(child, folder / "s", log, ready, saved_in)
         finally:
             child.end(END_S)
     finally:

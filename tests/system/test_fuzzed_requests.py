@@ -17,7 +17,7 @@ pytestmark = pytest.mark.runsc
 
 def seen_from_bench(appliance: Appliance) -> RealAppliance:
     """The shared demo as the checks of guarantees take it."""
-    return RealAppliance(Child(appliance.process), appliance.state, appliance.log, appliance.ready, saves=False)
+    return RealAppliance(Child(appliance.process), appliance.state, appliance.log, appliance.ready)
 
 
 @pytest.mark.parametrize("seed", [1])
