@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -20,6 +19,7 @@ from appliance.config import ApplianceConfig, ModelConfig
 from appliance.control import COLD, RESTORED
 from appliance.errors import ConfigError
 from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
+from appliance.supervisor.saved import Saved
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
@@ -105,28 +105,6 @@ class BootPlan:
     def role_name(self) -> str:
         """``engine`` or ``text``."""
         return self.role.name.lower()
-
-
-class Saved(Protocol):
-    """A checkpoint that a boot may begin with."""
-
-    @property
-    def folder(self) -> Path:
-        """Its files."""
-        ...
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which a start with it is given up."""
-        ...
-
-    def verified(self) -> None:
-        """Return once it is known to be undamaged; the sandbox is told nothing before.
-
-        Raises:
-            IsolationError: it is damaged.
-        """
-        ...
 
 
 @dataclass(slots=True)
