@@ -65,8 +65,7 @@ async def supervise(config: ApplianceConfig) -> None:
     digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
-        for plan in plan_boots(config, model, files, runtime):
-            keepers.append(Keeper(plan, runtime, publish, vault, warm))
+        keepers += [Keeper(plan, runtime, publish, vault, warm) for plan in plan_boots(config, model, files, runtime)]
     stop = asyncio.Event()
     served = {model.name: (model, files) for model, files in zip(config.models, models, strict=True)}
     residents = Residents(
@@ -90,8 +89,7 @@ async def supervise(config: ApplianceConfig) -> None:
     try:
         await _first_boots(keepers, stop)
         notify.ready(f"{len(keepers)} sandboxes, {runtime.label}")
-        async with _making(warm):
-            await _serve(stop, [*tasks, writing])
+        await _serve(stop, [*tasks, writing], warm)
     finally:
         notify.stopping()
         for keeper in keepers:
@@ -197,19 +195,20 @@ async def _making(warm: WarmStarts | None) -> AsyncIterator[None]:
         await making
 
 
-async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]], warm: WarmStarts | None) -> None:
     """Until the stop, which a keeper that ends gives as well.
 
     Raises:
         StartError: a keeper gave up, which is a defect; a supervisor started afresh serves better than this one.
     """
     interval = notify.watchdog_interval_s()
-    while not stop.is_set():
-        try:
-            async with asyncio.timeout(interval):
-                await stop.wait()
-        except TimeoutError:
-            notify.watchdog()
+    async with _making(warm):
+        while not stop.is_set():
+            try:
+                async with asyncio.timeout(interval):
+                    await stop.wait()
+            except TimeoutError:
+                notify.watchdog()
     for task in tasks:
         if task.done() and (error := task.exception()) is not None:
             raise StartError(f"a keeper of sandboxes, or of the audit log, failed: {error!r}") from error
