@@ -117,8 +117,10 @@ class SpillConfig(_Section):
 
 
 class SandboxConfig(_Section):
-    """How sandboxes are made. Without ``image`` the running Python is mounted read-only; with one, ``image_digest``
-    pins it (`athanor image build` prints it) and another image is refused. ``cores`` bounds each sandbox where the
+    """How sandboxes are made. Without an image the running Python is mounted read-only. ``image`` names one, and
+    ``image_digest`` pins it (`athanor image build` prints it); or ``image_store`` is a folder of images, and the file
+    ``image_pin`` says which of them runs (`athanor image use`). Another image is refused. With ``image_keys``, Ed25519
+    public keys in hex, one of them must have signed it (`athanor image sign`). ``cores`` bounds each sandbox where the
     machine's cgroups allow it; 0 means all of the machine's. ``kernels`` is a directory that `athanor kernels build`
     made on this machine; engines that cannot use it compute without and say so in the log. An engine that has work and
     finishes no step for ``step_timeout_s`` seconds hangs, and is restarted: more than its longest step may take."""
@@ -126,6 +128,11 @@ class SandboxConfig(_Section):
     runsc: str = ""
     image: Path | None = Field(default=None, strict=False)
     image_digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    image_store: Path | None = Field(default=None, strict=False)
+    image_pin: Path | None = Field(default=None, strict=False)
+    image_keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        default=(), max_length=16, strict=False
+    )
     unsafe_no_sandbox: bool = False
     memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
     cores: Annotated[float, Field(ge=0)] = 0.0
@@ -155,6 +162,12 @@ class SandboxConfig(_Section):
     def _pinned(self) -> Self:
         if (self.image is None) != (not self.image_digest):
             raise ValueError("image and image_digest go together: `athanor image build` prints the digest")
+        if (self.image_store is None) != (self.image_pin is None):
+            raise ValueError("image_store and image_pin go together: `athanor image use` writes the pin")
+        if self.image is not None and self.image_store is not None:
+            raise ValueError("image names one image and image_store a folder of them: one of the two")
+        if self.image_keys and self.image is None and self.image_store is None:
+            raise ValueError("image_keys ask for a signed image, and there is none; name image or image_store")
         return self
 
 
@@ -273,12 +286,9 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
     if listen.admin.startswith("unix:"):
         listen = listen.model_copy(update={"admin": f"unix:{folder / listen.admin.removeprefix('unix:')}"})
     sandbox = config.sandbox
-    if sandbox.image is not None:
-        sandbox = sandbox.model_copy(update={"image": folder / sandbox.image})
-    if sandbox.checkpoints is not None:
-        sandbox = sandbox.model_copy(update={"checkpoints": folder / sandbox.checkpoints})
-    if sandbox.kernels is not None:
-        sandbox = sandbox.model_copy(update={"kernels": folder / sandbox.kernels})
+    names = ("image", "image_store", "image_pin", "checkpoints", "kernels")
+    places = {name: getattr(sandbox, name) for name in names}
+    sandbox = sandbox.model_copy(update={name: folder / path for name, path in places.items() if path is not None})
     audit = config.audit
     if audit is not None:
         key = None if audit.key is None else folder / audit.key

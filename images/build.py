@@ -12,18 +12,24 @@ are fixed, and the compiled modules never look at times (PEP 552, unchecked hash
 from __future__ import annotations
 
 import argparse
-import json
+import hashlib
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
+from appliance.version import VERSION
+from images.sbom import bill_of, encode_bill
+from images.triton_cache import add_cache
 from isolation.elf import closure
 from isolation.errors import IsolationError
-from isolation.image_rootfs import MANIFEST, image_digest, tree_digest, verify_image
+from isolation.image_manifest import MANIFEST, SBOM, Manifest, Role, encode_manifest, list_place, read_manifest
+from isolation.image_rootfs import encode_list, tree_lines, verify_image
 from isolation.process import run
 from isolation.python_rootfs import (
+    GPU_LIBRARY,
     OURS_DIR,
     PACKAGES_DIR,
     PYTHON_DIR,
@@ -38,7 +44,7 @@ from isolation.python_rootfs import (
     running_python,
 )
 
-FORMAT = 1
+LOCKS = Path(__file__).resolve().parents[1] / "requirements"
 
 EPOCH_S = 315_532_800
 """Time of every file: 1980-01-01, the earliest that all archive formats can hold."""
@@ -88,8 +94,11 @@ PLACEHOLDERS = ("torch/bin/torch_shm_manager",)
 UNUSED_SUFFIXES = (".a", ".c", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".pxd", ".pyi", ".pyx", ".pyc", ".lib")
 
 
-def build(target: Path) -> str:
-    """Build the image of all roles at ``target``, replacing what is there, and give its digest.
+def build(target: Path, triton_cache: Path | None = None) -> Manifest:
+    """Build the image of all roles at ``target``, replacing what is there.
+
+    Args:
+        triton_cache: a folder of compiled kernels for the engine, see ``images.triton_cache``.
 
     Raises:
         IsolationError: something of the running Python is missing, or ``target`` holds something else.
@@ -106,19 +115,16 @@ def build(target: Path) -> str:
         install = running_python()
         for role in sorted(ROLE_PACKAGES):
             build_tree(new / role, role, install)
-        digest = _write_manifest(new, install)
+        caches = () if triton_cache is None else add_cache(new / "engine", triton_cache)
+        settle(new / "engine")
+        manifest = _describe(new, install, caches)
         if target.exists():
             os.rename(target, old)
         os.rename(new, target)
     finally:
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
-    return digest
-
-
-def verify(image: Path) -> str:
-    """Compute the digest of an image from its files; see ``isolation.image_rootfs.verify_image``."""
-    return verify_image(image)
+    return manifest
 
 
 def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
@@ -241,10 +247,12 @@ def compile_modules(tree: Path, install: PythonInstall) -> None:
 
 
 def settle(tree: Path) -> None:
-    """Give every directory its mode and everything its time, the inner ones first."""
+    """Give everything below its mode and its time, the inner ones first, whatever umask they were made under."""
     for top, directories, files in os.walk(tree, topdown=False):
         for name in files:
-            os.utime(os.path.join(top, name), (EPOCH_S, EPOCH_S))
+            path = os.path.join(top, name)
+            os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
+            os.utime(path, (EPOCH_S, EPOCH_S))
         for name in directories:
             os.chmod(os.path.join(top, name), 0o755)
         os.utime(top, (EPOCH_S, EPOCH_S))
@@ -252,19 +260,36 @@ def settle(tree: Path) -> None:
     os.utime(tree, (EPOCH_S, EPOCH_S))
 
 
-def _write_manifest(image: Path, install: PythonInstall) -> str:
-    roles = {role: tree_digest(image / role) for role in sorted(ROLE_PACKAGES)}
-    digest = image_digest(roles)
-    manifest = {
-        "format": FORMAT,
-        "digest": digest,
-        "roles": roles,
-        "python": install.version,
-        "packages": {role: list(names) for role, names in sorted(ROLE_PACKAGES.items())},
-    }
-    (image / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+def _describe(image: Path, install: PythonInstall, caches: tuple[str, ...]) -> Manifest:
+    """Write the lists, the bill of materials and the manifest of the trees that are there."""
+    roles = {}
+    for name in sorted(ROLE_PACKAGES):
+        data = encode_list(tuple(tree_lines(image / name)))
+        list_place(image, name).write_bytes(data)
+        files = [path for path in (image / name).rglob("*") if path.is_file()]
+        digest = hashlib.sha256(data).hexdigest()
+        roles[name] = Role(digest, len(files), sum(path.stat().st_size for path in files))
+    bill = encode_bill(bill_of(image, install))
+    (image / SBOM).write_bytes(bill)
+    cuda = (image / "engine" / PACKAGES_DIR[1:] / "torch" / GPU_LIBRARY).exists()
+    manifest = Manifest(
+        "", VERSION, "cuda" if cuda else "cpu", platform.machine(), platform.python_version(), roles,
+        hashlib.sha256(bill).hexdigest(), {path.name: file_digest(path) for path in lock_files()}, caches,
+    )
+    (image / MANIFEST).write_bytes(encode_manifest(manifest))
     settle(image)
-    return digest
+    return read_manifest(image)[0]
+
+
+def lock_files() -> tuple[Path, ...]:
+    """The lists of pinned packages that a checkout has."""
+    return tuple(path for path in (LOCKS / "run.lock", LOCKS / "cpu.lock", LOCKS / "cuda.lock") if path.is_file())
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> int:
@@ -274,7 +299,7 @@ def main() -> int:
     parser.add_argument("image", type=Path)
     options = parser.parse_args()
     try:
-        print((build if options.verb == "build" else verify)(options.image))
+        print((build if options.verb == "build" else verify_image)(options.image).digest)
     except IsolationError as error:
         print(f"image: {error}", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@
   * ``RuntimeNotFoundError``: no usable runsc on this machine.
   * ``UserNamespaceError``: this machine refuses an unprivileged user namespace.
   * ``RootfsError``: the files for a sandbox's root are missing or unreadable for its user.
+      * ``ImageError``: an image is not what it shall be.
 
 Each message says what happened and what it means; ``hint`` says what to do, where something can be done.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 _STDERR_TAIL_CHARS = 2_000
 """Characters of a failed program's error output kept in the message: the last lines tell the cause."""
@@ -102,6 +104,20 @@ class RootfsError(IsolationError):
 
 class CheckpointError(IsolationError):
     """A saved sandbox cannot be used, or none could be saved; starting one without it works as ever."""
+
+
+class ImageError(RootfsError):
+    """An image is not what it shall be: changed, malformed, not signed, not the pinned one.
+
+    Args:
+        message: what is wrong.
+        path: the file by which it was found.
+        hint: what to do.
+    """
+
+    def __init__(self, message: str, path: Path, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
 
 
 def describe_status(status: int) -> str:

@@ -7,23 +7,18 @@ content, and nothing else: not owners, not times.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from isolation.errors import RootfsError
+from isolation.errors import ImageError, RootfsError
+from isolation.image_manifest import MAX_SBOM_BYTES, SBOM, TREE_HEADER, Manifest, read_bounded, read_list, read_manifest
 from isolation.python_rootfs import OURS_DIR, PACKAGES_DIR, PYTHON_DIR
 from isolation.spec import Mount, Rootfs
 
 _TOP_LEVEL = ("lib", "lib64", "opt", "usr")
 """All that an image has; each is one mount, so a boot costs three or four instead of thirty."""
-
-MANIFEST = "manifest.json"
-"""Beside the trees: the digest of each, the digest of all, and what was built from what."""
-
-_FORMAT = b"athanor image tree 1\n"
 
 
 def image_rootfs(tree: Path) -> Rootfs:
@@ -48,67 +43,98 @@ def image_rootfs(tree: Path) -> Rootfs:
     )
 
 
-def verify_image(image: Path) -> str:
-    """Compute an image's digest from its files and compare it with its own manifest.
+def verify_image(image: Path) -> Manifest:
+    """Read every file of an image and compare it with the image's own account.
 
-    The supervisor compares the result with the digest that the operator pinned; an image whose files agree with its
-    manifest is only whole, not yet trusted.
+    The supervisor compares the result's digest with the one that the operator pinned; an image whose files agree with
+    its manifest is only whole, not yet trusted.
 
     Raises:
-        RootfsError: it is no image, or its files are not those it was built with.
+        ImageError: it is no image, or its files are not those it was built with; the first of them is named.
     """
-    try:
-        manifest = json.loads((image / MANIFEST).read_text())
-        roles = {str(role): str(digest) for role, digest in manifest["roles"].items()}
-        whole = manifest["digest"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise RootfsError(f"{image} is no image: {error}", hint="build one with `athanor image build`") from error
-    trees = sorted(entry.name for entry in image.iterdir() if entry.is_dir())
-    found = {name: tree_digest(image / name) for name in trees}
-    wrong = sorted(role for role in roles.keys() | found.keys() if roles.get(role) != found.get(role))
-    if wrong or whole != image_digest(found):
-        raise RootfsError(
-            f"the files of {image} are not those it was built with: {', '.join(wrong) or MANIFEST}",
-            hint="do not run it; build it again",
-        )
-    return image_digest(found)
+    manifest, _ = read_manifest(image)
+    _compare_sbom(image, manifest)
+    trees = sorted(entry.name for entry in os.scandir(image) if entry.is_dir(follow_symlinks=False))
+    if trees != sorted(manifest.roles):
+        raise ImageError(f"{image} has not the trees of its manifest", image, hint="do not run it; build it again")
+    for name, role in manifest.roles.items():
+        lines = tuple(tree_lines(image / name))
+        if _digest(lines) != role.digest:
+            _name_difference(image, manifest, name, lines)
+    return manifest
 
 
-def image_digest(roles: dict[str, str]) -> str:
-    """One digest for all trees of an image: SHA-256 of their sorted ``role digest`` lines, in hex. Pure."""
-    lines = "".join(f"{role} {digest}\n" for role, digest in sorted(roles.items()))
-    return hashlib.sha256(b"athanor image 1\n" + lines.encode()).hexdigest()
+def _compare_sbom(image: Path, manifest: Manifest) -> None:
+    if hashlib.sha256(read_bounded(image / SBOM, MAX_SBOM_BYTES)).hexdigest() != manifest.sbom:
+        raise ImageError(f"{image / SBOM} is not what the image was built with", image / SBOM, hint="do not run it")
+
+
+def _name_difference(image: Path, manifest: Manifest, name: str, lines: tuple[str, ...]) -> None:
+    """Raise with the first entry of a tree that is not as its list has it."""
+    wanted = {_line(one.path, one.mode, one.digest) for one in read_list(image, name, manifest.roles[name])}
+    odd = min((_path_of(line) for line in wanted.symmetric_difference(lines)), default="")
+    place = image / name / odd
+    raise ImageError(
+        f"{place} is not what the image was built with", place, hint="do not run the image; build it again"
+    )
 
 
 def tree_digest(tree: Path) -> str:
     """SHA-256 of a tree's paths, kinds, modes and contents, in hex.
 
     Raises:
-        RootfsError: it holds something that an image may not: a device, a pipe, a socket, a set-id file, or a name
+        ImageError: it holds something that an image may not: a device, a pipe, a socket, a set-id file, or a name
             with a line break.
     """
-    digest = hashlib.sha256(_FORMAT)
-    for line in _entries(tree, ""):
-        digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
-    return digest.hexdigest()
+    return _digest(tuple(tree_lines(tree)))
 
 
-def _entries(directory: Path, prefix: str) -> Iterator[str]:
-    with os.scandir(directory) as listing:
-        entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
-    for entry in entries:
-        name = f"{prefix}{entry.name}"
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if "\n" in name or mode & (stat.S_ISUID | stat.S_ISGID):
-            raise RootfsError(f"{entry.path} may not be in an image: set-id, or a line break in its name")
-        permissions = f"{stat.S_IMODE(mode):04o}"
-        if stat.S_ISDIR(mode):
-            yield f"d {permissions} {name}"
-            yield from _entries(Path(entry.path), f"{name}/")
-        elif stat.S_ISLNK(mode):
-            yield f"l {name} -> {os.readlink(entry.path)}"
-        elif stat.S_ISREG(mode):
-            with open(entry.path, "rb") as file:
-                yield f"f {permissions} {hashlib.file_digest(file, 'sha256').hexdigest()} {name}"
-        else:
-            raise RootfsError(f"{entry.path} may not be in an image: neither file, directory nor link")
+def encode_list(lines: tuple[str, ...]) -> bytes:
+    """The list of a tree's entries as it lies beside the tree; its SHA-256 is the tree's digest."""
+    return TREE_HEADER + b"".join(line.encode("utf-8", "surrogateescape") + b"\n" for line in lines)
+
+
+def _digest(lines: tuple[str, ...]) -> str:
+    return hashlib.sha256(encode_list(lines)).hexdigest()
+
+
+def _path_of(line: str) -> str:
+    """The path of a line, whatever it is of."""
+    return line.split(" ", {"f": 3, "d": 2}.get(line[0], 1))[-1].partition(" -> " if line[0] == "l" else "\n")[0]
+
+
+def _line(name: str, mode: int, digest: str) -> str:
+    return f"f {mode:04o} {digest} {name}" if digest else f"d {mode:04o} {name}"
+
+
+def tree_lines(directory: Path, prefix: str = "") -> Iterator[str]:
+    """The entries of a tree, sorted by name, a directory before what it holds; see ``isolation.image_manifest``.
+
+    Raises:
+        ImageError: as ``tree_digest``, and for what cannot be read.
+    """
+    try:
+        with os.scandir(directory) as listing:
+            entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
+        for entry in entries:
+            yield from _entry_lines(entry, f"{prefix}{entry.name}")
+    except OSError as error:
+        place = Path(error.filename or directory)
+        raise ImageError(f"cannot read {place}: {(error.strerror or str(error)).lower()}", place) from error
+
+
+def _entry_lines(entry: os.DirEntry[str], name: str) -> Iterator[str]:
+    mode = entry.stat(follow_symlinks=False).st_mode
+    path, permissions = Path(entry.path), stat.S_IMODE(mode)
+    if "\n" in name or mode & (stat.S_ISUID | stat.S_ISGID):
+        raise ImageError(f"{path} may not be in an image: set-id, or a line break in its name", path)
+    if stat.S_ISDIR(mode):
+        yield _line(name, permissions, "")
+        yield from tree_lines(path, f"{name}/")
+    elif stat.S_ISLNK(mode):
+        yield f"l {name} -> {os.readlink(entry.path)}"
+    elif stat.S_ISREG(mode):
+        with open(entry.path, "rb") as file:
+            yield _line(name, permissions, hashlib.file_digest(file, "sha256").hexdigest())
+    else:
+        raise ImageError(f"{path} may not be in an image: neither file, directory nor link", path)

@@ -15,6 +15,7 @@ from appliance.cli import (
     demo,
     doctor,
     image,
+    image_store,
     install,
     kernels,
     key,
@@ -108,9 +109,15 @@ _add("Commands", "shred", tenant.shred, tenant.SHRED_EXAMPLES, _tenant)
 _add("Commands", "rotate", tenant.rotate, tenant.ROTATE_EXAMPLES, _tenant)
 _add("Commands", "rewrap", tenant.rewrap, tenant.REWRAP_EXAMPLES, _tenant)
 _add("Commands", "root", tenant.root_key, tenant.ROOT_EXAMPLES, _tenant)
-_image = _group("image", "Build and verify the sandbox image.", MORE)
+_image = _group("image", "Build, verify, sign and choose the sandboxes' image.", MORE)
 _add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
 _add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)
+_add("Commands", "sign", image.sign, image.SIGN_EXAMPLES, _image)
+_add("Commands", "list", image_store.list_images, image_store.LIST_EXAMPLES, _image)
+_add("Commands", "add", image_store.add, image_store.ADD_EXAMPLES, _image)
+_add("Commands", "use", image_store.use, image_store.USE_EXAMPLES, _image)
+_add("Commands", "rollback", image_store.rollback, image_store.ROLLBACK_EXAMPLES, _image)
+_add("Commands", "remove", image_store.remove, image_store.REMOVE_EXAMPLES, _image)
 _kernels = _group("kernels", "Compile the engine's kernels for this machine.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _model = _group("model", "Convert and pin models.", MORE)

@@ -1,79 +1,167 @@
-"""``athanor image build | verify``: the sandboxes' root file system.
+"""``athanor image build | verify | sign``: the sandboxes' root file systems, wherever they lie.
 
-The work is done by ``images/build.py`` of a source checkout: ``build(target: Path) -> str`` and
-``verify(image: Path) -> str`` both give the image's digest. An installed appliance has images
-built elsewhere and needs no builder.
+An image is built by ``images/build.py`` of a source checkout. An installed appliance has images that were built
+elsewhere, and needs no builder; ``appliance.cli.image_store`` keeps them.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import fail, output
+from appliance.cli.console import Format, fail, output, print_data
+from appliance.cli.options import Output
+
+if TYPE_CHECKING:
+    from isolation.errors import IsolationError
+    from isolation.image_manifest import Manifest
+    from isolation.keys.signing import SigningKey
 
 BUILD_EXAMPLES = """
-athanor image build | then name it under `sandbox: image:` in athanor.yaml
+athanor image build | prints the digest by which it is pinned
+athanor image build images/out --sign image.key | signed by a key that is made if it is not there
 """
 
 VERIFY_EXAMPLES = """
 athanor image verify images/out --digest 9f86... | exit code 1 when it is another
+athanor image verify images/out --signed-by 3b6a... | or when that key has not signed it
+"""
+
+SIGN_EXAMPLES = """
+athanor image sign images/out --key image.key | prints the public key, for sandbox.image_keys
 """
 
 BUILDER = "images.build"
-"""Module with the functions named above."""
+"""Module with ``build(target, triton_cache) -> Manifest``."""
 
 DEFAULT_IMAGE = Path("images/out")
 """Where a source checkout keeps what it built; not under version control."""
 
-Work = Callable[[Path], str]
+Image = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the image.")]
 
 
 def build(
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the image.")] = DEFAULT_IMAGE,
+    target: Image = DEFAULT_IMAGE,
+    key: Annotated[
+        Path | None, typer.Option("--sign", metavar="FILE", help="Sign it with this key; made when there is none.")
+    ] = None,
+    triton_cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Compiled kernels for GPUs, a folder for each kind of GPU.")
+    ] = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
-    """Build the image and print its digest."""
-    _print_digest(_run("build", target))
+    """Build the image and print its digest.
 
+    The same sources, packages and Python give the same digest, wherever and whenever it is built.
+    """
+    from appliance.image.signature import sign as sign_image
+    from isolation.errors import IsolationError
 
-def verify(
-    image: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the image.")] = DEFAULT_IMAGE,
-    digest: Annotated[str | None, typer.Option("--digest", metavar="HEX", help="What its digest must be.")] = None,
-) -> None:
-    """Check an image against its manifest and print its digest."""
-    found = _run("verify", image)
-    if digest is not None and found != digest:
-        fail(
-            exits.REFUSED,
-            f"{image} has the digest {found}, not {digest}",
-            "build it again with `athanor image build`; do not run an image that you did not pin",
-        )
-    _print_digest(found)
-
-
-def _run(name: str, path: Path) -> str:
+    signing = None if key is None else _key(key)
     try:
-        work = cast("Work", getattr(importlib.import_module(BUILDER), name))
-    except (ImportError, AttributeError) as error:
+        builder: Any = importlib.import_module(BUILDER)
+    except ImportError as error:
         fail(
             exits.REFUSED,
             f"there is no image builder here: {error}",
-            "run this in a source checkout; an installed appliance comes with its image",
+            "run this in a source checkout; an installed appliance takes images with `athanor image add`",
         )
+    try:
+        manifest: Manifest = builder.build(target, triton_cache)
+        if signing is not None:
+            sign_image(target, signing)
+    except IsolationError as error:
+        refuse(error)
+    except OSError as error:
+        fail(exits.REFUSED, f"cannot build {target}: {(error.strerror or str(error)).lower()}")
+    _show(target, manifest, output_format)
+
+
+def verify(
+    target: Image = DEFAULT_IMAGE,
+    digest: Annotated[str | None, typer.Option("--digest", metavar="HEX", help="What its digest must be.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--signed-by", metavar="HEX", help="A public key that must have signed it.")
+    ] = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Read every file of an image, compare it with its manifest, and print its digest."""
+    from appliance.image.signature import check_signed
     from isolation.errors import IsolationError
+    from isolation.image_rootfs import verify_image
 
     try:
-        return work(path)
+        manifest = verify_image(target)
+        for key in keys or ():
+            check_signed(target, manifest, (key,))
     except IsolationError as error:
-        fail(exits.REFUSED, error.args[0], error.hint or None)
+        refuse(error)
+    if digest is not None and manifest.digest != digest:
+        fail(
+            exits.REFUSED,
+            f"{target} has the digest {manifest.digest}, not {digest}",
+            "build it again with `athanor image build`; do not run an image that you did not pin",
+        )
+    _show(target, manifest, output_format)
+
+
+def sign(
+    target: Image,
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Private key; made when there is none.")],
+) -> None:
+    """Verify an image, sign it, and print the public key.
+
+    The key is a file of 32 random bytes that only its owner may read, as that of the audit log is.
+    Keep it away from the machines that run the image.
+    """
+    from appliance.image.signature import sign as sign_image
+    from isolation.errors import IsolationError
+    from isolation.image_rootfs import verify_image
+
+    signing = _key(key)
+    try:
+        verify_image(target)
+        sign_image(target, signing)
+    except IsolationError as error:
+        refuse(error)
     except OSError as error:
-        fail(exits.REFUSED, f"cannot {name} {path}: {(error.strerror or str(error)).lower()}")
+        fail(exits.REFUSED, f"cannot sign {target}: {(error.strerror or str(error)).lower()}")
+    output().print(signing.public.hex(), soft_wrap=True)
 
 
-def _print_digest(digest: str) -> None:
-    output().print(digest, soft_wrap=True)
+def refuse(error: IsolationError) -> NoReturn:
+    """Say what is wrong with an image, and end."""
+    fail(exits.REFUSED, error.args[0], error.hint or None)
+
+
+def _key(path: Path) -> SigningKey:
+    from isolation.keys.signing import SigningKeyError, load_or_make
+
+    try:
+        return load_or_make(path)[0]
+    except SigningKeyError as error:
+        fail(exits.REFUSED, str(error))
+
+
+def _show(image: Path, manifest: Manifest, output_format: Format) -> None:
+    """The digest alone on standard output, unless more is asked for."""
+    if output_format is Format.TABLE:
+        output().print(manifest.digest, soft_wrap=True)
+        return
+    from appliance.image.signature import signers
+
+    print_data(facts(manifest) | {"signed_by": list(signers(image))}, output_format)
+
+
+def facts(manifest: Manifest) -> dict[str, object]:
+    """What an image says of itself, for other programs."""
+    return {
+        "digest": manifest.digest, "version": manifest.version, "variant": manifest.variant,
+        "machine": manifest.machine, "python": manifest.python, "bytes": manifest.size,
+        "roles": {name: {"files": role.files, "bytes": role.size} for name, role in manifest.roles.items()},
+        "triton_caches": list(manifest.triton_caches),
+    }  # fmt: skip

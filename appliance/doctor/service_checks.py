@@ -76,7 +76,7 @@ def check_image(image: Image) -> Finding:
         return Subject(Area.SANDBOXES, "image").problem(
             image.problem,
             means="no sandbox is started from it",
-            mend="athanor image build    # then pin the digest it prints",
+            mend="athanor image use DIGEST    # of a whole one; `athanor image build` makes one",
         )
     if image.digest != image.pinned:
         return Subject(Area.SANDBOXES, "image").problem(

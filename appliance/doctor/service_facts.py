@@ -29,9 +29,9 @@ from appliance.doctor.facts import (
     Service,
 )
 from appliance.doctor.holders import holder
-from appliance.errors import ConfigError
+from appliance.errors import ApplianceError, ConfigError
+from appliance.image.check import check, resolve
 from isolation.errors import RootfsError
-from isolation.image_rootfs import verify_image
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import load_policy
@@ -204,13 +204,17 @@ def _kernels(config: ApplianceConfig) -> Kernels:
 
 
 def _image(config: ApplianceConfig) -> Image:
-    path, pinned = config.sandbox.image, config.sandbox.image_digest
-    if path is None:
-        return Image()
+    pinned = config.sandbox.image_digest
     try:
-        return Image(path=str(path), digest=verify_image(path), pinned=pinned)
-    except RootfsError as error:
-        return Image(path=str(path), pinned=pinned, problem=str(error).partition("\n")[0])
+        found = resolve(config)
+        path, pinned = found.sandbox.image, found.sandbox.image_digest
+        manifest = check(found)
+    except (RootfsError, ApplianceError) as error:
+        named = config.sandbox.image or config.sandbox.image_store
+        return Image(path=str(named), pinned=pinned, problem=str(error).partition("\n")[0])
+    if path is None or manifest is None:
+        return Image()
+    return Image(path=str(path), digest=manifest.digest, pinned=pinned)
 
 
 def find_exporters(environment: dict[str, str]) -> Iterator[Exporter]:

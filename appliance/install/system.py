@@ -14,6 +14,9 @@ from isolation.process import MINIMAL_ENVIRONMENT, run
 PATIENCE_S = 120.0
 """Longest that one of these may take: a stop waits for answers that still run."""
 
+START_S = 1_000.0
+"""Longest that a start may take: the units' own limit, and a little."""
+
 USERS = ("athanor-gateway", "athanor-supervisor")
 GROUP = "athanor"
 
@@ -65,6 +68,20 @@ def stop() -> None:
     if present:
         _tell("systemctl", "disable", "--now", *present)
         run(["systemctl", "reset-failed", *present], timeout_s=PATIENCE_S, check=False)
+
+
+def restart() -> None:
+    """Start the services again, the gateway stopped first and started last; waits until they are ready.
+
+    Raises:
+        ConfigError: no systemd, the target is not installed, or a service did not come up.
+    """
+    if not systemd_runs():
+        raise ConfigError("systemd is not this machine's service manager; start the appliance again yourself")
+    try:
+        run(_found(["systemctl", "restart", TARGET, *SERVICES]), timeout_s=START_S)
+    except ProcessError as error:
+        raise ConfigError(str(error)) from error
 
 
 def remove_users() -> tuple[str, ...]:

@@ -9,10 +9,8 @@ from pathlib import Path
 import structlog
 
 from appliance.config import ApplianceConfig
-from appliance.errors import StartError
 from isolation import userns
 from isolation.gvisor import GvisorRuntime
-from isolation.image_rootfs import verify_image
 from isolation.runsc import default_candidates, find_runsc
 from isolation.runtime import Runtime
 from isolation.unsafe import UnsafeRuntime
@@ -38,24 +36,6 @@ def enter_confinement(config: ApplianceConfig) -> None:
     if libc.unshare(CLONE_NEWNET) != 0:
         log.warning("the supervisor keeps the machine's network", reason=os.strerror(ctypes.get_errno()))
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def check_image(config: ApplianceConfig) -> None:
-    """Refuse an image that is not the pinned one; hashing both trees takes a second or two.
-
-    Raises:
-        StartError: it is another.
-        RootfsError: it is no image, or its files are not those it was built with.
-    """
-    image, pinned = config.sandbox.image, config.sandbox.image_digest
-    if image is None:
-        return
-    found = verify_image(image)
-    if found != pinned:
-        raise StartError(
-            f"the image {image} has the digest {found}, the configuration pins {pinned}; "
-            "run the image you pinned, or pin this one if you built it"
-        )
 
 
 def choose_runtime(config: ApplianceConfig) -> Runtime:

@@ -18,12 +18,13 @@ from appliance.config import ApplianceConfig
 from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, SpillState, Want, Welcome
 from appliance.errors import StartError
 from appliance.model_digests import DigestCache
+from appliance.image.check import check, resolve
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
 from appliance.supervisor.declared import DeclaredTenants
 from appliance.supervisor.keeper import Keeper
-from appliance.supervisor.machine import check_image, choose_runtime
+from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.paths import CONTROL_SOCKET, OPERATOR_SOCKET
 from appliance.supervisor.residents import Residents
@@ -42,10 +43,11 @@ async def supervise(config: ApplianceConfig) -> None:
     Raises:
         StartError: no runtime, an unusable model, or no sandbox that would start at all.
     """
-    check_image(config)
+    config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+    config = resolve(config)
+    check(config, config.run_dir)
     runtime = choose_runtime(config)
     models = await asyncio.to_thread(_read_models, config)
-    config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     keepers: list[Keeper] = []
     recorder = await _open_recorder(config, lambda state: server.publish(state, ()))
     server = ControlServer(

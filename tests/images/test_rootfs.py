@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from images.build import build, build_tree, verify
+from images.build import build, build_tree
+from images.triton_cache import add_cache, cache_key
 from isolation.environment import guest_environment
-from isolation.errors import IsolationError, RootfsError
+from isolation.errors import ImageError, IsolationError, RootfsError
 from isolation.gvisor import GvisorRuntime
-from isolation.image_rootfs import MANIFEST, image_digest, image_rootfs, tree_digest
+from isolation.image_manifest import SBOM, read_list, read_manifest
+from isolation.image_rootfs import image_rootfs, tree_digest, verify_image
 from isolation.python_rootfs import ROLE_PACKAGES, running_python
 from isolation.runsc import find_runsc
 from isolation.spec import Limits, SandboxSpec
@@ -35,12 +42,85 @@ def files(tree: Path) -> list[Path]:
     return [path for path in tree.rglob("*") if path.is_file()]
 
 
-def test_two_builds_give_one_digest(image, tmp_path):
-    """A second build, in a directory with another name, is the same bit by bit."""
-    first = json.loads((image / MANIFEST).read_text())
-    build_tree(tmp_path / "another-place" / "text", "text", running_python())
-    assert tree_digest(tmp_path / "another-place" / "text") == first["roles"]["text"]
-    assert first["digest"] == image_digest(first["roles"]) == verify(image)
+def test_two_builds_of_a_tree_give_one_digest(image, tmp_path):
+    """A second build, in a directory with another name and under another umask, is the same bit by bit."""
+    before = os.umask(0o077)
+    try:
+        build_tree(tmp_path / "another-place" / "text", "text", running_python())
+    finally:
+        os.umask(before)
+    manifest, _ = read_manifest(image)
+    assert tree_digest(tmp_path / "another-place" / "text") == manifest.roles["text"].digest
+    assert verify_image(image) == manifest
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_two_builds_give_one_digest(image, tmp_path, root):
+    """A whole second image, built by a process of its own: at another time, in another place, from another working
+    directory, under another umask, time zone, locale and order of hashes."""
+    code = "import sys, os; os.umask(0o027); from images.build import build; from pathlib import Path; " \
+        "print(build(Path(sys.argv[1])).digest)"
+    environment = {
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "TZ": "Pacific/Apia", "LC_ALL": "C", "PYTHONHASHSEED": "7"
+    }
+    time.sleep(1.1)  # times of files have a second's digits in some formats
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a/b/second")], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == read_manifest(image)[0].digest
+    for name in (SBOM, "engine.files", "text.files"):
+        assert (tmp_path / "a/b/second" / name).read_bytes() == (image / name).read_bytes()
+
+
+def test_the_bill_of_materials_is_true(image):
+    """Each library of the tree is in it with its own digest; the packages have the versions that are installed, and
+    hashes of the lock; a Debian package is named only for a file that is that package's, byte by byte."""
+    import importlib.metadata
+
+    bill = json.loads((image / SBOM).read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    components = bill["components"]
+    assert len({one["bom-ref"] for one in components}) == len(components)
+    packages = {one["name"]: one for one in components if one.get("purl", "").startswith("pkg:pypi/")}
+    assert set(packages) >= {"torch", "numpy", "tokenizers", "jinja2", "llguidance", "markupsafe"}
+    for name, one in packages.items():
+        assert one["version"] == importlib.metadata.version(name)
+        assert [entry for entry in one["properties"] if entry["name"] == "athanor:locked-sha256"], name
+    libraries = {one["hashes"][0]["content"]: one for one in components if "hashes" in one}
+    system = [path for role in ROLE_PACKAGES for path in files(image / role / "lib")]
+    assert len(system) > 15
+    for path in (*system, *(image / "engine/opt/packages/torch/lib").glob("*.so*")):
+        assert libraries[hashlib.sha256(path.read_bytes()).hexdigest()]["name"] == path.name
+    for one in libraries.values():
+        owner = re.match(r"pkg:deb/debian/([^@]+)@", one.get("purl", ""))
+        if owner is not None:
+            listed = subprocess.run(["dpkg", "-L", owner[1]], capture_output=True, text=True).stdout.splitlines()
+            owned = {hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in listed if one["name"] in name}
+            assert one["hashes"][0]["content"] in owned
+
+
+def test_kernel_caches_have_their_place(tmp_path):
+    """A cache of the image's own Triton goes below its key; one of another Triton, of no key, or into an image without
+    Triton is refused."""
+    tree, source = tmp_path / "engine", tmp_path / "caches"
+    key = cache_key("sm_90", "3.7.1", b"configuration")
+    assert key != cache_key("sm_90", "3.7.1", b"another")
+    (source / key / "hash").mkdir(parents=True)
+    (source / key / "hash/kernel.cubin").write_bytes(b"cubin")
+    with pytest.raises(IsolationError, match="no triton"):
+        add_cache(tree, source)
+    (tree / "opt/packages/triton").mkdir(parents=True)
+    (tree / "opt/packages/triton/__init__.py").write_text("__version__ = '3.7.1'\n")
+    assert add_cache(tree, source) == (key,)
+    assert (tree / "opt/triton" / key / "hash/kernel.cubin").read_bytes() == b"cubin"
+    (source / cache_key("sm_90", "3.6.0", b"")).mkdir()
+    with pytest.raises(IsolationError, match=r"compiled by triton 3\.6\.0"):
+        add_cache(tmp_path / "engine", source)
+    (source / "odd").mkdir()
+    with pytest.raises(IsolationError):
+        add_cache(tmp_path / "engine", source)
 
 
 @pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))
@@ -133,19 +213,23 @@ def test_odd_files_are_refused(tree, odd):
 
 
 def test_verify_finds_a_changed_byte(image):
-    """One byte of one file is enough, and the message says in which role."""
+    """One byte of one file is enough, and the error names the file; control: with the byte back it is whole."""
     victim = image / "text/opt/athanor/engine/__init__.py"
     good = victim.read_bytes()
     victim.write_bytes(good + b"#")
-    with pytest.raises(IsolationError, match="not those it was built with: text"):
-        verify(image)
+    with pytest.raises(ImageError, match="is not what the image was built with") as caught:
+        verify_image(image)
+    assert caught.value.path == victim
     victim.write_bytes(good)
+    manifest = verify_image(image)
+    assert manifest.variant == "cpu" and manifest.roles["text"].files == len(read_list(image, "text",
+        manifest.roles["text"])) - sum(path.is_dir() for path in (image / "text").rglob("*"))
 
 
 def test_verify_refuses_what_is_no_image(tmp_path):
     """A directory without a manifest is said to be none."""
     with pytest.raises(IsolationError, match="is no image"):
-        verify(tmp_path)
+        verify_image(tmp_path)
     with pytest.raises(IsolationError, match="is no sandbox image"):
         image_rootfs(tmp_path)
 

@@ -60,4 +60,8 @@ def test_serve_runs_from_the_pinned_image_and_from_no_other(tmp_path: Path, runs
     victim.chmod(0o644)
     victim.write_text(victim.read_text() + "#")
     tampered = subprocess.run([ATHANOR, "serve", "--config", str(path)], capture_output=True, text=True, timeout=60)
-    assert tampered.returncode == 4 and "not those it was built with" in tampered.stderr
+    assert tampered.returncode == 4 and f"{victim} is not what the image was built with" in tampered.stderr
+
+    path.write_text(json.dumps({**config, "sandbox": {**config["sandbox"], "image_keys": ["0" * 64]}}))
+    unsigned = subprocess.run([ATHANOR, "serve", "--config", str(path)], capture_output=True, text=True, timeout=60)
+    assert unsigned.returncode == 4 and "is not signed" in unsigned.stderr

@@ -50,6 +50,8 @@ COMMANDS = [
     ("image",),
     ("image", "build"),
     ("image", "verify"),
+    ("image", "list"),
+    ("image", "use"),
     ("kernels",),
     ("kernels", "build"),
     ("model",),

@@ -1,0 +1,62 @@
+"""The image that a configuration asks for, found and held against what is pinned and who must have signed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from appliance.config import ApplianceConfig
+from appliance.errors import StartError
+from appliance.image import stamp
+from appliance.image.pin import read_pin
+from appliance.image.signature import check_signed
+from isolation.errors import ImageError
+from isolation.image_manifest import Manifest, read_manifest
+from isolation.image_rootfs import verify_image
+
+
+def resolve(config: ApplianceConfig) -> ApplianceConfig:
+    """The same configuration with the image named that the pin file pins.
+
+    Raises:
+        StartError: the configuration has a store of images, and none is pinned.
+        ConfigError: the pin cannot be read.
+    """
+    sandbox = config.sandbox
+    if sandbox.image_store is None or sandbox.image_pin is None:
+        return config
+    pin = read_pin(sandbox.image_pin)
+    if pin is None:
+        raise StartError(
+            f"no image is pinned: there is no {sandbox.image_pin}; `athanor image list` shows what is in the store, "
+            "`athanor image use DIGEST` pins one"
+        )
+    found = sandbox.model_copy(update={"image": sandbox.image_store / pin.pinned, "image_digest": pin.pinned})
+    return config.model_copy(update={"sandbox": found})
+
+
+def check(config: ApplianceConfig, run_dir: Path | None = None) -> Manifest | None:
+    """Refuse an image that is not the pinned one, not whole, or not signed as the configuration asks; None where it
+    names no image. Reading all of it takes a second or two, unless ``run_dir`` has the stamp of an earlier reading.
+
+    Raises:
+        ImageError: it is another, a file was changed (the message names it), or nobody who may has signed it.
+    """
+    image, pinned, keys = config.sandbox.image, config.sandbox.image_digest, config.sandbox.image_keys
+    if image is None:
+        return None
+    manifest, _ = read_manifest(image)
+    if manifest.digest != pinned:
+        raise ImageError(
+            f"the image {image} has the digest {manifest.digest}, the configuration pins {pinned}", image,
+            hint="run the image you pinned, or pin this one if you built it",
+        )
+    if keys:
+        check_signed(image, manifest, keys)
+    before = stamp.fingerprint(image, pinned) if run_dir is not None else None
+    if run_dir is not None and stamp.is_stamped(run_dir, before):
+        return manifest
+    if verify_image(image).digest != pinned:
+        raise ImageError(f"the image {image} changed while it was read", image, hint="do not run it")
+    if run_dir is not None and before == stamp.fingerprint(image, pinned):
+        stamp.leave(run_dir, before)
+    return manifest
