@@ -204,6 +204,9 @@ class ApplianceConfig(_Section):
     digest_cache: Path | None = Field(default=None, strict=False)
     """Where the supervisor remembers digests of model files, so that it need not read all weights at every start; in a
     folder that nobody else may write to."""
+    state: Path | None = Field(default=None, strict=False)
+    """Where an installation notes the form of its state (``schema.json``); one that this version does not know is not
+    served from."""
     wipe_memory: bool = True
     """Whether host processes and text sandboxes overwrite memory that they free; what ``retention: none`` says of
     memory needs it."""
@@ -303,5 +306,7 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
     paths = {name: folder / getattr(config, name) for name in ("policy", "credentials", "pepper", "run_dir")}
     if config.digest_cache is not None:
         paths["digest_cache"] = folder / config.digest_cache
+    if config.state is not None:
+        paths["state"] = folder / config.state
     paths |= {"models": models, "listen": listen, "sandbox": sandbox, "audit": audit, "keys": keys}
     return config.model_copy(update=paths)

@@ -8,6 +8,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
+
+FIRST_HELD = 3
+"""The first descriptor that a service manager passes on, as sd_listen_fds(3) has it."""
+
+MAX_HELD = 16
+"""Descriptors that are kept for us: the unit allows fewer."""
 
 
 def notify(*lines: str) -> bool:
@@ -15,6 +22,10 @@ def notify(*lines: str) -> bool:
 
     A full or vanished socket is no reason to fail a service, so errors are swallowed here by purpose.
     """
+    return _send("\n".join(lines))
+
+
+def _send(text: str, descriptors: Sequence[int] = ()) -> bool:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
@@ -23,10 +34,37 @@ def notify(*lines: str) -> bool:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect(address)
-            sock.sendall("\n".join(lines).encode())
+            socket.send_fds(sock, [text.encode()], list(descriptors))
     except OSError:
         return False
     return True
+
+
+def hold(sock: socket.socket, name: str) -> bool:
+    """Give the service manager a descriptor to keep until the service's next start (``FDSTORE``, sd_notify(3)); False
+    when there is none, or it was not sent. Without ``FileDescriptorStoreMax=`` in the unit it is dropped."""
+    return _send(f"FDSTORE=1\nFDNAME={name}", [sock.fileno()])
+
+
+def held() -> dict[str, int]:
+    """Name to descriptor of what was kept for us (``LISTEN_FDS``, sd_listen_fds(3)), now ours to close. Asked once:
+    what we start shall not inherit them."""
+    count, names = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    pid = os.environ.pop("LISTEN_PID", "")
+    if pid != str(os.getpid()) or not count.isdigit() or int(count) != len(names) or int(count) > MAX_HELD:
+        return {}
+    found: dict[str, int] = {}
+    for number, name in enumerate(names, FIRST_HELD):
+        os.set_inheritable(number, False)
+        if name in found:
+            os.close(found[name])
+        found[name] = number
+    return found
+
+
+def let_go(name: str) -> None:
+    """Have the service manager close what it keeps under a name."""
+    notify("FDSTOREREMOVE=1", f"FDNAME={name}")
 
 
 def ready(status: str) -> None:

@@ -27,6 +27,7 @@ from isolation.elf import closure
 from isolation.errors import IsolationError
 from isolation.image_manifest import MANIFEST, SBOM, Manifest, Role, encode_manifest, list_place, read_manifest
 from isolation.image_rootfs import encode_list, tree_lines, verify_image
+from isolation.ipc.messages import PROTOCOL_VERSION
 from isolation.process import run
 from isolation.python_rootfs import (
     GPU_LIBRARY,
@@ -273,7 +274,7 @@ def _describe(image: Path, install: PythonInstall, caches: tuple[str, ...]) -> M
     (image / SBOM).write_bytes(bill)
     cuda = (image / "engine" / PACKAGES_DIR[1:] / "torch" / GPU_LIBRARY).exists()
     manifest = Manifest(
-        "", VERSION, "cuda" if cuda else "cpu", platform.machine(), platform.python_version(), roles,
+        "", VERSION, "cuda" if cuda else "cpu", PROTOCOL_VERSION, platform.machine(), platform.python_version(), roles,
         hashlib.sha256(bill).hexdigest(), {path.name: file_digest(path) for path in lock_files()}, caches,
     )
     (image / MANIFEST).write_bytes(encode_manifest(manifest))

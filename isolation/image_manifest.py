@@ -67,6 +67,8 @@ class Manifest:
     version: str
     """Of the appliance that it was built from."""
     variant: str
+    protocol: int
+    """Of the wire that its programs speak."""
     machine: str
     python: str
     roles: Mapping[str, Role]
@@ -105,6 +107,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "format": FORMAT,
         "version": manifest.version,
         "variant": manifest.variant,
+        "protocol": manifest.protocol,
         "machine": manifest.machine,
         "python": manifest.python,
         "roles": {
@@ -144,13 +147,15 @@ def _parse(data: bytes) -> Manifest:
     words = {name: values[name] for name in ("version", "machine", "python")}
     if not all(isinstance(word, str) and re.fullmatch(r"[\w.+-]{1,64}", word) for word in words.values()):
         raise ValueError("a version is none")
+    if type(values["protocol"]) is not int:
+        raise ValueError("its protocol is none")
     built_from = {str(name): _hex(one) for name, one in values["built_from"].items()}
     caches = tuple(values["triton_caches"])
     if not all(isinstance(key, str) and is_inside(key) for key in caches):
         raise ValueError("a cache's key is none")
     return Manifest(
-        manifest_digest(data), variant=values["variant"], roles=roles, sbom=_hex(values["sbom"]),
-        built_from=built_from, triton_caches=caches, **words,
+        manifest_digest(data), variant=values["variant"], protocol=values["protocol"], roles=roles,
+        sbom=_hex(values["sbom"]), built_from=built_from, triton_caches=caches, **words,
     )
 
 

@@ -1,5 +1,5 @@
-"""docs/install.md under a real systemd: a small Debian is booted in a container, gets the package, and serves the
-embedded model to two tenants, until the package is purged.
+"""docs/install.md and docs/upgrade.md under a real systemd: a small Debian is booted in a container, gets the package,
+serves the embedded model to two tenants, is upgraded and goes back, until the package is purged.
 
 Needs root, dpkg-deb, mmdebstrap and systemd-nspawn (packages mmdebstrap and systemd-container); some minutes, and 3 GB
 below the temporary directory.
@@ -7,8 +7,10 @@ below the temporary directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -21,10 +23,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.version import VERSION
+
 pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs/install.md"
+DOCUMENT, UPGRADE = ROOT / "docs/install.md", ROOT / "docs/upgrade.md"
 ADMIN = "unix:/run/athanor/admin.sock"
 POLICY = "/etc/athanor/policy.yaml"
 COMMAND = """\
@@ -44,11 +48,39 @@ print(json.load(urllib.request.urlopen(request, timeout=30))["usage"]["completio
 """
 
 
+ASK_ON = """\
+import collections, json, os, sys, time, urllib.request
+body = {"model": "athanor-mini", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+headers = {"Authorization": "Bearer " + sys.argv[1], "Content-Type": "application/json"}
+counts = collections.Counter()
+while not os.path.exists("/root/enough"):
+    request = urllib.request.Request("http://127.0.0.1:8080/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        json.load(urllib.request.urlopen(request, timeout=120))
+        counts["answered"] += 1
+    except OSError as error:
+        counts[repr(getattr(error, "reason", error))] += 1
+    time.sleep(0.05)
+print(json.dumps(counts))
+"""
+NEXT_VERSION = "9.9.0"
+STEP = """
+
+def _mark(folder: Path) -> None:
+    path = folder / "policy.yaml"
+    path.write_text("# of the next form\\n" + path.read_text())
+
+
+MIGRATIONS = (Migration("policies say their form", _mark),)
+"""
+
+
 class Container:
     """A booted Debian; commands run inside it."""
 
     def __init__(self, root: Path) -> None:
         self.keys: dict[str, str] = {}
+        self.root = root
         packages = sysconfig.get_path("purelib")
         binds = [f"--bind-ro={ROOT}:/srv/athanor", f"--bind-ro={packages}:/srv/packages"]
         options = ["-q", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--link-journal=no"]
@@ -81,6 +113,21 @@ class Container:
     def ask(self, tenant: str = "alpha") -> str:
         """Tokens of one answer, or what went wrong."""
         return self.run("python3", "-c", ASK, self.keys[tenant])
+
+    @contextlib.contextmanager
+    def asking(self):
+        """A client that asks one request after the other, each over a connection of its own, while the block runs; what
+        became of them is in the dictionary afterwards."""
+        counts: dict[str, int] = {}
+        self.run("rm", "-f", "/root/enough")
+        client = subprocess.Popen(
+            [*self._enter(), "python3", "-c", ASK_ON, self.keys["alpha"]], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            yield counts
+        finally:
+            self.run("touch", "/root/enough")
+            counts.update(json.loads(client.communicate(timeout=180)[0]))
 
     def shell(self, script: str) -> str:
         """Run a block of the document as root in its home, ended by the first command that fails."""
@@ -134,9 +181,31 @@ def fill(root: Path, runsc: Path, package: Path) -> None:
         path.chmod(0o755)
 
 
-def blocks(kind: str) -> list[str]:
-    """The document's commands of one kind, block by block."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+def blocks(kind: str, document: Path = DOCUMENT) -> list[str]:
+    """A document's commands of one kind, block by block."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def next_version(package: Path, folder: Path) -> Path:
+    """A package of a later version, whose state has another form."""
+    tree = folder / "tree"
+    subprocess.run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True)
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub(r"^Version: .*$", f"Version: {NEXT_VERSION}", control.read_text(), flags=re.MULTILINE))
+    (site,) = (tree / "usr/lib/athanor/lib").glob("python3.*/site-packages")
+    version, schema = site / "appliance/version.py", site / "appliance/install/schema.py"
+    version.write_text(re.sub('VERSION = ".*"', f'VERSION = "{NEXT_VERSION}"', version.read_text()))
+    text = schema.read_text()
+    empty = "MIGRATIONS: tuple[Migration, ...] = ()"
+    assert empty in text
+    schema.write_text(text.replace(empty, STEP))
+    for path in (version, schema):
+        py_compile.compile(str(path), dfile=f"/{path.relative_to(tree)}", doraise=True,
+                           invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)  # fmt: skip
+    made = folder / f"athanor_{NEXT_VERSION}_amd64.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(made)], check=True)
+    shutil.rmtree(tree)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -260,17 +329,93 @@ def test_a_hung_service_is_started_again(container, unit):
     container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload")
 
 
-def test_an_upgrade_keeps_what_is_the_operators(container):
-    """The package over itself, as an upgrade does it: both services are restarted from the new files, policy and keys
-    stay, and both tenants are answered."""
-    before = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
-    kept = container.run("sha256sum", POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper")
-    container.shell("apt-get install --reinstall --yes ./athanor_*.deb")
-    container.until(lambda: container.states() == ["active", "active"] and container.ask("beta").isdigit(), 60)
-    after = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
-    assert not set(before) & set(after)
-    assert container.run("sha256sum", POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper") == kept
-    assert int(container.ask("alpha")) > 0
+def test_a_restart_refuses_nobody(container):
+    """While the gateway is started again no connection is refused or lost; control: when systemd may keep no socket,
+    some are. A request that had been accepted as the drain began may get the retryable 503."""
+    unit = "athanor-gateway"
+    with container.asking() as counts:
+        container.until(lambda: container.ask().isdigit(), 60)
+        before = container.main_pid(unit)
+        container.run("systemctl", "restart", unit)
+        assert container.main_pid(unit) not in (before, "0")
+        container.until(lambda: container.ask().isdigit(), 60)
+    assert counts.pop("'Service Unavailable'", 0) <= 1 and counts.keys() == {"answered"}, counts
+    folder = f"/run/systemd/system/{unit}.service.d"
+    drop = f"mkdir -p {folder}; printf '[Service]\\nFileDescriptorStoreMax=0\\n' > {folder}/none.conf"
+    container.run("sh", "-c", f"{drop}; systemctl daemon-reload; systemctl stop {unit}; systemctl start {unit}")
+    with container.asking() as counts:
+        container.until(lambda: container.ask().isdigit(), 60)
+        container.run("systemctl", "restart", unit)
+        container.until(lambda: container.ask().isdigit(), 60)
+    assert any("refused" in reason for reason in counts), counts
+    container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload; systemctl stop {unit}; systemctl start {unit}")
+    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
+
+
+def test_an_upgrade_and_the_way_back(container, package, tmp_path):
+    """docs/upgrade.md: a later version with state of another form, and the older one again. No connection is refused
+    meanwhile, keys go on working, the policy comes back as it was, and the audit log is one chain through all of it."""
+    files = (POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper")
+    kept = container.run("sha256sum", *files)
+    for name, one in (("old", package), ("new", next_version(package, tmp_path))):
+        (container.root / "root" / name).mkdir()
+        shutil.move(shutil.copy(one, tmp_path / f"{name}.deb"), container.root / "root" / name / one.name)
+    assert "has the form 1" in container.shell(blocks("sh before", UPGRADE)[0])
+    entries = audit_entries(container)
+    with container.asking() as counts:
+        for block, version, mark in (
+            (blocks("sh upgrade", UPGRADE)[0], NEXT_VERSION, "# of the next form"),
+            (blocks("sh back", UPGRADE)[0], VERSION, "version"),
+        ):
+            before = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
+            said = container.shell(block)
+            assert "the log is whole" in said
+            container.until(lambda: container.states() == ["active", "active"] and container.ask("beta").isdigit(), 90)
+            after = [container.main_pid(unit) for unit in ("athanor-supervisor", "athanor-gateway")]
+            assert not set(before) & set(after)
+            assert container.run("athanor", "--version") == f"athanor {version}"
+            assert container.run("head", "-n1", POLICY).startswith(mark)
+            assert int(container.ask("alpha")) > 0
+            assert audit_entries(container) > entries
+            entries = audit_entries(container)
+    assert counts.pop("'Service Unavailable'", 0) <= 2 and counts.keys() == {"answered"}, counts
+    assert container.run("sha256sum", *files) == kept
+    state = json.loads(container.run("athanor", "state", "show", "-o", "json"))
+    assert (state["form"], state["known"], state["backups"]) == (1, 1, [1, 2])
+    assert container.run("stat", "-c", "%a %U", "/var/lib/athanor/backups") == "700 root"
+
+
+def audit_entries(container) -> int:
+    """Entries of the audit log, which is whole."""
+    report = json.loads(container.run("athanor", "audit", "verify", "-o", "json"))
+    assert report["ok"], report
+    return report["entries"]
+
+
+def test_images_are_chosen_and_rolled_back(container):
+    """An image that was built and signed elsewhere is added and pinned, and serves; with a byte changed no sandbox
+    starts and the log names the file; unsigned is refused."""
+    built = [ROOT / ".venv/bin/athanor", "image", "build", container.root / "srv/image", "--sign",
+             container.root.parent / "image.key", "-o", "json"]  # fmt: skip
+    image = json.loads(subprocess.run(built, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    words = {"image_store": "/var/lib/athanor/images", "image_pin": "/etc/athanor/image.json"}
+    words |= {"image_keys": image["signed_by"]}
+    container.run("sh", "-c", f"echo 'sandbox: {json.dumps(words)}' >> /etc/athanor/athanor.yaml")
+    container.shell(f"athanor image add /srv/image; athanor image use {image['digest'][:12]} --restart")
+    container.until(lambda: container.ask().isdigit(), 60)
+    assert image["digest"] in container.run("athanor", "audit", "show", "--kind", "sandbox")
+    place = f"/var/lib/athanor/images/{image['digest']}"
+    victim = f"{place}/text/opt/athanor/engine/text/conversation.py"
+    container.run("sh", "-c", f"echo '#' >> {victim}")
+    container.run("systemctl", "restart", "athanor-supervisor")
+    assert f"{victim} is not what the image was built with" in container.run("journalctl", "--no-pager", "-n", "50")
+    container.run("sh", "-c", f"truncate -s -2 {victim}; mv {place}/signatures /root; systemctl stop athanor.target "
+                  "athanor-gateway athanor-supervisor; systemctl reset-failed; systemctl start athanor-supervisor")
+    assert "is not signed" in container.run("journalctl", "--no-pager", "-n", "50")
+    container.run("sh", "-c", f"mv /root/signatures {place}; systemctl stop athanor-supervisor; systemctl reset-failed")
+    container.run("systemctl", "start", "athanor-supervisor", "athanor-gateway")
+    container.until(lambda: container.ask().isdigit(), 60)
+    shutil.rmtree(container.root / "srv/image")
 
 
 def test_stop_leaves_no_process(container):

@@ -81,6 +81,10 @@ class FrontEndSettings:
     max_rpcs: int = 1_024
     """Calls at once over all gRPC connections; one more ends with RESOURCE_EXHAUSTED."""
     grpc_stall_s: float = STALL_S
+    listen: Callable[[str, int, Callable[[str, int], socket.socket]], socket.socket] = field(
+        default=lambda host, port, make: make(host, port)
+    )
+    """Gives HTTP's listening socket: makes one by the third argument, or takes one that was kept."""
 
 
 class FrontEnds:
@@ -242,7 +246,9 @@ def _bind(settings: FrontEndSettings) -> socket.socket:
     host, port = settings.http_host, settings.http_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        bound = settings.listen(
+            host, port, lambda host, port: socket.create_server((host, port), family=family, backlog=BACKLOG)
+        )
     except OSError as error:
         raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
     # Accepted sockets inherit it: the kernel ends a connection whose peer takes nothing, dead or alive (RFC 5482).

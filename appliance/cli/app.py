@@ -26,6 +26,7 @@ from appliance.cli import (
     reload,
     selftest,
     serve,
+    state,
     status,
     tenant,
     top,
@@ -118,6 +119,9 @@ _add("Commands", "add", image_store.add, image_store.ADD_EXAMPLES, _image)
 _add("Commands", "use", image_store.use, image_store.USE_EXAMPLES, _image)
 _add("Commands", "rollback", image_store.rollback, image_store.ROLLBACK_EXAMPLES, _image)
 _add("Commands", "remove", image_store.remove, image_store.REMOVE_EXAMPLES, _image)
+_state = _group("state", "Which form this machine's state has, and the way back.", MORE)
+_add("Commands", "show", state.show, state.SHOW_EXAMPLES, _state)
+_add("Commands", "restore", state.restore, state.RESTORE_EXAMPLES, _state)
 _kernels = _group("kernels", "Compile the engine's kernels for this machine.", MORE)
 _add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
 _model = _group("model", "Convert and pin models.", MORE)

@@ -118,6 +118,8 @@ def _show_install(console: Console, plan: InstallPlan) -> None:
     for seed in plan.seeds:
         line = Text.assemble((f"{'new':<8}", STYLES["new"]), str(plan.root / seed.path), (f"   {seed.purpose}", "dim"))
         console.print(line, soft_wrap=True)
+    for step in plan.state.steps:
+        console.print(Text.assemble((f"{'state':<8}", STYLES["changed"]), step.summary), soft_wrap=True)
     if plan.idle:
         console.print(Text("nothing to do: everything is as it shall be", "green"))
 

@@ -11,11 +11,12 @@ import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from appliance import notify
+from appliance import held_sockets, notify
 from appliance.api.auth import Resolver
 from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
@@ -368,7 +369,8 @@ def front_end_settings(listen: ListenConfig) -> FrontEndSettings:
             certificate=listen.tls.certificate, key=listen.tls.key, client_ca=listen.tls.client_ca
         )
     return FrontEndSettings(
-        http_host=http_host, http_port=http_port, grpc_host=grpc_host, grpc_port=grpc_port, tls=tls
+        http_host=http_host, http_port=http_port, grpc_host=grpc_host, grpc_port=grpc_port, tls=tls,
+        listen=partial(held_sockets.listen, "http"),
     )
 
 

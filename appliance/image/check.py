@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 from appliance.config import ApplianceConfig
@@ -9,9 +10,11 @@ from appliance.errors import StartError
 from appliance.image import stamp
 from appliance.image.pin import read_pin
 from appliance.image.signature import check_signed
+from appliance.version import VERSION
 from isolation.errors import ImageError
 from isolation.image_manifest import Manifest, read_manifest
 from isolation.image_rootfs import verify_image
+from isolation.ipc.messages import PROTOCOL_VERSION
 
 
 def resolve(config: ApplianceConfig) -> ApplianceConfig:
@@ -39,7 +42,8 @@ def check(config: ApplianceConfig, run_dir: Path | None = None) -> Manifest | No
     names no image. Reading all of it takes a second or two, unless ``run_dir`` has the stamp of an earlier reading.
 
     Raises:
-        ImageError: it is another, a file was changed (the message names it), or nobody who may has signed it.
+        ImageError: it is another, a file was changed (the message names it), nobody who may has signed it, or its
+            programs do not speak this version's wire.
     """
     image, pinned, keys = config.sandbox.image, config.sandbox.image_digest, config.sandbox.image_keys
     if image is None:
@@ -52,6 +56,7 @@ def check(config: ApplianceConfig, run_dir: Path | None = None) -> Manifest | No
         )
     if keys:
         check_signed(image, manifest, keys)
+    check_fits(image, manifest)
     before = stamp.fingerprint(image, pinned) if run_dir is not None else None
     if run_dir is not None and stamp.is_stamped(run_dir, before):
         return manifest
@@ -60,3 +65,22 @@ def check(config: ApplianceConfig, run_dir: Path | None = None) -> Manifest | No
     if run_dir is not None and before == stamp.fingerprint(image, pinned):
         stamp.leave(run_dir, before)
     return manifest
+
+
+def check_fits(image: Path, manifest: Manifest) -> None:
+    """Refuse an image whose programs this version cannot talk to.
+
+    Raises:
+        ImageError: it was built from a version with another protocol, or for another processor.
+    """
+    if manifest.protocol != PROTOCOL_VERSION:
+        raise ImageError(
+            f"the image {image} is of athanor {manifest.version} and speaks version {manifest.protocol} of the wire, "
+            f"athanor {VERSION} speaks {PROTOCOL_VERSION}", image,
+            hint=f"choose one that was built from athanor {VERSION}: `athanor image use DIGEST`",
+        )
+    if manifest.machine != platform.machine():
+        raise ImageError(
+            f"the image {image} is for {manifest.machine}, this machine is {platform.machine()}", image,
+            hint="choose another one: `athanor image use DIGEST`",
+        )

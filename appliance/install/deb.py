@@ -20,6 +20,7 @@ from pathlib import Path
 import appliance
 from appliance.catalog import embedded_model
 from appliance.errors import ConfigError
+from appliance.install import pages
 from appliance.install.closure import package_files, requirement_closure
 from appliance.install.rendering import PACKAGE_PLACE, SHIPPED_COMMAND, render
 from appliance.install.sources import read_sources, source_folder
@@ -142,6 +143,9 @@ def fill(root: Path, *, slim: bool, say: Say) -> None:
     for file in render(read_sources(source_folder()), SHIPPED_COMMAND, PACKAGE_PLACE):
         (root / file.path).parent.mkdir(parents=True, exist_ok=True)
         (root / file.path).write_text(file.content)
+    from appliance.cli.app import app  # what is documented imports this module
+
+    pages.write(root, app)
     command = root / "usr/bin/athanor"
     command.parent.mkdir()
     command.write_text(COMMAND)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import appliance
 from appliance.errors import ConfigError
-from appliance.install import state, system
+from appliance.install import schema, state, system
 from appliance.install.changes import Change, Kind, apply, find_changes, find_removals
 from appliance.install.rendering import GATEWAY_UNIT, PACKAGE_PLACE, UNITS, hidden, render
+from appliance.install.schema import StatePlan
 from appliance.install.sources import own_command, read_sources, source_folder
 from appliance.install.state import Seed
 
@@ -27,12 +28,13 @@ class InstallPlan:
     seeds: tuple[Seed, ...]
     packaged: bool
     """The units came with a package, and stay as they are."""
+    state: StatePlan
     sources: dict[str, str] = field(repr=False, default_factory=dict)
 
     @property
     def idle(self) -> bool:
         """Nothing would change."""
-        return not self.seeds and all(change.kind is Kind.SAME for change in self.changes)
+        return self.state.idle and not self.seeds and all(change.kind is Kind.SAME for change in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,17 @@ def plan_install(root: Path, command: Path | None) -> InstallPlan:
         command: the ``athanor`` command on that machine; None for the one that runs now.
 
     Raises:
-        ConfigError: the services could not run this command, or something cannot be read.
+        ConfigError: the services could not run this command, the state is newer than this version, or something cannot
+            be read.
     """
+    found = schema.plan(root)
     sources = read_sources(source_folder())
     packaged = is_packaged(root)
     chosen = own_command() if command is None else command
     if not packaged:
         check_command(chosen, here=root == ROOT)
     files = () if packaged else render(sources, str(chosen))
-    return InstallPlan(root, find_changes(root, files), state.missing_seeds(root), packaged, sources)
+    return InstallPlan(root, find_changes(root, files), state.missing_seeds(root), packaged, found, sources)
 
 
 def is_packaged(root: Path) -> bool:
@@ -105,6 +109,8 @@ def install(plan: InstallPlan, *, force: bool = False) -> None:
     state.plant(plan.root, plan.seeds, plan.sources)
     if here:
         system.make_directories()
+    schema.migrate(plan.root, plan.state)
+    if here:
         system.reload_units()
 
 

@@ -17,8 +17,9 @@ from appliance.catalog import ModelFiles, read_model
 from appliance.config import ApplianceConfig
 from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, SpillState, Want, Welcome
 from appliance.errors import StartError
-from appliance.model_digests import DigestCache
 from appliance.image.check import check, resolve
+from appliance.install.schema import check as check_state
+from appliance.model_digests import DigestCache
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
@@ -42,10 +43,11 @@ async def supervise(config: ApplianceConfig) -> None:
 
     Raises:
         StartError: no runtime, an unusable model, or no sandbox that would start at all.
+        ConfigError: state of a form that this version does not know.
+        ImageError: another image than the pinned one, or a changed one.
     """
     config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-    config = resolve(config)
-    check(config, config.run_dir)
+    config = _checked(config)
     runtime = choose_runtime(config)
     models = await asyncio.to_thread(_read_models, config)
     keepers: list[Keeper] = []
@@ -116,6 +118,15 @@ def _read_models(config: ApplianceConfig) -> list[ModelFiles]:
     models = [read_model(model.name, model.path, cache) for model in config.models]
     cache.save()
     return models
+
+
+def _checked(config: ApplianceConfig) -> ApplianceConfig:
+    """The configuration with its image named, after state and image were held against what may be served from."""
+    if config.state is not None:
+        check_state(config.state)
+    config = resolve(config)
+    check(config, config.run_dir)
+    return config
 
 
 async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], object]) -> Recorder:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from isolation.image_manifest import MANIFEST, SBOM, Manifest, Role, encode_manifest, list_place, read_manifest
 from isolation.image_rootfs import encode_list, tree_lines
+from isolation.ipc.messages import PROTOCOL_VERSION
 
 
-def make_image(place: Path, content: str = "content", version: str = "1.0") -> Manifest:
+def make_image(
+    place: Path, content: str = "content", version: str = "1.0", protocol: int = PROTOCOL_VERSION
+) -> Manifest:
     """A whole image at ``place``, which must not exist."""
     roles = {}
     for name in ("engine", "text"):
@@ -24,7 +27,7 @@ def make_image(place: Path, content: str = "content", version: str = "1.0") -> M
         roles[name] = write_list(place, name)
     (place / SBOM).write_text("{}\n")
     bill = hashlib.sha256(b"{}\n").hexdigest()
-    manifest = Manifest("", version, "cpu", "x86_64", "3.11.7", roles, bill, {})
+    manifest = Manifest("", version, "cpu", protocol, "x86_64", "3.11.7", roles, bill, {})
     (place / MANIFEST).write_bytes(encode_manifest(manifest))
     return read_manifest(place)[0]
 

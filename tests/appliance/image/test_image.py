@@ -133,6 +133,14 @@ def test_an_audit_checkpoint_is_no_signature_of_an_image(image: Path) -> None:
     assert signers(image) == ()
 
 
+def test_an_image_of_another_wire_is_refused(image: Path) -> None:
+    """Whole, pinned, and of a version whose programs this one cannot talk to: told at start, not by a timeout."""
+    assert check(pinned(image)) is not None
+    make_image(image.parent / "older", protocol=1)
+    with pytest.raises(ImageError, match="speaks version 1 of the wire"):
+        check(pinned(image.parent / "older"))
+
+
 def test_a_stamp_spares_the_second_reading_and_no_change(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a start that read everything the next one looks at times and sizes only; a byte changed since, with size
     and mtime kept, is found all the same; so is one while the stamp belongs to another boot."""
