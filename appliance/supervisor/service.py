@@ -43,10 +43,8 @@ async def supervise(config: ApplianceConfig) -> None:
 
     Raises:
         StartError: no runtime, an unusable model, or no sandbox that would start at all.
-        ConfigError: state of a form that this version does not know.
-        ImageError: another image than the pinned one, or a changed one.
+        ConfigError, ImageError: state of a form that this version does not know, or another image than the pinned one.
     """
-    config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     config = _checked(config)
     runtime = choose_runtime(config)
     models = await asyncio.to_thread(_read_models, config)
@@ -125,6 +123,7 @@ def _checked(config: ApplianceConfig) -> ApplianceConfig:
     if config.state is not None:
         check_state(config.state)
     config = resolve(config)
+    config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
     check(config, config.run_dir)
     return config
 
