@@ -24,11 +24,11 @@ from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.errors import StartError
 from appliance.gateway.admin_listener import serve_admin
 from appliance.gateway.console_feed import ConsoleFeed
-from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.first_start import FirstStart
 from appliance.gateway.forgetting import keep_forgetting
+from appliance.gateway.gauges import GAUGE_PERIOD_S, Gauges
 from appliance.gateway.house import House
-from appliance.gateway.kv_shares import account_names, named, shown
+from appliance.gateway.kv_shares import account_names, shown
 from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.report import Report
@@ -56,9 +56,6 @@ FIRST_READY_S = 600.0
 FIRST_LOOK_S = 0.25
 """How often a gateway that started by itself looks whether its supervisor is there."""
 
-GAUGE_PERIOD_S = 2.0
-"""How often gauges follow the engines' counts, and engines are asked for progress."""
-
 YOUNG_OBJECTS = 20_000
 """Container objects that may be made before the collector looks at them, in place of 700: a request makes some hundred,
 nearly all of which are freed by counting, and each look costs about a millisecond when hundreds of streams are open."""
@@ -69,18 +66,6 @@ class _Keys:
     """The key table in force."""
 
     table: KeyTable
-
-
-class Restarts:
-    """Turns the supervisor's counts of restarts into what has been added; a new supervisor counts from nothing."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, ...], int] = {}
-
-    def since(self, sandbox: tuple[str, ...], total: int) -> int:
-        """Restarts since the last call."""
-        before, self._seen[sandbox] = self._seen.get(sandbox, 0), total
-        return total - before if total >= before else total
 
 
 class Gateway:
@@ -111,8 +96,6 @@ class Gateway:
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._announced = False
-        self._gauged: dict[str, set[str]] = {}
-        """Of each model the accounts of KV that gauges were set for last."""
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
@@ -146,7 +129,8 @@ class Gateway:
             self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._rooms)
             if self._forgets() and not self._config.wipe_memory:
                 log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
-            gauges = asyncio.create_task(self._refresh_gauges(), name="gauges")
+            looks = Gauges(self._service, self._sandboxes, self._telemetry, self._rooms)
+            gauges = asyncio.create_task(self._watch(looks), name="gauges")
             gauges.add_done_callback(_log_failure)
             background.append(gauges)
             if self._audit is not None:
@@ -290,62 +274,18 @@ class Gateway:
             await asyncio.sleep(interval)
             notify.watchdog()
 
-    async def _refresh_gauges(self) -> None:
-        restarts = Restarts()
+    async def _watch(self, gauges: Gauges) -> None:
+        """Follow the engines: gauges, history, and who makes no progress."""
         while True:
             self._console.note()
-            for sandbox, record in self._sandboxes.records.items():
-                if more := restarts.since(sandbox, record.restarts):
-                    self._telemetry.count(names.SANDBOX_RESTARTS, more, model=sandbox[0], role=sandbox[1])
-                for start in record.take_starts():
-                    self._telemetry.count(names.SANDBOX_STARTS, model=sandbox[0], role=sandbox[1], outcome=start)
             for rooms in (*self._rooms.values(), *self._service.house.rooms):
                 if rooms.engine is not None:
                     self._service.take_integrity(rooms, rooms.engine)
                     rooms.engine.check_progress(self._config.sandbox.step_timeout_s)
-            for name, rooms in self._rooms.items():
-                engine = rooms.engine
-                if engine is not None:
-                    self._telemetry.gauge(names.RUNNING, engine.stats.running, model=name)
-                    self._telemetry.gauge(names.WAITING, engine.stats.waiting, model=name)
-                    self._telemetry.gauge(names.KV_FREE_BLOCKS, engine.stats.free_blocks, model=name)
-                    self._telemetry.gauge(names.ENGINE_DEFECTS, engine.stats.defects, model=name)
-                    self._telemetry.gauge(names.KV_BLOCKS, engine.ready.num_blocks, model=name)
-                    self._gauge_accounts(name, engine)
-                for one in self._service.publications.views(name):
-                    self._telemetry.gauge(names.KV_PUBLIC_BLOCKS, one.num_blocks, tenant=f"public/{one.id}", model=name)
-                    self._telemetry.gauge(names.KV_PUBLIC_HITS, one.hits, tenant=f"public/{one.id}", model=name)
-                for role, link in (("engine", engine), ("text", rooms.text)):
-                    self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=name, role=role)
-                own = [one for one in self._service.house.rooms if one.name == name]
-                for role, count in (("engine", sum(one.engine is not None for one in own)),
-                                    ("text", sum(one.text is not None for one in own))):
-                    self._telemetry.gauge(names.OWN_SANDBOXES, count, model=name, role=role)
+            gauges.refresh()
             if self._audit is not None:
                 self._telemetry.gauge(names.AUDIT_FAILING, int(bool(self._audit.problem)))
-            self._sandboxes.spill.tell(self._telemetry.gauge, self._telemetry.count)
             await asyncio.sleep(GAUGE_PERIOD_S)
-
-
-    def _gauge_accounts(self, model: str, engine: EngineLink) -> None:
-        """What each account has of an engine's KV; one that the engine tells of no more has nothing."""
-        views = named(engine.kv, self._service.ledger.namespaces)
-        gone = self._gauged.get(model, set()) - {view.account for view in views}
-        self._gauged[model] = {view.account for view in views}
-        for account in gone:
-            for gauge in (names.KV_RESIDENT, names.KV_RESERVED, names.KV_BORROWED):
-                self._telemetry.gauge(gauge, 0, tenant=account, model=model)
-        for view in views:
-            use = view.use
-            for gauge, value in (
-                (names.KV_RESIDENT, use.resident),
-                (names.KV_RESERVED, use.reserved),
-                (names.KV_BORROWED, max(0, use.resident - use.reserved)),
-                (names.KV_LOST, use.lost),
-                (names.KV_PREEMPTED, use.preempted),
-                (names.KV_WAITED, use.waited),
-            ):
-                self._telemetry.gauge(gauge, value, tenant=view.account, model=model)
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

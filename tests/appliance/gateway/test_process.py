@@ -15,7 +15,8 @@ from appliance.errors import StartError
 from appliance.gateway import first_start
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.first_start import FirstStart
-from appliance.gateway.process import Gateway, Restarts
+from appliance.gateway.gauges import Restarts
+from appliance.gateway.process import Gateway
 from isolation.ipc.kv_messages import KvUsage, KvUse
 
 from .conftest import ENGINE_READY, Pair
