@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -76,11 +76,11 @@ class Target:
 @contextlib.contextmanager
 def own_appliance(
     model_folder: Path | None, kv_bytes: int, dtype: str, kernels_folder: Path | None = None, *,
-    adjust: Adjust | None = None,
+    adjust: Adjust | None = None, environment: Mapping[str, str] = MINIMAL_ENVIRONMENT,
 ) -> Iterator[Target]:
     """Serve a model (the embedded one when None) for the time of the block, on compiled kernels (those beside the
     packages when None, if there are any). ``adjust`` is called with the state directory and the configuration before
-    the start, and may change both.
+    the start, and may change both; ``environment`` is added to the smallest one there is.
 
     Raises:
         ApplianceError: it cannot start; with the last lines of its log.
@@ -92,7 +92,7 @@ def own_appliance(
         log = Path(folder) / "log"
         argv = (sys.executable, "-m", "appliance.cli", "serve", "--config", str(config))
         with log.open("wb") as file:
-            child = start(argv, env=MINIMAL_ENVIRONMENT, stdio=file.fileno(), own_group=True)
+            child = start(argv, env={**MINIMAL_ENVIRONMENT, **environment}, stdio=file.fileno(), own_group=True)
         began = time.monotonic()
         try:
             ready = wait_ready(child, log)

@@ -1,0 +1,59 @@
+"""Disks that are full: the one of state, run directory and log, the audit log's, and the one of spilled KV."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.soak.answers import AWAY
+from bench.soak.ground import Act, Fault, Ground
+from bench.soak.room import Room
+from bench.soak.served import until_pid
+
+PIECE = bytes(1 << 20)
+
+
+@contextlib.contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Take every byte of a disk for the time of a block."""
+    ballast = folder / ".ballast"
+    fd = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        piece: bytes = PIECE
+        while piece:
+            try:
+                os.write(fd, piece)
+            except OSError:
+                piece = piece[: len(piece) // 2]
+        yield
+    finally:
+        os.close(fd)
+        ballast.unlink()
+
+
+def _full(choose: str) -> Act:
+    async def act(ground: Ground) -> None:
+        room: Room = ground.served.room
+        with full(getattr(room, choose)):
+            await ground.last(3.0, 6.0)
+
+    return act
+
+
+async def _full_and_dead(ground: Ground) -> None:
+    """A sandbox that dies while the disk is full cannot come back before there is room."""
+    pid = await until_pid(ground.served, "engine")
+    with full(ground.served.room.temporary):
+        os.kill(pid, signal.SIGKILL)
+        await ground.last(3.0, 6.0)
+
+
+FAULTS = (
+    Fault("disk-state", "the disk of state, run directory and log is full", _full("temporary")),
+    Fault("disk-audit", "the audit log's disk is full", _full("audit")),
+    Fault("disk-spill", "the disk of spilled KV is full", _full("spill")),
+    Fault("disk-death", "the disk is full, and the engine dies", _full_and_dead, AWAY),
+)

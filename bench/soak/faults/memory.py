@@ -1,0 +1,100 @@
+"""Memory runs short: the limit of a sandbox's group, or of the gateway's, is brought down to what it has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.soak.answers import AWAY
+from bench.soak.census import group_parents
+from bench.soak.ground import Act, Fault, Ground
+from bench.soak.served import until_pid
+
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+MARGIN_BYTES = 1 << 20
+GROUP = "athanor-soak"
+
+
+def _group_of(ground: Ground, role: str) -> Path | None:
+    for parent in group_parents(ground.served):
+        for group in parent.glob(f"{role}-athanor-mini*"):
+            if _limit_file(group) is not None:
+                return group
+    return None
+
+
+def _limit_file(group: Path) -> Path | None:
+    return next((group / name for name in LIMIT_FILES if (group / name).exists()), None)
+
+
+@contextlib.contextmanager
+def _tight(group: Path, size: int) -> Iterator[None]:
+    """As low as the kernel lets the limit go, from this size on upwards."""
+    file = _limit_file(group)
+    assert file is not None, "a group of another controller"
+    before = file.read_text()
+    for extra in range(0, 256 << 20, 4 << 20):
+        try:
+            file.write_text(str(size + extra))
+            break
+        except OSError:
+            continue
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.write_text(before)
+
+
+def _sandbox(role: str) -> Act:
+    async def act(ground: Ground) -> None:
+        group = _group_of(ground, role)
+        assert group is not None, "it was asked for before"
+        used = next(group / name for name in ("memory.current", "memory.usage_in_bytes") if (group / name).exists())
+        with _tight(group, int(used.read_text()) // 2):
+            await ground.last(3.0, 6.0)
+
+    return act
+
+
+async def _gateway(ground: Ground) -> None:
+    """The gateway in a group of the harness's, with no more than it has."""
+    pid = await until_pid(ground.served, "gateway")
+    home = _memory_home()
+    assert home is not None, "it was asked for before"
+    group = home / GROUP
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        with _tight(group, MARGIN_BYTES):
+            await ground.last(2.0, 4.0)
+    finally:
+        for line in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (home / "cgroup.procs").write_text(line)
+        group.rmdir()
+
+
+def _memory_home() -> Path | None:
+    """Our own group of the memory controller of v1, below which a group can be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            home = Path("/sys/fs/cgroup/memory" + path)
+            return home if home.is_dir() else None
+    return None
+
+
+def _needs_group(role: str) -> str:
+    return f"no limit of memory is enforced on the {role} sandbox here"
+
+
+FAULTS = (
+    Fault("memory-engine", "the engine's memory limit falls to half of what it uses", _sandbox("engine"), AWAY,
+          lambda ground: "" if _group_of(ground, "engine") else _needs_group("engine")),
+    Fault("memory-text", "the text sandbox's falls", _sandbox("text"), AWAY,
+          lambda ground: "" if _group_of(ground, "text") else _needs_group("text")),
+    Fault("memory-gateway", "the gateway may have no more memory than it has", _gateway, AWAY,
+          lambda _ground: "" if _memory_home() else "no memory controller of cgroup v1 here"),
+)  # fmt: skip

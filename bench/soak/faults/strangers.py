@@ -1,0 +1,85 @@
+"""Clients that misbehave: they do not read, do not speak, speak nonsense, or break off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+from bench.guarantees.raw_http import request_bytes
+from bench.soak.ground import Fault, Ground
+from bench.soak.questions import BODIES, encoded
+
+CROWD = 24
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER that makes a close a reset (socket(7))."""
+
+
+def _request(ground: Ground) -> bytes:
+    body = {**BODIES["stream"], "max_tokens": 400}
+    proof = ("authorization", f"Bearer {ground.served.keys['alpha']}")
+    return request_bytes("POST", "/v1/completions", encoded(body, ground.draw.getrandbits(31)), proof)
+
+
+async def _connect(port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    sock.setblocking(False)
+    await loop.sock_connect(sock, ("127.0.0.1", port))
+    return sock
+
+
+async def _deaf(ground: Ground) -> None:
+    """Streams that nobody reads."""
+    with contextlib.ExitStack() as held:
+        for _ in range(CROWD):
+            sock = held.enter_context(contextlib.closing(await _connect(ground.served.http_port)))
+            await asyncio.get_running_loop().sock_sendall(sock, _request(ground))
+        await ground.last(3.0, 5.0)
+
+
+async def _mute(ground: Ground) -> None:
+    """Connections on which nothing, half a head, or half a body comes."""
+    whole = _request(ground)
+    with contextlib.ExitStack() as held:
+        for port in (ground.served.http_port, ground.served.admin_port, int(ground.served.grpc.rpartition(":")[2])):
+            for cut in (0, 9, len(whole) // 2, len(whole) - 1):
+                for _ in range(CROWD // 8):
+                    sock = held.enter_context(contextlib.closing(await _connect(port)))
+                    with contextlib.suppress(OSError):
+                        await asyncio.get_running_loop().sock_sendall(sock, whole[:cut])
+        await ground.last(3.0, 5.0)
+
+
+async def _breaking(ground: Ground) -> None:
+    """Resets in the middle of answers."""
+    loop = asyncio.get_running_loop()
+    for _ in range(4):
+        socks = [await _connect(ground.served.http_port) for _ in range(CROWD)]
+        for sock in socks:
+            await loop.sock_sendall(sock, _request(ground))
+        await ground.last(0.02, 0.4)
+        for sock in socks:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            sock.close()
+        await ground.last(0.1, 0.5)
+
+
+async def _nonsense(ground: Ground) -> None:
+    """Bytes of no protocol at every door."""
+    loop = asyncio.get_running_loop()
+    for port in (ground.served.http_port, ground.served.admin_port, int(ground.served.grpc.rpartition(":")[2])):
+        for _ in range(CROWD):
+            with contextlib.closing(await _connect(port)) as sock, contextlib.suppress(OSError):
+                await loop.sock_sendall(sock, ground.draw.randbytes(ground.draw.randrange(1, 4_000)))
+    await ground.last(0.5, 1.5)
+
+
+FAULTS = (
+    Fault("clients-deaf", "streams that nobody reads", _deaf),
+    Fault("clients-mute", "connections that begin and do not go on", _mute),
+    Fault("clients-breaking", "connections reset in the middle of answers", _breaking),
+    Fault("clients-nonsense", "random bytes at every door", _nonsense),
+)
