@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify lint format proto lock bench package setup setup-dev kernels clean
+.PHONY: run test verify soak soak-short lint format proto lock bench package setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -14,6 +14,12 @@ test: setup-dev ## the whole test suite, small counts
 
 verify: setup-dev ## every bar at its full count
 	$(BIN)/python -m pytest -q
+
+soak: setup-dev kernels ## half an hour of faults under load, for every night; as root
+	$(BIN)/python -m bench.soak --minutes 30 --seed $$(date +%Y%m%d)
+
+soak-short: setup-dev kernels ## three minutes of it
+	$(BIN)/python -m bench.soak --minutes 3 --seed $$(date +%Y%m%d)
 
 lint: setup-dev ## style, types, import contracts, shell, units
 	$(BIN)/python -m pytest -q tests/test_linters.py tests/test_architecture.py

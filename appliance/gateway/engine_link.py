@@ -211,9 +211,10 @@ class EngineLink:
 
     def check_progress(self, limit_s: float) -> None:
         """End an engine that has requests and has finished no step for so long: it hangs. A step that computes
-        anything sends a frame, part of a long prompt included. To be called every few seconds."""
+        anything sends a frame, part of a long prompt included. Of requests whose masks the text sandbox owes it can
+        compute nothing. To be called every few seconds."""
         now = time.monotonic()
-        if not self._live:
+        if all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values()):
             self._heard_at = now
         elif now - self._heard_at > limit_s:
             self._link.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from bench.soak.faults.catalogue import FAULTS, find
 from bench.soak.run import Wish, soak
 from isolation.errors import IsolationError
 
-FAILED, USAGE, UNAVAILABLE = 1, 2, 5
+FAILED, USAGE, UNAVAILABLE, INTERRUPTED = 1, 2, 5, 130
 """Exit codes, as ``athanor selftest`` has them."""
 
 
@@ -42,11 +43,15 @@ def main(argv: list[str]) -> int:
         return _fail(str(error), USAGE)
     except OSError as error:
         return _fail(f"cannot write {error.filename}: {error.strerror}", USAGE)
+    # Whoever ends us ends the appliance as well: it is a session of its own and would stay.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     wish = Wish(wanted.seed, wanted.minutes, chosen, wanted.turn, wanted.turns or 1_000_000, log)
     try:
         found = soak(wish, room.enter(), lambda line: print(line, file=sys.stderr, flush=True))
     except SoakError as error:
         return _fail(str(error), UNAVAILABLE)
+    except KeyboardInterrupt:
+        return _fail("ended before its time", INTERRUPTED)
     except (ApplianceError, IsolationError) as error:
         return _fail(str(error), FAILED)
     print(found.text())

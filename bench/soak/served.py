@@ -39,9 +39,19 @@ HOST_ROLES = ("gateway", "supervisor")
 POLICY = """\
 version: 1
 tenants:
-  alpha: {credentials: ["key:alpha-1"], models: ["*"], limits: {requests_per_minute: 600000, concurrency: 512}}
-  beta: {credentials: ["key:beta-1"], models: ["*"], retention: none, limits: {concurrency: 512}}
-  gamma: {credentials: ["key:gamma-1"], models: ["athanor-mini"], limits: {concurrency: 2, max_output_tokens: 64}}
+  alpha:
+    credentials: ["key:alpha-1"]
+    models: ["*"]
+    limits: {requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 512}
+  beta:
+    credentials: ["key:beta-1"]
+    models: ["*"]
+    retention: none
+    limits: {requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 512}
+  gamma:
+    credentials: ["key:gamma-1"]
+    models: ["athanor-mini"]
+    limits: {requests_per_minute: 1000000, tokens_per_minute: 1000000000, concurrency: 2}
 """
 
 KV_BYTES = 2 << 20

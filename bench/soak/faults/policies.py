@@ -24,7 +24,7 @@ async def _reload(ground: Ground, *, good: bool, what: str) -> None:
 
 async def _policies(ground: Ground) -> None:
     path = ground.served.target.state / "policy.yaml"
-    without = "\n".join(line for line in POLICY.splitlines() if "gamma" not in line) + "\n"
+    without = POLICY.partition("  gamma:")[0]
     try:
         for _ in range(ROUNDS):
             path.write_text(ground.draw.choice(BAD_POLICIES))

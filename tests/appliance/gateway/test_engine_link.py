@@ -10,8 +10,10 @@ import pytest
 
 from appliance.gateway import cadence, engine_link
 from appliance.gateway.engine_link import EngineFullError, EngineLink
+from appliance.gateway.grammars import GrammarRun
 from appliance.gateway.stream import TokenStream
 from isolation.ipc.errors import LocalProtocolError
+from isolation.ipc.grammar_messages import Masks
 from isolation.ipc.messages import (
     Abort,
     FailureCode,
@@ -250,3 +252,26 @@ async def test_an_engine_that_finishes_no_step_is_ended(watched: Watched, monkey
     assert stream.engine_gone == "finished no step for 10 s"
     pass_time(60.0)
     assert len(watched.ends) == 1
+
+
+async def test_an_engine_is_not_ended_for_masks_that_the_text_sandbox_owes(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence does not count while every live request waits for its mask, and counts again once one has come."""
+    now = [100.0]
+    monkeypatch.setattr("appliance.gateway.engine_link.time.monotonic", lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+        watched.link.check_progress(10.0)
+
+    stream = watched.submit(1)
+    first: asyncio.Future[Masks] = asyncio.get_running_loop().create_future()
+    stream.grammar = GrammarRun(1, b"k" * 32, None, first, asked=100.0)  # type: ignore[arg-type]
+    pass_time(3_600.0)
+    assert watched.ends == []
+    stream.grammar.asked = None
+    pass_time(9.0)
+    assert watched.ends == []
+    pass_time(2.0)
+    assert watched.ends == [("finished no step for 10 s", True)]
