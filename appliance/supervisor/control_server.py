@@ -27,6 +27,7 @@ from appliance.control import (
     send,
 )
 from appliance.supervisor.namespaces import Namespace
+from appliance.supervisor.paths import identity
 
 log = structlog.get_logger()
 
@@ -64,25 +65,51 @@ class ControlServer:
         self._attached = False
         """Whether the peer has said that it speaks our version; before that it is told nothing."""
         self._listener: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        """Of the socket's file."""
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Begin to listen; who waits at an earlier socket is let go.
+
+        Raises:
+            OSError: the path cannot be used.
+        """
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        listener.setblocking(False)
-        listener.bind(str(self._path))
-        self._path.chmod(SOCKET_MODE)
-        listener.listen(4)
-        self._listener = listener
+        try:
+            listener.setblocking(False)
+            listener.bind(str(self._path))
+            self._path.chmod(SOCKET_MODE)
+            listener.listen(4)
+        except OSError:
+            listener.close()
+            raise
+        self._stop_listening()
+        self._listener, self._identity = listener, identity(self._path)
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+
+    def mend(self) -> None:
+        """Listen anew where the socket's file was removed: no gateway could attach any more, and the one that is
+        attached would not notice before it dies. To be called now and then; a failure is tried again."""
+        if self._listener is not None and identity(self._path) != self._identity:
+            try:
+                self.open()
+            except OSError as error:
+                log.error("the control socket was removed and cannot be made again", problem=str(error))
+            else:
+                log.warning("the control socket was removed, and is there again")
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
 
     def close(self) -> None:
         """Stop listening and let the gateway go."""
         self._drop("the supervisor stops")
         if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+            self._stop_listening()
             self._path.unlink(missing_ok=True)
 
     def publish(self, message: Control, fds: tuple[int, ...]) -> bool:

@@ -24,6 +24,7 @@ import structlog
 
 from appliance.audit.entry import Entry, entry
 from appliance.control import Control, Namespaces
+from appliance.supervisor.paths import identity
 from appliance.supervisor.vault import Vault
 from isolation.keys.errors import KeyringError, KeysError
 
@@ -58,6 +59,8 @@ class OperatorSocket:
         self._record = record
         self._server: asyncio.AbstractServer | None = None
         self._turn = asyncio.Lock()
+        self._identity: tuple[int, int] | None = None
+        """Of the socket's file."""
 
     async def open(self) -> None:
         """Begin to listen.
@@ -71,6 +74,20 @@ class OperatorSocket:
             self._server = await asyncio.start_unix_server(self._serve, self._path, limit=MAX_LINE_BYTES)
         finally:
             os.umask(before)
+        self._identity = identity(self._path)
+
+    async def mend(self) -> None:
+        """Listen anew where the socket's file was removed. To be called now and then; a failure is tried again."""
+        if self._server is None or identity(self._path) == self._identity:
+            return
+        earlier = self._server
+        try:
+            await self.open()
+        except OSError as error:
+            log.error("the operator's socket was removed and cannot be made again", problem=str(error))
+            return
+        earlier.close()
+        log.warning("the operator's socket was removed, and is there again")
 
     async def close(self) -> None:
         """Stop listening."""

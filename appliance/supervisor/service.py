@@ -27,7 +27,7 @@ from appliance.supervisor.declared import DeclaredTenants
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.operator_socket import OperatorSocket
-from appliance.supervisor.paths import CONTROL_SOCKET, OPERATOR_SOCKET
+from appliance.supervisor.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.vault import Vault, open_vault
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
@@ -84,8 +84,8 @@ async def supervise(config: ApplianceConfig) -> None:
     except OSError as error:
         raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    works = (residents.run(), _tell_spill(vault, server.publish), *(keeper.run() for keeper in keepers))
-    tasks = [asyncio.create_task(work) for work in works]
+    asides = (residents.run(), _tell_spill(vault, server.publish), _keep_sockets(server, operator))
+    tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
     try:
@@ -96,7 +96,7 @@ async def supervise(config: ApplianceConfig) -> None:
         notify.stopping()
         for keeper in keepers:
             keeper.stop()
-        for task in tasks[:2]:
+        for task in tasks[: len(asides)]:
             task.cancel()
         await residents.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,6 +144,14 @@ async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[
         if vault is not None:
             publish(SpillState(vault.figures.told()), ())
         await asyncio.sleep(SPILL_PERIOD_S)
+
+
+async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:
+    """Until cancelled, see to it that both sockets can be found."""
+    while True:
+        await asyncio.sleep(MEND_S)
+        server.mend()
+        await operator.mend()
 
 
 def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -> None:

@@ -17,11 +17,14 @@ from statistics import median
 from bench.processes import rooms
 from bench.soak.served import Served
 
-WARM_SAMPLES = 2
+WARM_SAMPLES = 3
 """Samples at the start of a life that do not count: caches fill and pools are made."""
 
 LEAST_PAIRS = 6
 """Pairs below which nothing is said: four samples of one life."""
+
+LEAST_SPAN_S = 120.0
+"""A life that was looked at for less says nothing: what is made on demand is still being made."""
 
 STEP_BYTES = 1 << 20
 """Noise is at least so much: an arena of the C library or of Python grows by this."""
@@ -91,6 +94,7 @@ def growth(samples: Sequence[Sample]) -> list[Growth]:
 
 def _growth_of(room: str, lives: list[list[Sample]]) -> Growth | None:
     kept = [life[WARM_SAMPLES:] for life in lives]
+    kept = [life for life in kept if life and life[-1].at_s - life[0].at_s >= LEAST_SPAN_S]
     slopes = [
         (later.size - sooner.size) / (later.at_s - sooner.at_s)
         for life in kept
@@ -105,7 +109,7 @@ def _growth_of(room: str, lives: list[list[Sample]]) -> Growth | None:
         if len(life) > 1:
             level = median(one.size - slope * one.at_s for one in life)
             distances += [abs(one.size - slope * one.at_s - level) for one in life]
-    span = max(life[-1].at_s - life[0].at_s for life in kept if life)
+    span = max(life[-1].at_s - life[0].at_s for life in kept)
     noise = max(STEP_BYTES, median(distances))
     return Growth(room, sum(map(len, kept)), slope * 3_600, slope * span, noise)
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from bench.soak import census, clock, controls, memory
 from bench.soak.collector import Collector
 from bench.soak.errors import BreachError, UnavailableError
-from bench.soak.faults.catalogue import sequence
+from bench.soak.faults.catalogue import calm_sequence, sequence
 from bench.soak.ground import Fault, Ground
 from bench.soak.invariants import Inspector
 from bench.soak.load import Load, Phases, take_references
@@ -23,6 +23,9 @@ from bench.soak.served import Served, served
 
 CALM_S = 1.5
 """Load before a fault and after the recovery from it, during which nothing is excused."""
+
+ROUGH_SHARE = 0.6
+"""Of the time, that in which faults may end processes; after it lives are long enough for memory to be judged."""
 
 Say = Callable[[str], None]
 
@@ -90,6 +93,7 @@ class _Conductor:
         self._wish, self._served, self._collector, self._ahead = wish, appliance, collector, ahead
         self._found, self._say = found, say
         self._phases = Phases()
+        self._last = wish.turn + wish.most_turns
 
     async def conduct(self) -> None:
         """References, controls, faults."""
@@ -116,9 +120,11 @@ class _Conductor:
         await load.rest()
 
     async def _turns(self, faults: Iterator[Fault], inspector: Inspector, load: Load) -> None:
-        until = time.monotonic() + self._wish.minutes * 60
+        began, calm = time.monotonic(), calm_sequence(self._wish.seed)
         number = self._wish.turn
-        while time.monotonic() < until and number < self._wish.turn + self._wish.most_turns:
+        while (done := (time.monotonic() - began) / (self._wish.minutes * 60)) < 1 and number < self._last:
+            if done > ROUGH_SHARE and not self._wish.faults:
+                faults = calm
             turn = Turn(number, (fault := next(faults)).name)
             self._found.turns.append(turn)
             await self._one(turn, fault, inspector, load)

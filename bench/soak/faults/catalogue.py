@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from bench.soak.answers import CUT
 from bench.soak.errors import UsageError
 from bench.soak.faults import (
     clock,
@@ -30,6 +31,10 @@ FAULTS: tuple[Fault, ...] = tuple(
 )  # fmt: skip
 
 
+GENTLE = tuple(fault for fault in FAULTS if CUT not in fault.may)
+"""Those that end no process: under them memory is looked at over long lives."""
+
+
 def find(name: str) -> Fault:
     """The fault of this name.
 
@@ -46,7 +51,11 @@ def sequence(seed: int, chosen: Sequence[Fault] = ()) -> Iterator[Fault]:
     """Without end: the chosen ones in their order, or all of them shuffled anew each round."""
     draw = random.Random(f"{seed}/sequence")
     while True:
-        if chosen:
-            yield from chosen
-        else:
-            yield from draw.sample(FAULTS, len(FAULTS))
+        yield from chosen or draw.sample(FAULTS, len(FAULTS))
+
+
+def calm_sequence(seed: int) -> Iterator[Fault]:
+    """Without end: those that end no process, shuffled anew each round."""
+    draw = random.Random(f"{seed}/calm")
+    while True:
+        yield from draw.sample(GENTLE, len(GENTLE))

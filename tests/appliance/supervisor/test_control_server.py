@@ -206,3 +206,33 @@ async def test_retention_is_told_after_the_greeting_only(watched: Watched) -> No
         control.send(sock, NamespaceQuery([]))
         assert isinstance(await hear(sock), Namespaces)
     assert watched.kept == [{"a": 1, "b": 0}]
+
+
+async def test_a_socket_that_was_removed_is_there_again(watched: Watched) -> None:
+    """Whoever is attached stays so, the next gateway finds the socket, and one that was not touched is left alone."""
+    first = watched.connect()
+    control.send(first, Attach(CONTROL_VERSION))
+    await asyncio.sleep(0.05)
+    before = os.stat(watched.path).st_ino
+    watched.server.mend()
+    assert os.stat(watched.path).st_ino == before
+    watched.path.unlink()
+    watched.server.mend()
+    assert (watched.attached, watched.left) == (1, 0)
+    first.close()
+    await asyncio.sleep(0.05)
+    with watched.connect() as second:
+        control.send(second, Attach(CONTROL_VERSION))
+        await asyncio.sleep(0.05)
+        assert (watched.attached, watched.left) == (2, 1)
+
+
+async def test_a_socket_that_cannot_be_made_again_is_tried_again(watched: Watched) -> None:
+    """A folder that is away for a while costs a line in the log; afterwards the socket is made."""
+    folder = watched.path.parent
+    watched.path.unlink()
+    away = folder.rename(folder.with_name("away"))
+    watched.server.mend()
+    away.rename(folder)
+    watched.server.mend()
+    watched.connect().close()

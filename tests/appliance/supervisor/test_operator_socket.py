@@ -163,3 +163,23 @@ async def test_a_tenant_that_wants_nothing_kept_any_more_is_forgotten(desk: Desk
     assert desk.store.get(name) == b"content"
     desk.vault.set_retention({"alpha": 0})
     assert (desk.vault.owner(key), desk.store.get(name)) == (None, None)
+
+
+async def test_a_socket_that_was_removed_is_there_again(tmp_path: Path) -> None:
+    """An operator finds the socket again, with the mode that it had; a folder that is away is waited for."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made = OperatorSocket(folder / "operator.sock", None, lambda _message, _fds: True)
+    await made.open()
+    (folder / "operator.sock").unlink()
+    folder.rename(tmp_path / "away")
+    await made.mend()
+    (tmp_path / "away").rename(folder)
+    await made.mend()
+    assert (folder / "operator.sock").stat().st_mode & 0o777 == 0o600
+    reader, writer = await asyncio.open_unix_connection(folder / "operator.sock")
+    writer.write(b'{"do": "shred", "tenant": "alpha"}\n')
+    assert json.loads(await reader.readline())["ok"] is False
+    writer.close()
+    await made.close()
+    assert not (folder / "operator.sock").exists()
