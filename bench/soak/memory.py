@@ -106,9 +106,8 @@ def _growth_of(room: str, lives: list[list[Sample]]) -> Growth | None:
     slope = median(slopes)
     distances = []
     for life in kept:
-        if len(life) > 1:
-            level = median(one.size - slope * one.at_s for one in life)
-            distances += [abs(one.size - slope * one.at_s - level) for one in life]
+        level = median(one.size - slope * one.at_s for one in life)
+        distances += [abs(one.size - slope * one.at_s - level) for one in life]
     span = max(life[-1].at_s - life[0].at_s for life in kept)
     noise = max(STEP_BYTES, median(distances))
     return Growth(room, sum(map(len, kept)), slope * 3_600, slope * span, noise)

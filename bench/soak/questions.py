@@ -37,6 +37,9 @@ BODIES: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 """By name; those with ``messages`` are chats, those with ``input`` embeddings."""
 
+MARK_BITS = 19
+"""Of a mark; ``top_k`` has at most 2**20."""
+
 GRPC = "grpc"
 """The name of the one that is asked over gRPC."""
 
@@ -72,20 +75,20 @@ def path_of(body: Mapping[str, Any]) -> str:
     return "/v1/chat/completions" if "messages" in body else "/v1/completions"
 
 
-def encoded(body: Mapping[str, Any], seed: int) -> bytes:
+def encoded(body: Mapping[str, Any], mark: int) -> bytes:
     """Its bytes: greedy, and of this model unless it names another.
 
-    A seed changes nothing in a greedy answer, and makes each request another one: suspicion of having killed an engine
-    (``appliance.gateway.suspects``) goes by what is asked, and would add up over the deaths of a run.
+    The mark stands where a greedy answer takes no notice (``top_k``) and makes each request another one: suspicion
+    of having killed an engine (``appliance.gateway.suspects``) goes by what is asked, and would add up over a run.
     """
     if "input" in body:
         return json.dumps(body).encode()
-    return json.dumps({"model": MODEL, "temperature": 0, "seed": seed, **body}).encode()
+    return json.dumps({"model": MODEL, "temperature": 0, "top_k": mark, **body}).encode()
 
 
-def grpc_request(seed: int) -> pb.GenerateRequest:
+def grpc_request(mark: int) -> pb.GenerateRequest:
     """The one over gRPC."""
-    sampling = pb.Sampling(temperature=0.0, seed=seed)
+    sampling = pb.Sampling(temperature=0.0, top_k=mark)
     return pb.GenerateRequest(
         model=MODEL, text="The wall is", max_output_tokens=32, ignore_eos=True, sampling=sampling
     )
@@ -93,7 +96,7 @@ def grpc_request(seed: int) -> pb.GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Asks as one tenant; ``draw`` gives each request a seed of its own."""
+    """Asks as one tenant; ``draw`` gives each request a mark of its own."""
 
     served: Served
     tenant: str
@@ -102,12 +105,12 @@ class Asker:
 
     async def ask(self, name: str, manner: Manner = PLAIN) -> Answer:
         """Ask one of the catalogue."""
-        seed = self.draw.getrandbits(31)
+        mark = 1 + self.draw.getrandbits(MARK_BITS)
         if name == GRPC:
-            return await self.channel.generate(grpc_request(seed), manner)
+            return await self.channel.generate(grpc_request(mark), manner)
         body = BODIES[name]
         return await post(
-            self.served.http_port, path_of(body), encoded(body, seed), self.served.keys[self.tenant], manner
+            self.served.http_port, path_of(body), encoded(body, mark), self.served.keys[self.tenant], manner
         )
 
     async def ask_badly(self, bad: Bad) -> Answer:

@@ -9,7 +9,7 @@ import struct
 
 from bench.guarantees.raw_http import request_bytes
 from bench.soak.ground import Fault, Ground
-from bench.soak.questions import BODIES, encoded
+from bench.soak.questions import BODIES, MARK_BITS, encoded
 
 CROWD = 24
 RESET = struct.pack("ii", 1, 0)
@@ -19,7 +19,7 @@ RESET = struct.pack("ii", 1, 0)
 def _request(ground: Ground) -> bytes:
     body = {**BODIES["stream"], "max_tokens": 400}
     proof = ("authorization", f"Bearer {ground.served.keys['alpha']}")
-    return request_bytes("POST", "/v1/completions", encoded(body, ground.draw.getrandbits(31)), proof)
+    return request_bytes("POST", "/v1/completions", encoded(body, 1 + ground.draw.getrandbits(MARK_BITS)), proof)
 
 
 async def _connect(port: int) -> socket.socket:

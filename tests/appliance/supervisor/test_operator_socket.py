@@ -169,7 +169,7 @@ async def test_a_socket_that_was_removed_is_there_again(tmp_path: Path) -> None:
     """An operator finds the socket again, with the mode that it had; a folder that is away is waited for."""
     folder = tmp_path / "run"
     folder.mkdir()
-    made = OperatorSocket(folder / "operator.sock", None, lambda _message, _fds: True)
+    made = OperatorSocket(folder / "operator.sock", None, lambda _message, _fds: True, lambda _entry: None)
     await made.open()
     (folder / "operator.sock").unlink()
     folder.rename(tmp_path / "away")
