@@ -52,7 +52,7 @@ class Gauges:
         for name, rooms in self._rooms.items():
             if rooms.engine is not None:
                 self._show_engine(name, rooms.engine)
-                self._show_accounts(name, rooms.engine)
+                self.show_accounts(name, rooms.engine)
             self._show_public(name)
             self._show_sandboxes(name, rooms)
         self._sandboxes.spill.tell(self._telemetry.gauge, self._telemetry.count)
@@ -75,7 +75,7 @@ class Gauges:
         ):
             self._telemetry.gauge(gauge, value, model=model)
 
-    def _show_accounts(self, model: str, engine: EngineLink) -> None:
+    def show_accounts(self, model: str, engine: EngineLink) -> None:
         """What each account has of an engine's KV; one that the engine tells of no more has nothing."""
         views = named(engine.kv, self._service.ledger.namespaces)
         gone = self._gauged.get(model, set()) - {view.account for view in views}

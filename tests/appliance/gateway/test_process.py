@@ -15,7 +15,7 @@ from appliance.errors import StartError
 from appliance.gateway import first_start
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.first_start import FirstStart
-from appliance.gateway.gauges import Restarts
+from appliance.gateway.gauges import Gauges, Restarts
 from appliance.gateway.process import Gateway
 from isolation.ipc.kv_messages import KvUsage, KvUse
 
@@ -89,6 +89,7 @@ async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_p
     ledger.replace(ledger.policy, {tenant: tenant.encode().ljust(32) for tenant in ledger.policy.tenants})
     telemetry.metrics.know(tenants=ledger.policy.tenants, models=["m"])
     link = EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None)
+    gauges = Gauges(gateway._service, gateway._sandboxes, telemetry, {})
 
     def resident() -> float:
         text = telemetry.metrics.render()[1].decode()
@@ -96,10 +97,10 @@ async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_p
         return float(line.rpartition(" ")[2])
 
     link.kv = KvUsage((KvUse(ledger.namespaces["alpha"], 7, 3, 0, 64, 0, 0, 0),))
-    gateway._gauge_accounts("m", link)
+    gauges.show_accounts("m", link)
     assert resident() == 7
     link.kv = KvUsage()
-    gateway._gauge_accounts("m", link)
+    gauges.show_accounts("m", link)
     assert resident() == 0
     link.close()
 
