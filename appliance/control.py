@@ -33,6 +33,9 @@ MAX_FDS = 3
 """Descriptors beside one message: the segment and the host's two bell ends."""
 
 
+LOSS_REASONS = ("oom", "fault", "ended")
+"""Why a sandbox ended: its memory limit, at the gateway's word, or anything else."""
+
 REFUSED = "refused"
 """State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""
 
@@ -141,6 +144,19 @@ class SandboxDown:
     cause: str
     retry_in_s: float
     tenant: str = ""
+    reason: str = "ended"
+    """One of ``LOSS_REASONS``: what is counted; ``cause`` is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUse:
+    """Supervisor: the memory that a ready sandbox holds now, and what it may hold."""
+
+    model: str
+    role: str
+    memory_bytes: int
+    memory_limit_bytes: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +185,7 @@ class SpillState:
 
 
 FromGateway = Attach | NamespaceQuery | Retention | Fault | Want | Release | Audited
-FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | AuditState | SpillState
+FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | AuditState | SpillState
 Control = FromGateway | FromSupervisor
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(FromGateway), *get_args(FromSupervisor))}

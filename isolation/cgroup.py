@@ -96,6 +96,16 @@ class Cgroup:
             found |= _read_pids(directory)
         return frozenset(found)
 
+    def memory_bytes(self) -> int | None:
+        """What its memory limit counts now; None where there is none."""
+        directory = self._by_controller.get("memory")
+        if directory is None:
+            return None
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            for word in words(directory / name):
+                return int(word)
+        return None
+
     def oom_kills(self) -> int:
         """How many of its processes the kernel ended for want of memory, so far."""
         directory = self._by_controller.get("memory")

@@ -33,7 +33,7 @@ from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
 from isolation.timerslack import BUSY_SLACK_NS, SENTRY_SLACK_NS, let_timers_ring_late
-from isolation.usage import processor_seconds
+from isolation.usage import processor_seconds, proportional_bytes
 from isolation.userns import current_profile
 
 _VERB_TIMEOUT_S = 30.0
@@ -272,6 +272,14 @@ class GvisorSandbox:
         """Of sentry and stubs."""
         with self._lock:
             return processor_seconds(self.pid) if self.pidfd >= 0 and self.poll() is None else 0.0
+
+    def memory_bytes(self) -> int:
+        """Of its cgroup, or without one of sentry and stubs."""
+        with self._lock:
+            if self.pidfd < 0 or self.poll() is not None:
+                return 0
+            held = self._parts.cgroup.memory_bytes()
+        return proportional_bytes(self.pid) if held is None else held
 
     def kill(self) -> None:
         """SIGKILL to the sentry; its stubs and gofer end with it."""

@@ -84,6 +84,10 @@ class Sandbox(Protocol):
         """Processor time it has used, in seconds: its program and what runs it; 0 after its end."""
         ...
 
+    def memory_bytes(self) -> int:
+        """Memory that it holds, as its limit counts it where one is enforced; 0 after its end."""
+        ...
+
     def kill(self) -> None:
         """End it now (SIGKILL to the sandbox process). Idempotent; returns before the end."""
         ...

@@ -19,7 +19,7 @@ from isolation.rundir import RunDirectory
 from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
-from isolation.usage import processor_seconds
+from isolation.usage import processor_seconds, proportional_bytes
 
 _END_TIMEOUT_S = 20.0
 
@@ -134,6 +134,10 @@ class UnsafeSandbox:
     def processor_s(self) -> float:
         """Of the program and what it started."""
         return processor_seconds(self.pid) if self.poll() is None else 0.0
+
+    def memory_bytes(self) -> int:
+        """Of the program and what it started."""
+        return proportional_bytes(self.pid) if self.poll() is None else 0
 
     def kill(self) -> None:
         """SIGKILL to its process group."""

@@ -1,8 +1,9 @@
-"""Processor time of a process and of all below it: of a sandbox the sentry and its stubs, not the gofer."""
+"""Processor time and memory of a process and of all below it: of a sandbox the sentry and its stubs, not the gofer."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from isolation.reaper import descendants
@@ -15,6 +16,20 @@ _USER, _SYSTEM = 11, 12
 def processor_seconds(pid: int) -> float:
     """User and system time of a process tree so far, in steps of a tick (10 ms). What has ended counts no more."""
     return sum(_spent(one) for one in (pid, *descendants(pid)))
+
+
+def proportional_bytes(pid: int) -> int:
+    """Memory of a process tree, each shared page counted once (proc_pid_smaps(5), Pss of smaps_rollup)."""
+    return sum(_proportion(one) for one in (pid, *descendants(pid)))
+
+
+def _proportion(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
 
 
 def _spent(pid: int) -> float:

@@ -46,10 +46,13 @@ class Course:
         self._trace = trace
         self._began_ns = time.time_ns()
         self._first = True
+        self.begun = False
+        """Whether ``started`` was called."""
 
-    def started(self, stream: TokenStream) -> Started:
-        """The engine took the request up."""
-        outcome = self._outcome
+    def started(self, stream: TokenStream) -> Started | None:
+        """The engine took the request up; None when the caller was told of an earlier run."""
+        outcome, self.begun = self._outcome, True
+        anew = outcome.started
         # An engine that gives tokens without a word about their start has cached nothing and queued nothing.
         told = stream.started or wire.Started(stream.request, 0, 0)
         outcome.started = True
@@ -57,21 +60,21 @@ class Course:
         outcome.cached_tokens = min(told.cached_tokens, outcome.input_tokens)
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
-        return Started(outcome.input_tokens, outcome.cached_tokens)
+        return None if anew else Started(outcome.input_tokens, outcome.cached_tokens)
 
     async def prompt(self, report: PromptReport) -> PromptTokens:
         """The prompt is about to be shown."""
         self._outcome.emitted = True
         return await report.event()
 
-    def tokens(self) -> None:
-        """Tokens are about to be shown."""
+    def tokens(self, count: int) -> None:
+        """So many tokens are about to be shown, all of which came in one pass."""
         if self._first:
             self._first = False
             self._outcome.emitted = True
             self._visit.passed()
             self._trace.end(Phase.PREFILL, cached_tokens=self._outcome.cached_tokens)
-            self._trace.first_token()
+            self._trace.first_token(count)
             self._trace.begin(Phase.DECODE)
 
     def finished(self, reason: FinishReason, stop: str | None, choice: int = 0) -> Finished:
@@ -120,8 +123,8 @@ class Answer:
         while True:
             await woken(stream.wake)
             if stream.started is not None or stream.token_ids:
-                if not outcome.started:
-                    yield self._course.started(stream)
+                if not self._course.begun and (started := self._course.started(stream)) is not None:
+                    yield started
                 if self._prompt is not None and self._prompt.ready:
                     yield await self._course.prompt(self._prompt)
                     self._prompt = None
@@ -136,7 +139,7 @@ class Answer:
                 finish = stream.finish
                 token_ids, logprobs = stream.take()
                 if token_ids:
-                    self._course.tokens()
+                    self._course.tokens(len(token_ids))
                     hide = finish is Finish.STOP
                     pushed = text.push(token_ids, logprobs, hide_last=hide)
                     delta, used = pushed if isinstance(pushed, tuple) else await pushed
@@ -186,7 +189,7 @@ class Answer:
         finish = stream.finish
         token_ids, logprobs = stream.take()
         if token_ids:
-            self._course.tokens()
+            self._course.tokens(len(token_ids))
             delta, used = text.push(token_ids, logprobs, hide_last=finish is Finish.STOP)
             self._outcome.output_tokens += used
             if text.stopped is None and finish is not Finish.NONE:

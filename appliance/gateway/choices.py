@@ -51,8 +51,10 @@ class Choices:
             await woken(self._streams[0].wake)
             for choice in sorted(self._open):
                 stream = self._streams[choice]
-                if not self._outcome.started and (stream.started is not None or stream.token_ids):
-                    yield self._course.started(stream)
+                if not self._course.begun and (stream.started is not None or stream.token_ids):
+                    started = self._course.started(stream)
+                    if started is not None:
+                        yield started
                 if self._prompt is not None and self._outcome.started and self._prompt.ready:
                     yield await self._course.prompt(self._prompt)
                     self._prompt = None
@@ -77,7 +79,7 @@ class Choices:
         token_ids, logprobs = stream.take()
         if not token_ids:
             return None
-        self._course.tokens()
+        self._course.tokens(len(token_ids))
         pushed = text.push(token_ids, logprobs, hide_last=finish is Finish.STOP)
         delta, used = pushed if isinstance(pushed, tuple) else await pushed
         self._used[choice] += used

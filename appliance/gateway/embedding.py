@@ -153,6 +153,7 @@ class EmbeddingSession:
     async def _visit(self, visit: EngineVisit, texts: list[array[int]], mark: bytes) -> None:
         """All texts without a vector through one engine, some at a time."""
         self._trace.begin(Phase.QUEUE)
+        self._begun = False
         todo = [place for place, vector in enumerate(self._vectors) if vector is None]
         inside: dict[int, TokenStream] = {}
         wake = asyncio.Event()
@@ -180,8 +181,8 @@ class EmbeddingSession:
         """Take the vectors that have come."""
         for place, stream in list(inside.items()):
             raise_if_lost(stream)
-            if stream.started is not None and not self.outcome.started:
-                self.outcome.started = True
+            if stream.started is not None and not self._begun:
+                self.outcome.started = self._begun = True
                 self._trace.end(Phase.QUEUE)
                 self._trace.begin(Phase.PREFILL)
             if stream.finish is not Finish.NONE:

@@ -1,8 +1,9 @@
-"""Gauges and counts that follow what engines and the supervisor tell, read every other second."""
+"""What the gateway knows of its engines, sandboxes and accounts, as levels for the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator
 
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.kv_shares import named
@@ -10,10 +11,10 @@ from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from appliance.gateway.service import GatewayService
 from appliance.telemetry import names
+from appliance.telemetry.levels import Level
 from appliance.telemetry.tracer import OtelTelemetry
 
-GAUGE_PERIOD_S = 2.0
-"""How often gauges follow the engines' counts, and engines are asked for progress."""
+ROLES = ("engine", "text")
 
 
 class Restarts:
@@ -29,61 +30,65 @@ class Restarts:
 
 
 class Gauges:
-    """All gauges of a gateway's models, sandboxes and accounts."""
+    """Reads the gateway's state; ``refresh`` is one look."""
 
-    def __init__(
-        self,
-        service: GatewayService,
-        sandboxes: Sandboxes,
-        telemetry: OtelTelemetry,
-        rooms: Mapping[str, ModelRooms],
-    ) -> None:
+    def __init__(self, service: GatewayService, sandboxes: Sandboxes, telemetry: OtelTelemetry) -> None:
         self._service = service
         self._sandboxes = sandboxes
         self._telemetry = telemetry
-        self._rooms = rooms
         self._restarts = Restarts()
-        self._gauged: dict[str, set[str]] = {}
-        """Of each model the accounts of KV that gauges were set for last."""
 
     def refresh(self) -> None:
-        """Set every gauge to what is known now, and count what was added since the last call."""
-        self._count_starts()
-        for name, rooms in self._rooms.items():
-            if rooms.engine is not None:
-                self._show_engine(name, rooms.engine)
-                self.show_accounts(name, rooms.engine)
-            self._show_public(name)
-            self._show_sandboxes(name, rooms)
-        self._sandboxes.spill.tell(self._telemetry.gauge, self._telemetry.count)
-
-    def _count_starts(self) -> None:
+        """Tell every level, and count the restarts and starts that have been added."""
         for sandbox, record in self._sandboxes.records.items():
             if more := self._restarts.since(sandbox, record.restarts):
                 self._telemetry.count(names.SANDBOX_RESTARTS, more, model=sandbox[0], role=sandbox[1])
             for start in record.take_starts():
                 self._telemetry.count(names.SANDBOX_STARTS, model=sandbox[0], role=sandbox[1], outcome=start)
+        self._telemetry.levels(self._all())
 
-    def _show_engine(self, model: str, engine: EngineLink) -> None:
-        stats = engine.stats
-        for gauge, value in (
-            (names.RUNNING, stats.running),
-            (names.WAITING, stats.waiting),
-            (names.KV_FREE_BLOCKS, stats.free_blocks),
-            (names.ENGINE_DEFECTS, stats.defects),
-            (names.KV_BLOCKS, engine.ready.num_blocks),
-        ):
-            self._telemetry.gauge(gauge, value, model=model)
+    def _all(self) -> Iterator[Level]:
+        for name, rooms in self._service.rooms.items():
+            if rooms.engine is not None:
+                yield from _engine(name, rooms.engine)
+                yield from self._accounts(name, rooms.engine)
+            yield from self._rooms(name, rooms)
+            for one in self._service.publications.views(name):
+                labels = {"tenant": f"public/{one.id}", "model": name}
+                yield Level(names.KV_PUBLIC_BLOCKS, one.num_blocks, labels)
+                yield Level(names.KV_PUBLIC_HITS, one.hits, labels)
+        yield from self._records()
+        for name, (remembered, certain) in self._service.suspicion(time.monotonic()).items():
+            yield Level(names.SUSPECTS, remembered, {"model": name})
+            yield Level(names.QUARANTINED, certain, {"model": name})
+        told: list[Level] = []
+        self._sandboxes.spill.tell(
+            lambda name, value, **labels: told.append(Level(name, value, labels)), self._telemetry.count
+        )
+        yield from told
+        audit = self._sandboxes.audit
+        yield Level(names.AUDIT_FAILING, int(bool(audit.problem)), {})
 
-    def show_accounts(self, model: str, engine: EngineLink) -> None:
-        """What each account has of an engine's KV; one that the engine tells of no more has nothing."""
-        views = named(engine.kv, self._service.ledger.namespaces)
-        gone = self._gauged.get(model, set()) - {view.account for view in views}
-        self._gauged[model] = {view.account for view in views}
-        for account in gone:
-            for gauge in (names.KV_RESIDENT, names.KV_RESERVED, names.KV_BORROWED):
-                self._telemetry.gauge(gauge, 0, tenant=account, model=model)
-        for view in views:
+    def _rooms(self, name: str, rooms: ModelRooms) -> Iterator[Level]:
+        own = [one for one in self._service.house.rooms if one.name == name]
+        for role, link in zip(ROLES, (rooms.engine, rooms.text), strict=True):
+            labels = {"model": name, "role": role}
+            yield Level(names.SANDBOX_READY, int(link is not None), labels)
+            there = sum((one.engine if role == "engine" else one.text) is not None for one in own)
+            yield Level(names.OWN_SANDBOXES, there, labels)
+
+    def _records(self) -> Iterator[Level]:
+        for (model, role, *tenant), record in self._sandboxes.records.items():
+            labels = {"model": model, "role": role}
+            if record.state == "ready" and record.memory_limit_bytes:
+                yield Level(names.SANDBOX_MEMORY, record.memory_bytes, labels)
+                yield Level(names.SANDBOX_MEMORY_LIMIT, record.memory_limit_bytes, labels)
+            if record.away_s is not None and not tenant:
+                yield Level(names.SANDBOX_AWAY, record.away_s, labels)
+
+    def _accounts(self, model: str, engine: EngineLink) -> Iterator[Level]:
+        """What each account has of an engine's KV."""
+        for view in named(engine.kv, self._service.ledger.namespaces):
             use = view.use
             for gauge, value in (
                 (names.KV_RESIDENT, use.resident),
@@ -93,19 +98,16 @@ class Gauges:
                 (names.KV_PREEMPTED, use.preempted),
                 (names.KV_WAITED, use.waited),
             ):
-                self._telemetry.gauge(gauge, value, tenant=view.account, model=model)
+                yield Level(gauge, value, {"tenant": view.account, "model": model})
 
-    def _show_public(self, model: str) -> None:
-        for one in self._service.publications.views(model):
-            tenant = f"public/{one.id}"
-            self._telemetry.gauge(names.KV_PUBLIC_BLOCKS, one.num_blocks, tenant=tenant, model=model)
-            self._telemetry.gauge(names.KV_PUBLIC_HITS, one.hits, tenant=tenant, model=model)
 
-    def _show_sandboxes(self, model: str, rooms: ModelRooms) -> None:
-        own = [one for one in self._service.house.rooms if one.name == model]
-        for role, link, count in (
-            ("engine", rooms.engine, sum(one.engine is not None for one in own)),
-            ("text", rooms.text, sum(one.text is not None for one in own)),
-        ):
-            self._telemetry.gauge(names.SANDBOX_READY, int(link is not None), model=model, role=role)
-            self._telemetry.gauge(names.OWN_SANDBOXES, count, model=model, role=role)
+def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
+    stats = engine.stats
+    for gauge, value in (
+        (names.RUNNING, stats.running),
+        (names.WAITING, stats.waiting),
+        (names.KV_FREE_BLOCKS, stats.free_blocks),
+        (names.ENGINE_DEFECTS, stats.defects),
+        (names.KV_BLOCKS, engine.ready.num_blocks),
+    ):
+        yield Level(gauge, value, {"model": name})

@@ -26,7 +26,7 @@ from appliance.gateway.admin_listener import serve_admin
 from appliance.gateway.console_feed import ConsoleFeed
 from appliance.gateway.first_start import FirstStart
 from appliance.gateway.forgetting import keep_forgetting
-from appliance.gateway.gauges import GAUGE_PERIOD_S, Gauges
+from appliance.gateway.gauges import Gauges
 from appliance.gateway.house import House
 from appliance.gateway.kv_shares import account_names, shown
 from appliance.gateway.ledger import Ledger
@@ -89,6 +89,7 @@ class Gateway:
             lambda rooms, link: self._service.engine_ended(rooms, link), house,
         )  # fmt: skip
         self._sandboxes.on_names = self._use_names
+        self._sandboxes.on_loss = self._lost
         self._audit = self._sandboxes.audit if config.audit is not None else None
         self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit, house)
         self._report = Report(self._service, self._sandboxes, self._file)
@@ -129,7 +130,7 @@ class Gateway:
             self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._rooms)
             if self._forgets() and not self._config.wipe_memory:
                 log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
-            looks = Gauges(self._service, self._sandboxes, self._telemetry, self._rooms)
+            looks = Gauges(self._service, self._sandboxes, self._telemetry)
             gauges = asyncio.create_task(self._watch(looks), name="gauges")
             gauges.add_done_callback(_log_failure)
             background.append(gauges)
@@ -283,9 +284,11 @@ class Gateway:
                     self._service.take_integrity(rooms, rooms.engine)
                     rooms.engine.check_progress(self._config.sandbox.step_timeout_s)
             gauges.refresh()
-            if self._audit is not None:
-                self._telemetry.gauge(names.AUDIT_FAILING, int(bool(self._audit.problem)))
             await asyncio.sleep(GAUGE_PERIOD_S)
+
+    def _lost(self, model: str, role: str, reason: str) -> None:
+        """A sandbox has ended, as the supervisor says."""
+        self._telemetry.count(names.SANDBOX_LOSSES, model=model, role=role, reason=reason)
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -22,7 +22,15 @@ class SandboxRecord:
     restarts: int = 0
     pid: int = 0
     since: float = field(default_factory=time.time)
+    away_since: float = field(default_factory=time.time)
+    """When it was last ready, or first heard of."""
     cause: str = ""
+    memory_bytes: int = 0
+    """What it holds, as the supervisor said last."""
+    memory_limit_bytes: int = 0
+    """0: not told yet."""
+    away_s: float | None = None
+    """How long it was away, or booted, before it was last ready; None before that."""
     starts: list[str] = field(default_factory=list)
     """How it began each time, until somebody has counted that: at most ``MAX_UNCOUNTED``."""
 
@@ -38,7 +46,12 @@ class SandboxRecord:
 
     def become(self, state: str, cause: str = "") -> None:
         """Enter a state now."""
-        self.state, self.cause, self.since = state, cause, time.time()
+        now = time.time()
+        if self.state == "ready":
+            self.away_since = now
+        if state == "ready" and self.state != "ready":
+            self.away_s = max(0.0, now - self.away_since)
+        self.state, self.cause, self.since = state, cause, now
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from appliance.control import (
     Retention,
     SandboxDown,
     SandboxUp,
+    SandboxUse,
     SpillState,
     Welcome,
     num_unread,
@@ -94,6 +95,8 @@ class Sandboxes:
         self._kept: dict[str, int] = {}
         self.on_names: Callable[[dict[str, bytes]], None] = lambda _namespaces: None
         """Called with all namespace keys known, whenever some have come."""
+        self.on_loss: Callable[[str, str, str], None] = lambda _model, _role, _reason: None
+        """Called with model, role and one of ``LOSS_REASONS`` when the supervisor says that a sandbox has ended."""
         self._named = asyncio.Event()
         self.attachment = Attachment()
         self.audit = AuditFeed(self.report)
@@ -254,6 +257,8 @@ class Sandboxes:
             self.on_names(dict(self._namespaces))
         elif isinstance(message, SandboxDown):
             self._down(message)
+        elif isinstance(message, SandboxUse):
+            self._note_use(message)
         elif isinstance(message, AuditState):
             self.audit.problem, self.audit.refuses = message.problem, bool(message.refuses)
         elif isinstance(message, SpillState):
@@ -337,6 +342,12 @@ class Sandboxes:
         record.pid, record.restarts = message.pid, message.restarts
         record.note_start(message.start)
 
+    def _note_use(self, message: SandboxUse) -> None:
+        own = (message.tenant,) if message.tenant else ()
+        record = self.records.get((message.model, message.role, *own))
+        if record is not None:
+            record.memory_bytes, record.memory_limit_bytes = message.memory_bytes, message.memory_limit_bytes
+
     def _note_end(self, fault: Fault, *, at_fault: bool) -> None:
         self._record(fault).become("failed", fault.reason)
         log.warning("sandbox is lost", **asdict(fault))
@@ -352,6 +363,7 @@ class Sandboxes:
             return
         rooms = self._find(message)
         if rooms is not None:
+            self.on_loss(message.model, message.role, message.reason)
             record = self._record(message)
             record.generation, record.restarts = message.generation, message.restarts
             record.become(message.state, message.cause)

@@ -171,6 +171,10 @@ class GatewayService:
         inside = (stream.fingerprint for stream in link.inside)
         self._suspects[rooms.name].engine_died(inside, time.monotonic())
 
+    def suspicion(self, now: float) -> dict[str, tuple[int, int]]:
+        """Of each model, how many requests are remembered from engines that ended, and how many are in quarantine."""
+        return {name: suspects.counts(now) for name, suspects in self._suspects.items()}
+
     def take_integrity(self, rooms: ModelRooms, link: EngineLink) -> None:
         """Account for the integrity failures that a link has counted since the last time."""
         count, link.integrity_failures = link.integrity_failures, 0

@@ -74,6 +74,11 @@ class Suspects:
         while len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)
 
+    def counts(self, now: float) -> tuple[int, int]:
+        """How many requests are remembered, and how many of them are in quarantine."""
+        there = [record for record in self._records.values() if now - record.at <= FORGET_S]
+        return len(there), sum(record.certain for record in there)
+
     def cleared(self, fingerprint: bytes) -> None:
         """The request ended well: whatever killed the engine, it was not this."""
         self._records.pop(fingerprint, None)

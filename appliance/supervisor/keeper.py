@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.control import RESTORED, Control, SandboxDown, SandboxUp
+from appliance.control import RESTORED, Control, SandboxDown, SandboxUp, SandboxUse
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Happening, Life, State
 from appliance.supervisor.load_watch import LOOK_S, LoadWatch
@@ -27,6 +27,9 @@ from isolation.ipc.messages import Role
 from isolation.runtime import Runtime, Sandbox
 
 log = structlog.get_logger()
+
+MEMORY_PERIOD_S = 5.0
+"""Between two looks at a sandbox's memory: a scrape's usual distance, and a file read where there are cgroups."""
 
 Publish = Callable[[Control, tuple[int, ...]], bool]
 """Sends a message with descriptors to the gateway; False when none is attached."""
@@ -42,6 +45,8 @@ class _End:
 
     cause: str
     counted: bool = True
+    reason: str = "ended"
+    """One of ``control.LOSS_REASONS``."""
 
 
 class Keeper:
@@ -60,6 +65,8 @@ class Keeper:
         self._booted: Booted | None = None
         self._ending: asyncio.Future[_End] | None = None
         self._stopping = asyncio.Event()
+        self._reason = "ended"
+        """Why the last life ended, for the gateway's count."""
         self._abandon = threading.Event()
         """What a boot in its thread looks at: set with ``_stopping``."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -91,6 +98,7 @@ class Keeper:
         try:
             self._booted = booted = await asyncio.to_thread(self._boot)
         except (IsolationError, ProtocolError, OSError) as error:
+            self._reason = "ended"
             self.life = self.life.advance(Happening.DIED, time.monotonic())
             self._report_first(str(error))
             return str(error)
@@ -105,7 +113,7 @@ class Keeper:
         self.offer()
         port = self._open_port(booted)
         ending = await self._until_end(booted)
-        self._booted = None
+        self._booted, self._reason = None, ending.reason
         if self._vault is not None and port is not None:
             await asyncio.to_thread(self._vault.end, port)
         try:
@@ -140,20 +148,21 @@ class Keeper:
         self._ending = loop.create_future()
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
-        watch = None
+        watches = [asyncio.create_task(self._watch_memory(booted.sandbox), name=f"memory of {self.plan.name}")]
         if self.plan.role is Role.ENGINE:  # A text worker is never busy for long.
-            watch = asyncio.create_task(_watch_load(booted.sandbox), name=f"load of {self.plan.name}")
+            watches.append(asyncio.create_task(_watch_load(booted.sandbox), name=f"load of {self.plan.name}"))
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:
             ending = await self._ending
         finally:
-            if watch is not None:
+            for watch in watches:
                 watch.cancel()
             loop.remove_reader(pidfd)
             self._ending = None
         if ending.cause == "the process ended":
-            return _End(booted.describe_end())
+            cause, how = booted.describe_end(), booted.sandbox.ending()
+            return _End(cause, reason="oom" if how is not None and how.out_of_memory else "ended")
         return ending
 
     def _end(self, ending: _End) -> None:
@@ -182,7 +191,7 @@ class Keeper:
     def fault(self, generation: int, reason: str) -> None:
         """The gateway found this life at fault."""
         if generation == self.life.generation:
-            self._end(_End(f"ended at the gateway's word: {reason}"))
+            self._end(_End(f"ended at the gateway's word: {reason}", reason="fault"))
 
     def stop(self) -> None:
         """End for good; ``run`` returns once everything is cleaned up."""
@@ -198,8 +207,18 @@ class Keeper:
         return SandboxDown(
             model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
             restarts=self.life.restarts, state=self.life.state.value, cause=cause, retry_in_s=delay_s,
-            tenant=self.plan.tenant,
+            tenant=self.plan.tenant, reason=self._reason,
         )
+
+    async def _watch_memory(self, sandbox: Sandbox) -> None:
+        """Tell the gateway from time to time what the sandbox holds."""
+        limit = self.plan.spec.limits.memory_bytes
+        while True:
+            held = await asyncio.to_thread(sandbox.memory_bytes)
+            if held:
+                message = SandboxUse(self.plan.model, self.plan.role_name, held, limit, self.plan.tenant)
+                self._publish(message, ())
+            await asyncio.sleep(MEMORY_PERIOD_S)
 
     async def _nap(self, delay_s: float) -> None:
         try:

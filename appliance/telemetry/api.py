@@ -47,8 +47,8 @@ class RequestTrace(Protocol):
         """Set ``athanor.`` attributes on the generation span: tenant, policy rule and digest, sandbox, replays."""
         ...
 
-    def first_token(self) -> None:
-        """The first output token arrived now: time to first token."""
+    def first_token(self, together: int = 1) -> None:
+        """The first output token arrived now, and with it all of the first ``together``: time to first token."""
         ...
 
     def finish(

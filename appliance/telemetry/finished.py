@@ -24,6 +24,8 @@ class Ending:
     last_token_ns: int
     """End of the decode phase, or of the request where that was never closed."""
     error: ApplianceError | None
+    first_tokens: int = 1
+    """Output tokens that arrived together with the first."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -38,10 +40,15 @@ class Ending:
 
     @property
     def token_s(self) -> float | None:
-        """Mean time per output token after the first; None below two tokens."""
-        if self.first_token_ns is None or self.output_tokens < 2:
+        """Mean time per output token after those that came first; None where none came later.
+
+        Tokens that arrive together, because a short answer is computed faster than the gateway looks, say nothing
+        about how long each took.
+        """
+        later = self.output_tokens - self.first_tokens
+        if self.first_token_ns is None or later < 1:
             return None
-        return max(0, self.last_token_ns - self.first_token_ns) / NS / (self.output_tokens - 1)
+        return max(0, self.last_token_ns - self.first_token_ns) / NS / later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,7 @@ class Caller:
     operation: str | None
     policy_rule: str | None
     sandbox: str | None
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,7 @@ def finished(caller: Caller, ending: Ending, spans: tuple[StoredSpan, ...], drop
         cached_tokens=ending.cached_tokens,
         output_tokens=ending.output_tokens,
         phases=_phases(spans),
+        replays=caller.replays,
     )
     return FinishedRequest(StoredTrace(summary, spans, dropped), record)
 

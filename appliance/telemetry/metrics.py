@@ -9,7 +9,7 @@ cannot add a series by asking for a model that does not exist.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import metrics as api
@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from appliance.telemetry import names
+from appliance.telemetry.levels import Labels, Level, Levels
 from appliance.telemetry.names import Instrument
 
 MAX_TENANTS = 64
@@ -35,8 +36,6 @@ OTHER = "other"
 
 MAX_POINTS = 8_192
 """Series of one metric; beyond them the SDK adds to one series marked ``otel.metric.overflow``."""
-
-Labels = dict[str, str]
 
 
 class MetricNameError(ValueError):
@@ -62,6 +61,7 @@ class RequestRecord:
     cached_tokens: int = 0
     output_tokens: int = 0
     phases: tuple[tuple[str, float], ...] = ()
+    replays: int = 0
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Metrics:
         self._counters: dict[str, api.Counter] = {
             name: meter.create_counter(name, one.unit, one.description) for name, one in names.COUNTERS.items()
         }
-        self._gauges = {name: meter.create_gauge(name, one.unit, one.description) for name, one in names.GAUGES.items()}
+        self._levels = Levels(meter, names.GAUGES)
         self._tenants = BoundedNames(MAX_TENANTS)
         self._models = BoundedNames(MAX_MODELS)
         self._render_lock = threading.Lock()
@@ -128,13 +128,20 @@ class Metrics:
         self._counters[name].add(amount, attributes)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge.
+        """Set one series of a gauge, until ``levels`` tells all of them.
 
         Raises:
             MetricNameError: no such gauge, or a label that it does not take.
         """
-        attributes = self._labels(names.GAUGES, name, labels)
-        self._gauges[name].set(value, attributes)
+        self._levels.put(name, value, self._labels(names.GAUGES, name, labels))
+
+    def levels(self, told: Iterable[Level]) -> None:
+        """Set every gauge at once: a series that is not told any more is gone. Rows of one label are added up.
+
+        Raises:
+            MetricNameError: as ``gauge``; nothing is changed.
+        """
+        self._levels.replace([(one.name, one.value, self._labels(names.GAUGES, one.name, one.labels)) for one in told])
 
     def record(self, request: RequestRecord) -> None:
         """Add one finished request to everything that counts requests."""
@@ -157,6 +164,8 @@ class Metrics:
         for kind, amount in tokens.items():
             if amount:
                 self.count(names.TOKENS, amount, token_type=kind, tenant=tenant, model=model)
+        if request.replays:
+            self.count(names.REPLAYS, request.replays, model=model)
         for phase, seconds in request.phases:
             self._histograms[names.PHASE_DURATION].record(seconds, {names.PHASE: phase})
         if request.operation is not None:
@@ -196,7 +205,7 @@ class Metrics:
                 usage = common | {names.TOKEN_TYPE: kind}
                 histograms[names.TOKEN_USAGE].record(amount, usage)
 
-    def _labels(self, table: dict[str, Instrument], name: str, given: Labels) -> Labels:
+    def _labels(self, table: dict[str, Instrument], name: str, given: Mapping[str, str]) -> Labels:
         instrument = table.get(name)
         if instrument is None:
             raise MetricNameError(f"no metric {name!r} of this kind in appliance.telemetry.names")

@@ -59,6 +59,11 @@ POLICY_RULE = "athanor.policy.rule"
 POLICY_DIGEST = "athanor.policy.digest"
 PHASE = "athanor.phase"
 REASON = "athanor.reason"
+LINK_REASON = "athanor.link.reason"
+REPLAYED_SPAN = "athanor.replayed_span"
+
+ENGINE_LOST = "engine_lost"
+"""``error.type`` of a phase that its engine did not live to end; the request itself may go on in the next one."""
 
 OWN_PREFIX = "athanor."
 
@@ -111,7 +116,16 @@ SPILL_BLOCKS = "athanor.spill.blocks"
 KV_PUBLIC_BLOCKS = "athanor.kv.public_blocks"
 KV_PUBLIC_HITS = "athanor.kv.public_hits"
 SANDBOX_READY = "athanor.sandbox.ready"
+SANDBOX_MEMORY = "athanor.sandbox.memory"
+SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
+SANDBOX_AWAY = "athanor.sandbox.last_away"
+SANDBOX_LOSSES = "athanor.sandbox.losses"
 OWN_SANDBOXES = "athanor.sandbox.own"
+REPLAYS = "athanor.replays"
+SUSPECTS = "athanor.suspects"
+QUARANTINED = "athanor.quarantined"
+SENT_SPANS = "athanor.telemetry.sent_spans"
+QUEUED_SPANS = "athanor.telemetry.queued_spans"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +215,29 @@ COUNTERS = {
         "(of disk or keyring), rejected_length and rejected_seal (changed, cut, moved or replayed).",
         frozenset({"outcome"}),
     ),
+    SANDBOX_LOSSES: Instrument(
+        "{loss}",
+        "Sandboxes that ended: oom (its memory limit), fault (it broke the protocol or hung), ended (anything else).",
+        frozenset({"model", "role", "reason"}),
+    ),
+    REPLAYS: Instrument(
+        "{replay}",
+        "Requests begun again because the engine ended before any of their output was shown.",
+        frozenset({"model"}),
+    ),
     DROPPED_SPANS: Instrument(
         "{span}",
         "Spans that did not reach the collector: queue_full, export_failed, shutdown.",
         frozenset({"reason"}),
     ),
+    SENT_SPANS: Instrument("{span}", "Spans that the collector has taken."),
 }
 
 _ACCOUNT = frozenset({"tenant", "model"})
 """Labels of an account of KV: ``tenant`` is a tenant's id or ``group/ID``."""
+
+_SANDBOX = frozenset({"model", "role"})
+"""Labels of a sandbox; tenants' own ones are added to the shared one of their model."""
 
 GAUGES = {
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
@@ -231,6 +259,13 @@ GAUGES = {
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
+    SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),
+    SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),
+    SANDBOX_AWAY: Instrument("s", "How long the sandbox was away, or booted, before it was last ready.", _SANDBOX),
+    SUSPECTS: Instrument("{request}", "Requests that were in an engine when it ended, remembered for an hour.",
+                         frozenset({"model"})),
+    QUARANTINED: Instrument("{request}", "Those of them that are answered with an error.", frozenset({"model"})),
+    QUEUED_SPANS: Instrument("{span}", "Spans that wait for the collector."),
     OWN_SANDBOXES: Instrument(
         "{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})
     ),

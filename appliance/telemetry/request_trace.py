@@ -25,6 +25,10 @@ MAX_OPEN_ATTRIBUTES = 32
 """Different words that ``annotate`` keeps of one request."""
 
 
+ENGINE_PHASES = (Phase.QUEUE, Phase.PREFILL, Phase.DECODE)
+"""What ends with an engine."""
+
+
 class SpanRequestTrace:
     """``RequestTrace`` over records; ``done`` is called once, by ``finish``, and a sampled trace goes to ``export``."""
 
@@ -48,9 +52,11 @@ class SpanRequestTrace:
         self._generation: SpanRecord | None = None
         self._phases: dict[Phase, SpanRecord] = {}
         self._started: list[SpanRecord] = []
+        self._queued: SpanRecord | None = None
         self._dropped = 0
         self._own: dict[str, Value] = {}
         self._first_ns: int | None = None
+        self._first_tokens = 0
         self._last_ns: int | None = None
         self._finished = False
         self._ids = TraceIds.of(context.traceparent)
@@ -78,17 +84,25 @@ class SpanRequestTrace:
         span.attributes.update(self._own)
 
     def begin(self, phase: Phase, at_ns: int | None = None) -> None:
-        """Open the phase's span; one that is open already ends here (a replay begins anew)."""
+        """Open the phase's span; one that is open already ends here. A second queue is a replay: what the engine before
+        left open ends with an error, and a link leads from the new queue to the old one."""
         if self._finished:
             return
+        if phase is Phase.QUEUE and self._queued is not None:
+            self._lose_engine(at_ns)
         self.end(phase, at_ns)
         if len(self._started) >= MAX_SPANS:
             self._dropped += 1
             return
         above = self._generation or self._server
-        self._phases[phase] = self._open(
+        span = self._phases[phase] = self._open(
             names.OWN_PREFIX + phase.value, SpanKind.INTERNAL, above.span_id, self._clamp(at_ns)
         )
+        if phase is Phase.QUEUE:
+            if self._queued is not None:
+                span.replays = self._queued.span_id
+                span.attributes[names.REPLAYED_SPAN] = format(self._queued.span_id, "016x")
+            self._queued = span
 
     def end(self, phase: Phase, at_ns: int | None = None, **attributes_: Value) -> None:
         """Close the phase's span; nothing happens when it is not open."""
@@ -114,10 +128,10 @@ class SpanRequestTrace:
         if self._generation is not None:
             self._generation.attributes.update(found)
 
-    def first_token(self) -> None:
-        """The first output token arrived now; later calls change nothing (a replay streamed)."""
+    def first_token(self, together: int = 1) -> None:
+        """The first ``together`` output tokens arrived now; later calls change nothing (a replay streamed)."""
         if self._first_ns is None:
-            self._first_ns = self._now_ns()
+            self._first_ns, self._first_tokens = self._now_ns(), together
 
     def finish(
         self,
@@ -132,13 +146,17 @@ class SpanRequestTrace:
         if self._finished:
             return
         end_ns = self._now_ns()
-        for phase in tuple(self._phases):
+        for phase, span in tuple(self._phases.items()):
+            if error is not None:
+                span.error = True
+                span.attributes[names.ERROR_TYPE] = attributes.error_type(error)
             self.end(phase, end_ns)
         self._finished = True
         ending = Ending(
             start_ns=self._wall_ns,
             end_ns=end_ns,
             first_token_ns=self._first_ns,
+            first_tokens=self._first_tokens,
             last_token_ns=self._last_ns or end_ns,
             error=error,
             input_tokens=input_tokens,
@@ -152,6 +170,15 @@ class SpanRequestTrace:
             self._export.tell(self._ids, self._started)
         spans = tuple(stored(span) for span in self._started)
         self._done(finished(self._caller(), ending, spans, self._dropped))
+
+    def _lose_engine(self, at_ns: int | None) -> None:
+        """The phases inside an engine that are open end here, by its death."""
+        for phase in ENGINE_PHASES:
+            span = self._phases.get(phase)
+            if span is not None:
+                span.error = True
+                span.attributes[names.ERROR_TYPE] = names.ENGINE_LOST
+                self.end(phase, at_ns)
 
     def _open(self, name: str, kind: SpanKind, parent_id: int | None, start_ns: int) -> SpanRecord:
         span = SpanRecord(name, kind, parent_id, start_ns)
@@ -195,6 +222,7 @@ class SpanRequestTrace:
             operation=self._operation,
             policy_rule=self._text(names.POLICY_RULE),
             sandbox=self._text(names.SANDBOX),
+            replays=int(self._own.get(names.own_attribute("replays"), 0)),
         )
 
     def _text(self, name: str) -> str | None:

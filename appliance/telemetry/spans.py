@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import (
     INVALID_SPAN_CONTEXT,
+    Link,
     NonRecordingSpan,
     SpanContext,
     SpanKind,
@@ -26,6 +27,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import StatusCode
 
 from appliance.telemetry.attributes import Value
+from appliance.telemetry.names import LINK_REASON
+from appliance.telemetry.sampling import Sampler
 
 SpanValue = Value | tuple[str, ...]
 """What an attribute of a span may be."""
@@ -46,6 +49,8 @@ class SpanRecord:
     end_ns: int | None = None
     error: bool = False
     """Whether its status is an error."""
+    replays: int | None = None
+    """Span of this trace that this one does again; a link leads there."""
     span_id: int = field(default_factory=lambda: _random.getrandbits(64) or 1)
 
 
@@ -85,17 +90,17 @@ class PresetIds(IdGenerator):
 
 
 class SpanExport:
-    """The way to the SDK. ``ratio``: share of the traces that take it, by trace id, so that all of one agree."""
+    """The way to the SDK, for the traces that ``sampler`` takes."""
 
-    def __init__(self, provider: TracerProvider, tracer: Tracer, ids: PresetIds, ratio: float) -> None:
+    def __init__(self, provider: TracerProvider, tracer: Tracer, ids: PresetIds, sampler: Sampler) -> None:
         self._provider = provider
         self._tracer = tracer
         self._ids = ids
-        self._bound = round(ratio * (1 << 64))
+        self._sampler = sampler
 
     def tell(self, ids: TraceIds, spans: list[SpanRecord]) -> None:
         """Hand a finished trace to the SDK, if it is one of the share; parents come before their children."""
-        if ids.trace_id & ((1 << 64) - 1) >= self._bound:
+        if not self._sampler.takes(ids.trace_id, failed=spans[0].error):
             return
         for record in spans:
             self._ids.trace_id, self._ids.span_id = ids.trace_id, record.span_id
@@ -105,7 +110,7 @@ class SpanExport:
                 above = SpanContext(ids.trace_id, record.parent_id, remote, TraceFlags(TraceFlags.SAMPLED))
                 context = set_span_in_context(NonRecordingSpan(above))
             span = self._tracer.start_span(
-                record.name, context, record.kind, record.attributes, start_time=record.start_ns
+                record.name, context, record.kind, record.attributes, _links(ids, record), record.start_ns
             )
             if record.error:
                 span.set_status(StatusCode.ERROR)
@@ -114,3 +119,10 @@ class SpanExport:
     def shutdown(self) -> None:
         """Send what waits."""
         self._provider.shutdown()
+
+
+def _links(ids: TraceIds, record: SpanRecord) -> list[Link]:
+    if record.replays is None:
+        return []
+    earlier = SpanContext(ids.trace_id, record.replays, False, TraceFlags(TraceFlags.SAMPLED))
+    return [Link(earlier, {LINK_REASON: "replay"})]

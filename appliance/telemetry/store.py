@@ -20,7 +20,7 @@ MAX_TRACES = 512
 """Requests kept; about 8 KiB each with all spans, so 4 MiB when full."""
 
 MAX_SPANS = 32
-"""Spans kept of one request: two and five phases, and room for five replays."""
+"""Spans kept of one request: two and five phases, and room for eight replays."""
 
 MIN_PREFIX = 6
 """Hex digits by which a trace may be named: one in 16 million."""

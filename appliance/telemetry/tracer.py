@@ -8,6 +8,7 @@ can neither force the operator's collector to take its traces nor hide from it.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -20,10 +21,13 @@ from appliance.request import CallContext, EmbedRequest, GenerateRequest
 from appliance.telemetry import names
 from appliance.telemetry.api import RequestTrace
 from appliance.telemetry.attributes import MAX_VALUE_CHARS
-from appliance.telemetry.export import BoundedExport, metric_reader, span_exporter, stop_within
+from appliance.telemetry.export import BoundedExport, stop_within
 from appliance.telemetry.finished import FinishedRequest
+from appliance.telemetry.levels import Level
 from appliance.telemetry.metrics import Metrics
+from appliance.telemetry.otlp import metric_reader, sample_ratio, span_exporter
 from appliance.telemetry.request_trace import SpanRequestTrace
+from appliance.telemetry.sampling import Sampler
 from appliance.telemetry.spans import PresetIds, SpanExport
 from appliance.telemetry.store import TraceStore, TraceSummary
 
@@ -40,8 +44,9 @@ class TelemetrySettings:
 
     version: str
     """``service.version``."""
-    sample_ratio: float = 1.0
-    """Share of requests sent to the collector, 0 to 1; the embedded store keeps all."""
+    sample_ratio: float | None = None
+    """Share of requests sent to the collector, 0 to 1, in place of what the environment says; the embedded store keeps
+    all."""
 
 
 class OtelTelemetry:
@@ -77,6 +82,11 @@ class OtelTelemetry:
         """Set a gauge; see ``Metrics.gauge``."""
         self.metrics.gauge(name, value, **labels)
 
+    def levels(self, told: Iterable[Level]) -> None:
+        """Set every gauge at once; see ``Metrics.levels``."""
+        queued = [] if self._export is None else [Level(names.QUEUED_SPANS, self._export.queued, {})]
+        self.metrics.levels((*told, *queued))
+
     def close(self, deadline_s: float = SHUTDOWN_S) -> bool:
         """Flush and stop the exporters within the deadline; False when spans may be lost.
 
@@ -106,15 +116,20 @@ def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = 
     ``exporter`` takes the place of the environment's.
 
     Raises:
-        ConfigError: the environment asks for an OTLP protocol that is not spoken.
+        ConfigError: the environment asks for an OTLP protocol or a sampler that is not known.
     """
+    ratio = sample_ratio() if settings.sample_ratio is None else settings.sample_ratio
     reader = metric_reader()
     resource = _resource(settings.version)
     metrics = Metrics(resource, () if reader is None else (reader,))
     exporter = exporter or span_exporter()
     if exporter is None:
         return OtelTelemetry(TraceStore(), metrics)
-    export = BoundedExport(exporter, lambda spans, reason: metrics.count(names.DROPPED_SPANS, spans, reason=reason))
+    export = BoundedExport(
+        exporter,
+        lambda spans, reason: metrics.count(names.DROPPED_SPANS, spans, reason=reason),
+        lambda spans: metrics.count(names.SENT_SPANS, spans),
+    )
     ids = PresetIds()
     provider = TracerProvider(
         # Which traces go is decided before the SDK hears of them, whatever the caller's sampled flag says.
@@ -126,7 +141,7 @@ def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = 
     )
     provider.add_span_processor(export)
     tracer = provider.get_tracer(names.SCOPE, settings.version, schema_url=names.SCHEMA_URL)
-    return OtelTelemetry(TraceStore(), metrics, SpanExport(provider, tracer, ids, settings.sample_ratio), export)
+    return OtelTelemetry(TraceStore(), metrics, SpanExport(provider, tracer, ids, Sampler(ratio)), export)
 
 
 def _resource(version: str) -> Resource:

@@ -84,24 +84,26 @@ async def test_the_later_of_two_reloads_wins(
 
 
 async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_pair: Pair) -> None:
-    """An account whose last block was evicted is told of no more: its gauges say nothing, and not what was before."""
+    """An account whose last block was evicted is told of no more: its gauges are gone, and so are an engine's."""
     ledger, telemetry = gateway._service.ledger, gateway._telemetry
     ledger.replace(ledger.policy, {tenant: tenant.encode().ljust(32) for tenant in ledger.policy.tenants})
-    telemetry.metrics.know(tenants=ledger.policy.tenants, models=["m"])
+    telemetry.metrics.know(tenants=ledger.policy.tenants, models=gateway._rooms)
     link = EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None)
-    gauges = Gauges(gateway._service, gateway._sandboxes, telemetry, {})
+    gauges, rooms = Gauges(gateway._service, gateway._sandboxes, telemetry), gateway._rooms["athanor-mini"]
 
-    def resident() -> float:
-        text = telemetry.metrics.render()[1].decode()
-        (line,) = (one for one in text.splitlines() if one.startswith("athanor_kv_resident_blocks{") and "alpha" in one)
-        return float(line.rpartition(" ")[2])
+    def seen(metric: str) -> list[float]:
+        gauges.refresh()
+        lines = telemetry.metrics.render()[1].decode().splitlines()
+        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric + "{")]
 
     link.kv = KvUsage((KvUse(ledger.namespaces["alpha"], 7, 3, 0, 64, 0, 0, 0),))
-    gauges.show_accounts("m", link)
-    assert resident() == 7
+    rooms.engine = link
+    assert seen("athanor_kv_resident_blocks") == [7]
     link.kv = KvUsage()
-    gauges.show_accounts("m", link)
-    assert resident() == 0
+    assert seen("athanor_kv_resident_blocks") == []
+    assert len(seen("athanor_engine_kv_blocks")) == 1
+    rooms.engine = None
+    assert seen("athanor_engine_kv_blocks") == []
     link.close()
 
 

@@ -1,17 +1,25 @@
-"""An OTLP/HTTP collector on a real socket, which may also be told to misbehave."""
+"""An OTLP collector on a real socket, over HTTP or gRPC, which may also be told to hang.
+
+Over gRPC it is the service that the protocol's authors generate from their definition.
+"""
 
 from __future__ import annotations
 
 import gzip
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Empty, Queue
 
+import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
 )
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -90,6 +98,44 @@ def running() -> Iterator[Collector]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def Export(self, request: ExportTraceServiceRequest, _: object) -> ExportTraceServiceResponse:
+        self._collector.arrived.set()
+        self._collector.release.wait(WAIT_S)
+        self._collector.bodies.append(request.SerializeToString())
+        self._collector.requests.put(request)
+        return ExportTraceServiceResponse()
+
+
+class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def Export(self, request: ExportMetricsServiceRequest, _: object) -> ExportMetricsServiceResponse:
+        self._collector.metrics.put(request)
+        return ExportMetricsServiceResponse()
+
+
+@contextmanager
+def running_grpc() -> Iterator[Collector]:
+    """The same over gRPC."""
+    collector = Collector()
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(collector), server)
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(collector), server)
+        collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield collector
+        finally:
+            collector.release.set()
+            server.stop(1).wait()
 
 
 def attributes(span: Span) -> dict[str, object]:

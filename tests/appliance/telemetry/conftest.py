@@ -16,7 +16,8 @@ def _no_collector_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for signal in ("", "TRACES_", "METRICS_"):
         for word in ("ENDPOINT", "PROTOCOL", "HEADERS", "TIMEOUT"):
             monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{signal}{word}", raising=False)
-    for name in ("OTEL_SERVICE_NAME", "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"):
+    for name in ("OTEL_SERVICE_NAME", "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER",
+                 "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"):
         monkeypatch.delenv(name, raising=False)
 
 

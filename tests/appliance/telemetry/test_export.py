@@ -7,19 +7,16 @@ import threading
 import time
 from collections import Counter
 
-import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.errors import ConfigError
-from appliance.telemetry import export
 from appliance.telemetry.export import BoundedExport, stop_within
 from appliance.telemetry.log import capture_logs
 from appliance.telemetry.tracer import OtelTelemetry, open_telemetry
 from tests.appliance.telemetry.calls import SETTINGS, serve
-from tests.appliance.telemetry.collector import Collector, running
+from tests.appliance.telemetry.collector import Collector
 
 REQUESTS = 40
 """Requests of one timing: a few tens of milliseconds when nothing is in the way."""
@@ -127,72 +124,6 @@ def test_a_full_queue_drops_and_counts(collector: Collector) -> None:
     assert stop_within(10, provider.shutdown)
     assert len(collector.spans(32)) == 32
     assert counts == {"queue_full": 84}
-
-
-@pytest.mark.parametrize(
-    ("variables", "wanted"),
-    [
-        ({}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}, True),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:4318/v1/metrics"}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, False),
-    ],
-)
-def test_the_standard_variables_switch_export(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], wanted: bool
-) -> None:
-    """Spans are exported when an OTLP endpoint is named and nothing switches them off."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    exporter = export.span_exporter()
-    assert (exporter is not None) is wanted
-    if exporter is not None:
-        exporter.shutdown()
-
-
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
-def test_another_protocol_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Asking for gRPC is an error that says what to do, never a silent fallback."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
-    monkeypatch.setenv(name, "grpc")
-    with pytest.raises(ConfigError, match=r"only http/protobuf is spoken.*4318"):
-        export.span_exporter()
-    monkeypatch.setenv(name, "http/protobuf")
-    exporter = export.span_exporter()
-    assert exporter is not None
-    exporter.shutdown()
-
-
-@pytest.mark.parametrize(("port", "hinted"), [(4317, True), (4318, False)])
-def test_the_grpc_port_is_hinted_at(monkeypatch: pytest.MonkeyPatch, port: int, hinted: bool) -> None:
-    """Naming the collector's gRPC port, the commonest slip, is told once at the start."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://user:secret@127.0.0.1:{port}")
-    with capture_logs() as lines:
-        exporter = export.span_exporter()
-    assert exporter is not None
-    exporter.shutdown()
-    assert [line["event"] for line in lines] == (["collector_port"] if hinted else [])
-    assert "secret" not in str(lines)
-
-
-def test_metrics_go_to_the_collector_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the general endpoint, one flush at shutdown carries the GenAI metrics."""
-    with running() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        telemetry = open_telemetry(SETTINGS)
-        serve(telemetry)
-        assert telemetry.close(deadline_s=10)
-        request = collector.metrics.get(timeout=10)
-    sent = {
-        metric.name
-        for resource in request.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    assert {"gen_ai.server.request.duration", "gen_ai.client.token.usage"} <= sent
 
 
 def test_no_thread_is_left_behind(collector: Collector) -> None:

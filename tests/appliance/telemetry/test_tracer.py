@@ -22,6 +22,7 @@ from appliance.snapshot import encode
 from appliance.telemetry import names
 from appliance.telemetry.api import Phase
 from appliance.telemetry.log import capture_logs
+from appliance.telemetry.sampling import Sampler
 from appliance.telemetry.store import MAX_SPANS, StoredTrace
 from appliance.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from tests.appliance.telemetry.calls import CONTENT, HTTP, SETTINGS, request, serve
@@ -229,6 +230,63 @@ def test_times_from_outside_stay_within_the_request(telemetry: OtelTelemetry) ->
     assert queue.start_ns == server.start_ns
     assert server.start_ns <= queue.end_ns <= server.end_ns
     assert prefill.end_ns == prefill.start_ns
+
+
+def test_a_replay_is_linked_to_what_it_does_again(telemetry: OtelTelemetry, collector: Collector) -> None:
+    """What an engine left open ends with its death and an error; the next queue links to the one before it."""
+    asked = request()
+    trace = telemetry.start(HTTP, asked.request_id, "alpha")
+    telemetry.describe(trace, asked)
+    trace.begin(Phase.QUEUE)
+    trace.end(Phase.QUEUE)
+    trace.begin(Phase.PREFILL)
+    trace.annotate(replays=1)
+    for phase in (Phase.QUEUE, Phase.PREFILL, Phase.DECODE):
+        trace.begin(phase)
+        trace.end(phase)
+    trace.finish(error=None, output_tokens=1)
+    telemetry.close()
+    _, _, queue, prefill, again, then, decode = sorted(collector.spans(SPANS), key=lambda one: one.start_time_unix_nano)
+    assert (queue.name, again.name) == ("athanor.queue", "athanor.queue")
+    assert prefill.status.code == Status.STATUS_CODE_ERROR
+    assert attributes(prefill) == {"error.type": "engine_lost"}
+    assert prefill.end_time_unix_nano <= again.start_time_unix_nano
+    (link,) = again.links
+    assert (link.trace_id, link.span_id) == (queue.trace_id, queue.span_id)
+    assert link.attributes[0].value.string_value == "replay"
+    for span in (queue, then, decode):
+        assert not span.links
+        assert span.status.code == Status.STATUS_CODE_UNSET
+    assert b"athanor_replays_total{" in telemetry.metrics.render()[1]
+
+
+def test_callers_cannot_choose_their_fate() -> None:
+    """Trace ids that an ordinary sampler would always take are taken as rarely as any; one id has one fate a minute."""
+    now = 0.0
+    sampler = Sampler(0.1, lambda: now)
+    small = [sampler.takes(number) for number in range(1, 4_001)]
+    assert 300 < sum(small) < 500
+    assert small == [sampler.takes(number) for number in range(1, 4_001)]
+    assert small != [Sampler(0.1, lambda: now).takes(number) for number in range(1, 4_001)]
+    now = 61.0
+    assert small != [sampler.takes(number) for number in range(1, 4_001)]
+    assert sampler.takes(7, failed=True)
+    assert not Sampler(0.0).takes(7, failed=True)
+
+
+def test_tokens_that_came_together_tell_no_rate(telemetry: OtelTelemetry) -> None:
+    """A rate is that of the tokens after those that came first, and unknown where none came later."""
+    for together, known in ((1, True), (4, True), (5, False)):
+        trace = telemetry.start(HTTP, "req_000000000000000000000007", "alpha")
+        trace.first_token(together)
+        trace.begin(Phase.DECODE)
+        time.sleep(0.01)
+        trace.end(Phase.DECODE)
+        trace.finish(error=None, output_tokens=5)
+        summary = only(telemetry).summary
+        assert (summary.token_s is not None) is known
+        if summary.token_s is not None:
+            assert 0.01 <= summary.token_s * (5 - together) < 1
 
 
 def test_a_replay_begins_its_phases_anew_within_a_bound(telemetry: OtelTelemetry) -> None:
