@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify soak soak-short lint format proto lock bench package setup setup-dev kernels clean
+.PHONY: run test verify soak soak-short lint format proto lock bench package phoenix setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -47,7 +47,7 @@ $(KERNELS)/kernels.so: $(wildcard engine/kernels/csrc/*) engine/kernels/manifest
 	-@$(BIN)/athanor kernels build $(KERNELS)
 
 setup: $(VENV)/.run $(BIN)/runsc
-setup-dev: $(VENV)/.dev $(BIN)/runsc
+setup-dev: $(VENV)/.dev $(BIN)/runsc $(VENV)/.observers
 
 # torch's CPU build where the machine's own settings offer it and no GPU is there; else its CUDA build with what that brings.
 TORCH = $(if $(wildcard /dev/nvidiactl),cuda,cpu)
@@ -75,6 +75,14 @@ $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(BIN)/python
 
 $(BIN)/runsc: | $(BIN)/python
 	@$(BIN)/python images/runsc.py --into $(BIN)
+
+# What tests look through: a Prometheus and a collector. Without them those tests are skipped.
+$(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.dev
+	-@$(BIN)/python requirements/observers.py --into $(BIN)
+	@touch $@
+
+phoenix: setup-dev ## an environment with Phoenix, for the test of traces in it
+	$(BIN)/python requirements/observers.py --phoenix $(VENV)/phoenix
 
 clean:
 	rm -rf $(VENV) .athanor

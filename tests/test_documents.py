@@ -14,8 +14,8 @@ from appliance.cli import exits
 from appliance.cli.app import app
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "SECURITY.md", "docs/sampling.md", "docs/install.md", "docs/operate.md",
-             "docs/console.md")
-PLACES = ("", "docs/", "appliance/", "engine/", "isolation/", "isolation/ipc/",
+             "docs/console.md", "docs/observability.md")
+PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/", "isolation/ipc/",
           "appliance/api/", "tests/appliance/gateway/", "tests/appliance/api/")
 """Where a path in a document may begin."""
 

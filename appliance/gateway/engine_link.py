@@ -195,7 +195,9 @@ class EngineLink:
         self._tell(masks)
 
     def set_quotas(self, quotas: KvQuotas) -> None:
-        """Tell it what accounts may keep of its KV."""
+        """Tell it what accounts may keep of its KV; where none are told, it says nothing of them any more."""
+        if not quotas.quotas:
+            self.kv = KvUsage()
         self._tell(quotas)
 
     def set_public(self, public: PublicPrefixes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from appliance.control import LOSS_REASONS
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.kv_shares import named
 from appliance.gateway.rooms import ModelRooms
@@ -37,6 +38,15 @@ class Gauges:
         self._sandboxes = sandboxes
         self._telemetry = telemetry
         self._restarts = Restarts()
+
+    def begin(self) -> None:
+        """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
+        metrics, models = self._telemetry.metrics, tuple(self._service.rooms)
+        metrics.expect(names.SANDBOX_RESTARTS, model=models, role=ROLES)
+        metrics.expect(names.SANDBOX_LOSSES, model=models, role=ROLES, reason=LOSS_REASONS)
+        for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
+            metrics.expect(counter, model=models)
+        metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
 
     def refresh(self) -> None:
         """Tell every level, and count the restarts and starts that have been added."""

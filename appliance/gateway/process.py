@@ -56,6 +56,9 @@ FIRST_READY_S = 600.0
 FIRST_LOOK_S = 0.25
 """How often a gateway that started by itself looks whether its supervisor is there."""
 
+GAUGE_PERIOD_S = 2.0
+"""How often gauges follow the engines' counts, and engines are asked for progress."""
+
 YOUNG_OBJECTS = 20_000
 """Container objects that may be made before the collector looks at them, in place of 700: a request makes some hundred,
 nearly all of which are freed by counting, and each look costs about a millisecond when hundreds of streams are open."""
@@ -277,6 +280,7 @@ class Gateway:
 
     async def _watch(self, gauges: Gauges) -> None:
         """Follow the engines: gauges, history, and who makes no progress."""
+        gauges.begin()
         while True:
             self._console.note()
             for rooms in (*self._rooms.values(), *self._service.house.rooms):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from opentelemetry import metrics as api
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -111,12 +112,24 @@ class Metrics:
         self._levels = Levels(meter, names.GAUGES)
         self._tenants = BoundedNames(MAX_TENANTS)
         self._models = BoundedNames(MAX_MODELS)
+        self._seen: set[tuple[str, str, str]] = set()
+        """Of whom there are series of requests; as bounded as their labels."""
         self._render_lock = threading.Lock()
 
     def know(self, *, tenants: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         """Tell which tenants and models exist; called at start and after each policy reload."""
         self._tenants.admit(tenants)
         self._models.admit(models)
+
+    def expect(self, name: str, **words: Iterable[str]) -> None:
+        """Begin the series of a counter at 0, one for each combination of its labels' values: Prometheus sees no
+        increase in a series that begins at 1.
+
+        Raises:
+            MetricNameError: as ``count``.
+        """
+        for values in product(*words.values()):
+            self.count(name, 0, **dict(zip(words, values, strict=True)))
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter.
@@ -146,6 +159,11 @@ class Metrics:
     def record(self, request: RequestRecord) -> None:
         """Add one finished request to everything that counts requests."""
         tenant, model = request.tenant or "", request.model or ""
+        whose = (self._tenants.label(tenant), self._models.label(model), request.front_end)
+        if whose not in self._seen:
+            self._seen.add(whose)
+            self.expect(names.REQUESTS, tenant=[tenant], model=[model], front_end=[request.front_end],
+                        outcome=names.OUTCOMES)  # fmt: skip
         self.count(
             names.REQUESTS,
             tenant=tenant,

@@ -67,6 +67,12 @@ ENGINE_LOST = "engine_lost"
 
 OWN_PREFIX = "athanor."
 
+OUTCOMES = ("ok", "refused", "cancelled", "failed")
+"""Values of ``OUTCOME`` and of the requests' label."""
+
+DROP_REASONS = ("queue_full", "export_failed", "shutdown")
+"""Why a span does not reach the collector."""
+
 _ALIASES = {"tenant": TENANT, "model": REQUEST_MODEL}
 
 

@@ -122,6 +122,8 @@ def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = 
     reader = metric_reader()
     resource = _resource(settings.version)
     metrics = Metrics(resource, () if reader is None else (reader,))
+    metrics.expect(names.SENT_SPANS)
+    metrics.expect(names.DROPPED_SPANS, reason=names.DROP_REASONS)
     exporter = exporter or span_exporter()
     if exporter is None:
         return OtelTelemetry(TraceStore(), metrics)

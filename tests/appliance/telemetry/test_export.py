@@ -33,7 +33,7 @@ def dropped(telemetry: OtelTelemetry) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         if family.name == "athanor_telemetry_dropped_spans"
         for sample in family.samples
-        if sample.name.endswith("_total")
+        if sample.name.endswith("_total") and sample.value
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.metrics_core import Metric
@@ -43,8 +45,9 @@ def families(metrics: Metrics) -> dict[str, Metric]:
 
 
 def values(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
-    """A counter's or gauge's samples by their label values, in the order of the labels' names."""
-    samples = families(metrics)[name].samples
+    """A counter's or gauge's samples by their label values, in the order of the labels' names; not those of counters
+    that are still at their beginning."""
+    samples = [one for one in families(metrics)[name].samples if one.value or not one.name.endswith("_total")]
     return {tuple(v for _, v in sorted(one.labels.items())): one.value for one in samples}
 
 
@@ -70,6 +73,17 @@ def test_genai_histograms_have_the_specified_names_and_buckets(telemetry: OtelTe
     usage = found["gen_ai_client_token_usage"].samples
     totals = {s.labels["gen_ai_token_type"]: s.value for s in usage if s.name.endswith("_sum")}
     assert totals == {"input": 12.0, "output": 5.0}
+
+
+def test_rare_counters_begin_at_nothing(telemetry: OtelTelemetry) -> None:
+    """A tenant's first request begins the series of all outcomes, and a counter is begun on demand: the first failure
+    is an increase."""
+    serve(telemetry)
+    telemetry.metrics.expect(names.SANDBOX_LOSSES, model=["mini"], role=["engine", "text"], reason=["oom"])
+    text = telemetry.metrics.render()[1].decode()
+    for outcome, count in (("ok", 1), ("refused", 0), ("cancelled", 0), ("failed", 0)):
+        assert re.search(rf'athanor_requests_total{{.*athanor_outcome="{outcome}".*}} {count}\.0', text)
+    assert len(re.findall(r'athanor_sandbox_losses_total{.*athanor_reason="oom".*} 0\.0', text)) == 2
 
 
 def test_genai_labels(telemetry: OtelTelemetry) -> None:

@@ -1,0 +1,103 @@
+"""Get the programs through which tests look at an appliance as an operator would.
+
+    python requirements/observers.py --into .venv/bin        a Prometheus and an OTLP collector
+    python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
+
+Prometheus is Debian's package of this machine's own release, by apt with the machine's own settings; nothing of apt's
+state changes and no root is needed. The collector is rotel, a program inside a wheel, of a pinned digest. Either may
+fail: the tests that need it are then skipped with the reason. Running it again does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from images.runsc import StepError, codename, command, derive_source, private_apt, read_sources
+
+HERE = Path(__file__).resolve().parent
+
+PHOENIX = "arize-phoenix==20.26.1"
+"""What the tests were written against; not locked, since nobody needs it who does not ask for it."""
+
+
+def prometheus(into: Path, scratch: Path) -> None:
+    """Debian's Prometheus.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise StepError(f"this machine has no {tool}")
+    own = codename(Path("/etc/os-release"))
+    apt = private_apt(scratch, derive_source(read_sources(Path("/etc/apt")), own, own))
+    command([*apt, "update"], scratch)
+    command([*apt, "download", "prometheus"], scratch)
+    (package,) = scratch.glob("prometheus_*.deb")
+    command(["dpkg-deb", "--extract", os.fspath(package), os.fspath(scratch / "root")], scratch)
+    for program in ("promtool", "prometheus"):
+        place(scratch / "root/usr/bin" / program, into / program)
+
+
+def rotel(into: Path, scratch: Path) -> None:
+    """The collector out of its wheel.
+
+    Raises:
+        StepError: there is no wheel for this machine, or it cannot be reached.
+    """
+    wanted = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(HERE / "observers.lock")]
+    command([sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *wanted], scratch)
+    (wheel,) = scratch.glob("rotel-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract("rotel/rotel-agent", scratch)
+    place(scratch / "rotel/rotel-agent", into / "rotel-agent")
+
+
+def phoenix(folder: Path) -> None:
+    """An environment with Phoenix."""
+    if not (folder / "bin/phoenix").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", PHOENIX], check=True)
+
+
+def place(source: Path, target: Path) -> None:
+    """Put a program there in one step."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(source, new)
+    new.chmod(0o755)
+    os.replace(new, target)
+
+
+def main() -> int:
+    """Get what is missing; the status is 0 even where something cannot be had."""
+    parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
+    parser.add_argument("--into", type=Path, help="folder for prometheus, promtool and rotel-agent")
+    parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
+    arguments = parser.parse_args()
+    for name, get in (("prometheus", prometheus), ("rotel-agent", rotel)):
+        if arguments.into is None or (arguments.into / name).exists():
+            continue
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                get(arguments.into, Path(scratch))
+        except (StepError, ValueError, KeyError, OSError) as error:
+            print(f"observers: no {name}: {error}; its tests are skipped", flush=True)
+        else:
+            print(f"observers: {arguments.into / name}", flush=True)
+    if arguments.phoenix is not None:
+        phoenix(arguments.phoenix)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
