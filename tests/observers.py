@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from appliance.demo import choose_ports
+
+START_S = 120.0
+"""Phoenix imports for ten seconds; a collector is there at once."""
 
 
 def observer(name: str) -> str:
@@ -18,3 +29,59 @@ def observer(name: str) -> str:
     if found is None:
         pytest.skip(f"no {name} here: `make setup-dev` gets it from Debian or PyPI, `make phoenix` gets Phoenix")
     return found
+
+
+@dataclass(frozen=True)
+class Rotel:
+    """A collector that passes everything on."""
+
+    http: str
+    grpc: str
+
+    def environment(self, spoken: str) -> dict[str, str]:
+        """What an operator sets to send to it over this protocol, without waiting for a timer."""
+        url = self.grpc if spoken == "grpc" else self.http
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_PROTOCOL": spoken}
+
+
+@contextlib.contextmanager
+def rotel(folder: Path, onward: str) -> Iterator[Rotel]:
+    """A rotel that takes both protocols and exports over gRPC to ``onward``."""
+    http, grpc = choose_ports((0, 0))
+    argv = [
+        observer("rotel-agent"), "start",
+        "--pid-file", str(folder / "rotel.pid"), "--log-file", str(folder / "rotel.log"),
+        "--otlp-http-endpoint", f"127.0.0.1:{http}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}",
+        "--exporter", "otlp", "--otlp-exporter-endpoint", onward, "--otlp-exporter-protocol", "grpc",
+    ]  # fmt: skip
+    with program(argv, folder / "rotel.out", (http, grpc)):
+        yield Rotel(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{grpc}")
+
+
+@contextlib.contextmanager
+def program(
+    argv: list[str], log: Path, ports: tuple[int, ...], env: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A program for the time of a block, from the moment on at which it listens on all its ports."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=out, env={**os.environ, **(env or {})})
+    try:
+        deadline = time.monotonic() + START_S
+        for port in ports:
+            while not listens(port):
+                assert time.monotonic() < deadline and process.poll() is None, log.read_text()[-2000:]
+                time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def listens(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    with contextlib.closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

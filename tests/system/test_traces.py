@@ -1,0 +1,88 @@
+"""The trace pipeline end to end: a real appliance, a real collector, and behind it the protocol's own service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.appliance.telemetry.collector import Collector, attributes, running_grpc
+from tests.observers import rotel
+
+from .conftest import Appliance, running
+
+pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+
+PARENT = "00f067aa0ba902b7"
+SHOWN, REPLAYED, REFUSED = ("4bf92f3577b34da6a3ce929d0e0e473" + digit for digit in "678")
+
+
+def ask(appliance: Appliance, trace_id: str, model: str = "athanor-mini") -> None:
+    """One request of a caller that says that it is not sampled."""
+    appliance.openai("alpha", timeout=60).completions.create(
+        model=model, prompt="The sandbox", max_tokens=8, extra_body={"ignore_eos": True},
+        extra_headers={"traceparent": f"00-{trace_id}-{PARENT}-00"},
+    )  # fmt: skip
+
+
+def ask_through_a_death(appliance: Appliance) -> None:
+    """A request that its engine dies under before it has said anything: the engine is stopped while it comes."""
+    pid = appliance.sandbox_pid("engine")
+    os.kill(pid, signal.SIGSTOP)
+    asking = threading.Thread(target=ask, args=(appliance, REPLAYED))
+    asking.start()
+    deadline = time.monotonic() + 20
+    while next(one for one in appliance.status()["tenants"] if one["id"] == "alpha")["in_flight"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)  # it is past the text sandbox, or the death comes before its queue and nothing is replayed
+    os.kill(pid, signal.SIGKILL)
+    asking.join()
+
+
+def stored(appliance: Appliance, trace_id: str) -> dict[str, Any]:
+    """A request in the embedded store."""
+    return dict(httpx.get(f"{appliance.ready['admin']}/traces/{trace_id}", timeout=10).json())
+
+
+def arrived(backend: Collector, counts: dict[str, int]) -> dict[str, list[Span]]:
+    """Spans by trace, once so many have come."""
+    spans = backend.spans(sum(counts.values()))
+    return {trace: [span for span in spans if span.trace_id.hex() == trace] for trace in counts}
+
+
+def test_traces_reach_the_collector_complete(tmp_path: Path, runsc_path: Path) -> None:
+    """Answered, refused and replayed requests: behind the collector stand the spans that the appliance itself shows,
+    all of them, under the caller's span, which had said that it is not sampled; a replay is linked to what it repeats.
+    """
+    with running_grpc() as backend, rotel(tmp_path, backend.url) as collector:
+        with running(tmp_path / "state", env=collector.environment("grpc")) as appliance:
+            ask(appliance, SHOWN)
+            with pytest.raises(openai.NotFoundError):
+                ask(appliance, REFUSED, model="none")
+            ask_through_a_death(appliance)
+            shown = {trace: stored(appliance, trace) for trace in (SHOWN, REFUSED, REPLAYED)}
+        found = arrived(backend, {trace: len(one["spans"]) for trace, one in shown.items()})
+    for trace, spans in found.items():
+        ids = {one["span_id"]: one for one in shown[trace]["spans"]}
+        assert {span.span_id.hex() for span in spans} == set(ids), "every span, once"
+        for span in spans:
+            assert span.parent_span_id.hex() == ids[span.span_id.hex()]["parent_id"]
+        (server,) = (span for span in spans if span.kind == Span.SPAN_KIND_SERVER)
+        assert server.parent_span_id.hex() == PARENT
+        assert attributes(server)["athanor.tenant.id"] == "alpha"
+    phases = [span.name for span in sorted(found[SHOWN], key=lambda one: one.start_time_unix_nano)][2:]
+    assert phases == [f"athanor.{phase}" for phase in ("policy", "text", "queue", "prefill", "decode")]
+    queues = [one for one in found[REPLAYED] if one.name == "athanor.queue"]
+    first, again = sorted(queues, key=lambda one: one.start_time_unix_nano)
+    assert first.status.code == Status.STATUS_CODE_ERROR and attributes(first)["error.type"] == "engine_lost"
+    assert [link.span_id for link in again.links] == [first.span_id]
+    assert shown[REPLAYED]["summary"]["outcome"] == "ok"
