@@ -19,6 +19,7 @@ import structlog
 
 from appliance.control import (
     CONTROL_VERSION,
+    LOSS_REASONS,
     REFUSED,
     Attach,
     Audited,
@@ -363,7 +364,8 @@ class Sandboxes:
             return
         rooms = self._find(message)
         if rooms is not None:
-            self.on_loss(message.model, message.role, message.reason)
+            reason = message.reason if message.reason in LOSS_REASONS else "ended"
+            self.on_loss(message.model, message.role, reason)
             record = self._record(message)
             record.generation, record.restarts = message.generation, message.restarts
             record.become(message.state, message.cause)

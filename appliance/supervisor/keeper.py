@@ -212,10 +212,10 @@ class Keeper:
 
     async def _watch_memory(self, sandbox: Sandbox) -> None:
         """Tell the gateway from time to time what the sandbox holds."""
-        limit = self.plan.spec.limits.memory_bytes
         while True:
             held = await asyncio.to_thread(sandbox.memory_bytes)
             if held:
+                limit = self.plan.spec.limits.memory_bytes
                 message = SandboxUse(self.plan.model, self.plan.role_name, held, limit, self.plan.tenant)
                 self._publish(message, ())
             await asyncio.sleep(MEMORY_PERIOD_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs.monitoring.grafana import GOOD_LOW, GOOD_ZERO, GREEN, ORANGE, RED, YELLOW, Dashboard, Panel, Row
-from docs.monitoring.queries import FAILURES, MODEL, MODELS, RATE, TTFT, quantiles
+from docs.monitoring.queries import FAILURES, MODEL, MODELS, RATE, TTFT, or_none, quantiles
 
 WINDOWS = ("5m", "30m", "1h", "6h", "3d")
 """Of the recording rules in alerts.yaml, from what happens now to what happens all the time."""
@@ -41,7 +41,11 @@ SANDBOXES = Dashboard(
                   (("{{gen_ai_request_model}} {{athanor_role}}", f"avg_over_time(athanor_sandbox_ready{MODEL}[1h])"),),
                   "percentunit", top=1),
         )),
-        Row("Memory", (
+        Row("Starts and memory", (
+            Panel("Starts by kind, in 15 minutes", "Cold, restored from a checkpoint, or fallen back to a cold one.",
+                  (("{{athanor_outcome}}", or_none(
+                    "sum by (athanor_outcome) (increase(athanor_sandbox_starts_total[15m]))", "athanor_outcome")),),
+                  stacked=True),
             Panel("Held", "As the limit counts it; weights, KV and buffers are taken at the start.",
                   (("{{gen_ai_request_model}} {{athanor_role}}", f"athanor_sandbox_memory_bytes{MODEL}"),), "bytes"),
             Panel("Of the limit", "At 1 the kernel ends the sandbox.",

@@ -10,10 +10,6 @@ MODELS = ("model", "label_values(athanor_sandbox_ready, gen_ai_request_model)")
 TENANTS = ("tenant", "label_values(athanor_requests_total, athanor_tenant_id)")
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 ANSWER = "gen_ai_server_request_duration_seconds"
-FAILURES = (
-    f"sum by (athanor_reason) (rate(athanor_failures_total{RATE})) "
-    'or label_replace(vector(0), "athanor_reason", "none", "", "")'
-)
 TPOT = "athanor_output_token_latency_seconds"
 
 
@@ -31,3 +27,11 @@ def quantiles(metric: str, by: str, *shares: str, where: str = MODEL) -> tuple[t
 def total(metric: str, by: str, where: str = "") -> str:
     """The rate of a counter by a label, or several."""
     return f"sum by ({by}) (rate({metric}{where}{RATE}))"
+
+
+def or_none(query: str, label: str) -> str:
+    """The query, or one series "none" of 0 where there is nothing to count yet."""
+    return f'{query} or label_replace(vector(0), "{label}", "none", "", "")'
+
+
+FAILURES = or_none(f"sum by (athanor_reason) (rate(athanor_failures_total{RATE}))", "athanor_reason")

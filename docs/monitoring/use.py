@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from docs.monitoring.grafana import GOOD_LOW, GOOD_ZERO, GREEN, RED, YELLOW, Dashboard, Panel, Row
-from docs.monitoring.queries import ANSWER, MODEL, MODELS, RATE, TENANT, TENANTS, TOKENS, TPOT, TTFT, quantiles, total
+from docs.monitoring.queries import (
+    ANSWER,
+    MODEL,
+    MODELS,
+    RATE,
+    TENANT,
+    TENANTS,
+    TOKENS,
+    TPOT,
+    TTFT,
+    or_none,
+    quantiles,
+    total,
+)
 
 OVERVIEW = Dashboard(
     "athanor", "Athanor", "Is it well, how much does it do, how fast, what is it short of.",
@@ -147,6 +160,14 @@ KV = Dashboard(
             Panel("Waits for the own cap", "Each second; a raised cap would end them.",
                   (("{{athanor_tenant_id}}",
                     f"sum by (athanor_tenant_id) (rate(athanor_kv_cap_waits{MODEL}{RATE}))"),), "cps"),
+        )),
+        Row("Outside of the engines", (
+            Panel("Sealed KV", "Where it lies while it waits to come back; none where KV does not spill.",
+                  (("{{athanor_tier}}", or_none("sum by (athanor_tier) (athanor_spill_bytes)", "athanor_tier")),),
+                  "bytes", stacked=True),
+            Panel("Blocks a second", "Restored are hits, absent misses; rejected ones were changed on their way.",
+                  (("{{athanor_outcome}}", or_none(
+                    f"sum by (athanor_outcome) (rate(athanor_spill_blocks_total{RATE}))", "athanor_outcome")),), "cps"),
         )),
         Row("Squeezed by others", (
             Panel("Cached blocks lost", "Each second: evicted for others; prompts are computed again.",

@@ -21,6 +21,7 @@ from appliance.control import (
     Retention,
     SandboxDown,
     SandboxUp,
+    SandboxUse,
     Want,
     Welcome,
     decode,
@@ -41,6 +42,7 @@ MESSAGES: list[Control] = [
     Release("m", "alpha"),
     SandboxUp("m", "text", 1, 42, 0, "00", {"vocab_size": 9}),
     SandboxDown("m", "engine", 1, 2, "failed", "killed", 0.5),
+    SandboxUse("m", "engine", 5 << 30, 8 << 30),
 ]
 
 

@@ -64,9 +64,11 @@ def test_a_settled_sentrys_timers_may_ring_late_and_ours_may_not(runtime, make_s
     assert sandbox.processor_s() == 0
 
 
-def test_a_sandboxs_processor_time_is_that_of_its_guest(runtime, make_spec) -> None:
-    """Two seconds of counting in a sandbox are seen from outside, though a stub and not the sentry spends them."""
-    code = "import time\nend = time.process_time() + 2\nwhile time.process_time() < end: pass\nimport signal; "
+def test_a_sandboxs_processor_time_and_memory_are_those_of_its_guest(runtime, make_spec) -> None:
+    """Two seconds of counting and 64 MiB in a sandbox are seen from outside, though a stub and not the sentry spends
+    and touches them; afterwards nothing is held."""
+    code = "held = b'x' * (64 << 20)\nimport time\n"
+    code += "end = time.process_time() + 2\nwhile time.process_time() < end: pass\nimport signal; "
     sandbox = runtime.boot(make_spec("count", code + "print('done', flush=True); signal.pause()"))
     try:
         deadline = time.monotonic() + 60
@@ -74,8 +76,10 @@ def test_a_sandboxs_processor_time_is_that_of_its_guest(runtime, make_spec) -> N
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert 1.8 <= sandbox.processor_s() < 6
+        assert 64 << 20 <= sandbox.memory_bytes() < 512 << 20
     finally:
         sandbox.delete()
+    assert sandbox.memory_bytes() == 0
 
 
 def test_an_ended_process_has_no_timers() -> None:

@@ -25,6 +25,7 @@ from appliance.control import (
     Namespaces,
     SandboxDown,
     SandboxUp,
+    SandboxUse,
 )
 from appliance.gateway import sandboxes as sandboxes_module
 from appliance.gateway.records import MAX_UNCOUNTED
@@ -240,6 +241,23 @@ async def test_a_failure_of_the_first_boot_is_known(gateway: Sandboxes, supervis
     supervisor.say(SandboxDown("m", "engine", 1, 0, "failed", "no weights", 0.5))
     await waiting
     assert gateway.records["m", "engine"].cause == "no weights"
+
+
+async def test_losses_and_memory_are_noted(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """A loss is told with a reason of a closed list, whatever the supervisor called it; memory stands in the record."""
+    lost: list[tuple[str, str, str]] = []
+    gateway.on_loss = lambda *loss: lost.append(loss)
+    supervisor.say(SandboxUse("m", "engine", 5, 8))
+    supervisor.say(SandboxUse("elsewhere", "engine", 5, 8))
+    for reason in ("oom", "a new one"):
+        supervisor.say(SandboxDown("m", "engine", 1, 0, "failed", "it ended", 0.5, reason=reason))
+    async with asyncio.timeout(5):
+        while len(lost) < 2:
+            await asyncio.sleep(0.005)
+    assert lost == [("m", "engine", "oom"), ("m", "engine", "ended")]
+    record = gateway.records["m", "engine"]
+    assert (record.memory_bytes, record.memory_limit_bytes) == (5, 8)
+    assert ("elsewhere", "engine") not in gateway.records
 
 
 async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(

@@ -7,11 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from appliance.control import Control
+from appliance.control import Control, SandboxDown, SandboxUse
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor.boot import Booted, BootPlan
 from appliance.supervisor.keeper import Keeper
@@ -26,6 +28,7 @@ class Sandbox:
         self.pid = os.getpid()
         self.pidfd, self._write = os.pipe()
         self.settled: list[bool] = []
+        self.held = 0
         self.used_s: Callable[[], float] | None = None
 
     def die(self) -> None:
@@ -46,6 +49,10 @@ class Sandbox:
     def processor_s(self) -> float:
         """What the test says."""
         return self.used_s() if self.used_s is not None else 0.0
+
+    def memory_bytes(self) -> int:
+        """What the test says."""
+        return self.held
 
     def output_tail(self) -> tuple[str, ...]:
         """Nothing was said."""
@@ -106,6 +113,34 @@ async def test_a_sandbox_that_cannot_be_removed_does_not_end_its_keeper(monkeypa
         assert any("it does not end" in getattr(message, "cause", "") for message in published)
         keeper.stop()
         await running
+
+
+async def test_the_gateway_hears_what_a_sandbox_holds_and_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory beside its limit while it lives; then a reason that can be counted beside the cause in words."""
+    sandboxes: list[Sandbox] = []
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+        sandboxes.append(Sandbox())
+        sandboxes[-1].held = 7 << 20
+        return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    published: list[Control] = []
+    keeper = make(published)
+    keeper.plan = replace(keeper.plan, spec=SimpleNamespace(limits=SimpleNamespace(memory_bytes=8 << 20)))
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(5):
+        while not any(isinstance(message, SandboxUse) for message in published):
+            await asyncio.sleep(0.005)
+        keeper.fault(1, "it hangs")
+        while not any(isinstance(message, SandboxDown) for message in published):
+            await asyncio.sleep(0.005)
+        keeper.stop()
+        await running
+    assert SandboxUse("m", "engine", 7 << 20, 8 << 20) in published
+    down = next(message for message in published if isinstance(message, SandboxDown))
+    assert (down.reason, "it hangs" in down.cause) == ("fault", True)
 
 
 async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
