@@ -260,11 +260,8 @@ def test_a_prefix_is_found_when_all_that_is_seen_is_known(groups: tuple[KvGroup,
 
 
 def runner_request(scheduler: Scheduler, prompt: list[int]) -> object:
-    """A waiting request, as the cache sees it."""
-    scheduler.add(submit(99, prompt, 4), now_ns=0)
-    request = scheduler._live.by_id[99]
-    scheduler.abort(99)
-    return request
+    """A request, as the cache sees it before it is queued."""
+    return scheduler._request(submit(99, prompt, 4), now_ns=0)
 
 
 def test_an_admission_never_takes_the_cached_blocks_that_it_builds_on() -> None:
