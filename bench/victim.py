@@ -100,16 +100,24 @@ def ask(url: str, data: bytes, times: Times, idle: list[socket.socket]) -> None:
         connection.close()
 
 
-def victim(appliance: Appliance, model: str, seconds: float, rng: random.Random) -> Times:
-    """Four requests a second, whatever became of those before."""
+def victim(
+    appliance: Appliance,
+    model: str,
+    seconds: float,
+    rng: random.Random,
+    *,
+    rate: float = RATE,
+    tokens: int = VICTIM_TOKENS,
+) -> Times:
+    """So many requests a second, whatever became of those before."""
     times = Times()
     url, key = appliance.ready["http"], appliance.key("beta")
     threads: list[threading.Thread] = []
     idle: list[socket.socket] = []
     began = time.monotonic()
-    for number in range(int(seconds * RATE)):
-        data = request_bytes(url, key, body_of(model, 16, VICTIM_TOKENS, rng))
-        time.sleep(max(0.0, began + (number + rng.random() * 0.5) / RATE - time.monotonic()))
+    for number in range(int(seconds * rate)):
+        data = request_bytes(url, key, body_of(model, 16, tokens, rng))
+        time.sleep(max(0.0, began + (number + rng.random() * 0.5) / rate - time.monotonic()))
         threads.append(threading.Thread(target=ask, args=(url, data, times, idle)))
         threads[-1].start()
     for thread in threads:
