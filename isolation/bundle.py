@@ -19,6 +19,8 @@ from isolation.spec import GUEST_UID, RESERVED_TARGETS, SandboxSpec
 
 OCI_VERSION = "1.0.2"
 _SKELETON_MODE = 0o755
+_DEVICE_MODE = 0o666
+"""As the driver makes its nodes; the user inside owns none of them."""
 _TRASH_PREFIX = ".deleted-"
 _CAPABILITY_SETS = ("bounding", "effective", "inheritable", "permitted", "ambient")
 
@@ -43,6 +45,7 @@ def oci_config(spec: SandboxSpec, profile: Profile) -> dict[str, object]:
         "PATH": spec.rootfs.python.rpartition("/")[0],
         "PYTHONPATH": ":".join(spec.rootfs.python_path),
         **dict(spec.env),
+        **dict(() if spec.gpu is None else spec.gpu.env),
     }
     # Page-locked memory for device transfers; pinning is bounded by the memory limit anyway.
     rlimits = {
@@ -65,9 +68,20 @@ def oci_config(spec: SandboxSpec, profile: Profile) -> dict[str, object]:
         "root": {"path": "rootfs", "readonly": True},
         "hostname": "sandbox",
         "mounts": _mounts(spec),
-        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]},
+        "linux": _linux(spec),
         "annotations": {"org.athanor.profile": profile.value},
     }
+
+
+def _linux(spec: SandboxSpec) -> dict[str, object]:
+    """Namespaces; and devices, where the sandbox has a GPU: no other key of the configuration knows of one."""
+    linux: dict[str, object] = {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]}
+    if spec.gpu is not None:
+        linux["devices"] = [
+            {"path": one.path, "type": "c", "major": one.major, "minor": one.minor, "fileMode": _DEVICE_MODE}
+            for one in spec.gpu.devices
+        ]
+    return linux
 
 
 def _mounts(spec: SandboxSpec) -> list[dict[str, object]]:
@@ -95,8 +109,10 @@ def _mount(target: str, kind: str, source: str, *options: str) -> dict[str, obje
 class Bundle:
     """The directory of one sandbox: ``config.json``, the skeleton ``rootfs`` and runsc's files beside them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, gpu: bool = False) -> None:
         self.path = path
+        self.gpu = gpu
+        """Whether the sandbox has a GPU: runsc then needs flags of its own."""
 
     @property
     def pid_file(self) -> Path:
@@ -120,7 +136,7 @@ class Bundle:
             path.mkdir(mode=0o700)
         except FileExistsError as error:
             raise SandboxStartError(f"a sandbox named {spec.name} exists already") from error
-        bundle = cls(path)
+        bundle = cls(path, gpu=spec.gpu is not None)
         try:
             _make_skeleton(path / "rootfs", spec)
             config = json.dumps(oci_config(spec, profile), indent=1)

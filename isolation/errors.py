@@ -8,6 +8,7 @@
   * ``ProcessError``: a host program that we started failed.
   * ``RuntimeNotFoundError``: no usable runsc on this machine.
   * ``UserNamespaceError``: this machine refuses an unprivileged user namespace.
+  * ``GpuError``: what a sandbox with a GPU needs of the machine is missing, or does not fit together.
   * ``RootfsError``: the files for a sandbox's root are missing or unreadable for its user.
       * ``ImageError``: an image is not what it shall be.
 
@@ -96,6 +97,10 @@ class RuntimeNotFoundError(IsolationError):
 
 class UserNamespaceError(IsolationError):
     """The kernel or its security module refuses an unprivileged user namespace."""
+
+
+class GpuError(IsolationError):
+    """A sandbox was to have a GPU, and driver, device nodes, libraries and runsc of this machine do not allow it."""
 
 
 class RootfsError(IsolationError):

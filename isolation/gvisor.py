@@ -74,7 +74,7 @@ class GvisorRuntime:
         self.runsc = runsc
         self.profile: Profile = profile
         self._directory = RunDirectory.open(run_dir)
-        self._command = RunscCommand(runsc.path, self._directory.state, profile)
+        self._command = RunscCommand(runsc.path, self._directory.state, profile, runsc.version)
         self._tree = CgroupTree.detect(self._directory.label)
         self._reaper = Reaper()
         self.native_cpuid = show_native_cpuid()
@@ -120,7 +120,7 @@ class GvisorRuntime:
                 raise start_error(spec.name, error, bundle, log) from error
             undo.pop_all()
         sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim, family))
-        begin = self._command.start(spec.name) if image is None else self._command.restore(spec.name, bundle, image)
+        begin = self._command.start(spec.name, gpu=bundle.gpu) if image is None else self._command.restore(spec.name, bundle, image)
         try:
             run(begin, timeout_s=_VERB_TIMEOUT_S)
         except BaseException as error:

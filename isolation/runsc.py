@@ -15,6 +15,8 @@ from pathlib import Path
 
 from isolation.bundle import Bundle, Profile
 from isolation.errors import ProcessError, RuntimeNotFoundError
+from isolation.gpu import DRIVER_CAPABILITIES
+from isolation.gpu_drivers import CAPABILITIES_SINCE
 from isolation.process import MINIMAL_ENVIRONMENT, run
 
 MIN_VERSION = 20_240_701
@@ -95,8 +97,10 @@ class RunscCommand:
     root: Path
     """Private directory on a local file system for state and control sockets; its path must be short."""
     profile: Profile
+    version: int = 0
+    """Release date of that runsc as a number; which flags for GPUs it knows depends on it."""
 
-    def flags(self) -> list[str]:
+    def flags(self, *, gpu: bool = False) -> list[str]:
         """What stands before the verb."""
         return [
             os.fspath(self.runsc),
@@ -119,17 +123,25 @@ class RunscCommand:
             "--ignore-cgroups",
             # A stuck task ends the sandbox instead of hanging it.
             "--watchdog-action=panic",
+            *(self._gpu_flags() if gpu else ()),
         ]
+
+    def _gpu_flags(self) -> tuple[str, ...]:
+        """Of a sandbox with a GPU alone. No ``--nvproxy-driver-version``: runsc finds the version itself, and believes
+        one that it is told. No ``--nvproxy-docker``: no hook of the container toolkit runs."""
+        if self.version < CAPABILITIES_SINCE:
+            return ("--nvproxy",)
+        return ("--nvproxy", f"--nvproxy-allowed-driver-capabilities={DRIVER_CAPABILITIES}")
 
     def create(self, name: str, bundle: Bundle) -> list[str]:
         """Make the sandbox without starting its program; its stdio is inherited from this command."""
         log = [f"--log={bundle.log_file}", "--log-format=json"]
         where = ["--bundle", os.fspath(bundle.path), "--pid-file", os.fspath(bundle.pid_file)]
-        return [*self.flags(), *log, "create", *where, name]
+        return [*self.flags(gpu=bundle.gpu), *log, "create", *where, name]
 
-    def start(self, name: str) -> list[str]:
+    def start(self, name: str, *, gpu: bool = False) -> list[str]:
         """Start the program of a created sandbox."""
-        return [*self.flags(), "start", name]
+        return [*self.flags(gpu=gpu), "start", name]
 
     def checkpoint(self, name: str, folder: Path) -> list[str]:
         """Write the memory and kernel state of a running sandbox into an existing folder; the sandbox ends with it."""

@@ -25,6 +25,8 @@ RESERVED_TARGETS = ("/proc", "/sys", "/dev", "/tmp")  # noqa: S108 - paths insid
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
 """Names become directory, cgroup and container names and part of a socket path (108 bytes in all)."""
 
+_DEVICE = re.compile(r"/dev/nvidia([0-9]{1,3}|ctl|-uvm)")
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -46,6 +48,32 @@ class Mount:
             raise IsolationError(f"mount target {self.target!r} is not an absolute, normal path")
         if "/" + self.target.split("/")[1] in RESERVED_TARGETS:
             raise IsolationError(f"mount target {self.target} lies in a directory that the sandbox makes itself")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A character device of the host that a sandbox gets under its own path."""
+
+    path: str
+    """Absolute, below /dev, the same on both sides."""
+    major: int
+    minor: int
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.path):
+            raise IsolationError(f"device {self.path!r} is none by which programs compute on a GPU; none else is given")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAccess:
+    """All that makes a sandbox one with a GPU; made by ``isolation.gpu``."""
+
+    driver: str
+    """Version of the kernel's module and of the libraries."""
+    devices: tuple[Device, ...]
+    libraries: tuple[Mount, ...]
+    """Single files of the driver, each under the name by which programs ask for it."""
+    env: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +140,8 @@ class SandboxSpec:
     limits: Limits
     tmpfs_bytes: int = field(default=64 << 20)
     """Size of /tmp and of /dev/shm, each; their pages count as the sandbox's memory."""
+    gpu: GpuAccess | None = None
+    """None, as for nearly all sandboxes: no device, no library and no flag of runsc has to do with a GPU."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -129,8 +159,8 @@ class SandboxSpec:
             raise IsolationError(f"sandbox {self.name} has two mounts on one target")
 
     def all_mounts(self) -> tuple[Mount, ...]:
-        """The root's mounts, then the role's: the order in which they are made."""
-        return (*self.rootfs.mounts, *self.mounts)
+        """The root's mounts, then the role's, then the driver's libraries: the order in which they are made."""
+        return (*self.rootfs.mounts, *self.mounts, *(() if self.gpu is None else self.gpu.libraries))
 
 
 def is_normal(path: str) -> bool:
