@@ -22,6 +22,7 @@ import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint
 import torch
 
 from engine.allowed_calls import Bells, engine_calls
+from engine.allowed_calls_gpu import find_descriptors, gpu_engine_calls, open_descriptors
 from engine.attach import attach, attach_spill
 from engine.config import EngineConfig
 from engine.device.build import device_for
@@ -52,11 +53,6 @@ def main(arguments: list[str]) -> int:
     try:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
-        if device_for(config) == "cuda":
-            raise LockdownError(
-                "torch sees a GPU, and there is no list of system calls for its driver: the first step would end the "
-                "engine; give the sandbox no GPU, or set backend to plain"
-            )
         spill = attach_spill(arguments[0]) if config.spill else None
         engine = load_engine(config, spill=spill)
         sys.stderr.write(f"engine computes with {engine.runner.backend}\n")
@@ -64,7 +60,7 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"engine holds {memory_need(config, engine.runner)}\n")
         if spill is not None and engine.spill is None:
             sys.stderr.write(f"engine keeps its KV: {spill_obstacle(config, engine.runner.storage.layout)}\n")
-        _lock_down(engine, channel, spill, config.threads)
+        _lock_down(engine, channel, spill, config)
         channel.send(engine.ready())
         gc.disable()
         serve(engine, channel)
@@ -79,12 +75,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, threads: int) -> None:
+def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, config: EngineConfig) -> None:
     """Allow what a warm engine does. Kernels that are written while it runs need executable memory: the runner knows of
-    them, or warm-up has left code without a file."""
+    them, or warm-up has left code without a file. On a GPU the list is another: what the driver has opened is in it."""
+    bells, second = _bells(channel), None if spill is None else _bells(spill)
+    if device_for(config) == "cuda":
+        ours = tuple(fd for one in (channel, spill) if one is not None for fd in one.fds())
+        lock_down(gpu_engine_calls(find_descriptors(open_descriptors(), ours), bells, second))
+        return
     writes_code = engine.runner.writes_code or generates_code(read_maps())
-    second = None if spill is None else _bells(spill)
-    lock_down(engine_calls(_bells(channel), threads=threads, generates_code=writes_code, spill=second))
+    lock_down(engine_calls(bells, threads=config.threads, generates_code=writes_code, spill=second))
 
 
 def _bells(channel: Channel) -> Bells:
