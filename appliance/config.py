@@ -58,6 +58,10 @@ class ListenConfig(_Section):
         return value
 
 
+CardNumber = Annotated[int, Field(ge=0, le=999)]
+"""Of a GPU: the N of /dev/nvidiaN."""
+
+
 class ModelConfig(_Section):
     """One model to serve. ``kv_bytes`` is host memory on a CPU machine. ``weights: int8`` rounds the weights to 8 bits
     while they are loaded, and activations row by row: half the memory of bfloat16, and not the same tokens.
@@ -89,6 +93,25 @@ class ModelConfig(_Section):
     truncates: bool = False
     """Whether the model was trained so that the first numbers of a vector are one too (``dimensions`` of a request)."""
     step_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
+    """The GPUs that the model's engines get: `off`; `auto`, all of the machine's, none where there are none; or a list
+    of their numbers, without which the appliance does not start."""
+    backend: Literal["auto", "device", "plain"] = "auto"
+    """What computes: `auto`, the device backend where the engine has a GPU and the processor's elsewhere; `device` and
+    `plain` say which."""
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if self.gpu == ():
+            raise ValueError("gpu is an empty list; say off for none")
+        if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
+            raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on one")
+        return self
+
+    @property
+    def engine_backend(self) -> str:
+        """What the engine is told: one that gets no GPU does not look for one, even where no sandbox hides it."""
+        return "plain" if (self.gpu, self.backend) == ("off", "auto") else self.backend
 
     @model_validator(mode="after")
     def _paced(self) -> Self:
@@ -137,6 +160,8 @@ class SandboxConfig(_Section):
     memory_bytes: Annotated[int, Field(ge=256 << 20)] = 4 << 30
     cores: Annotated[float, Field(ge=0)] = 0.0
     kernels: Path | None = Field(default=None, strict=False)
+    gpu_kernels: Path | None = Field(default=None, strict=False)
+    """Folder of kernels that were compiled for GPUs (`docs/gpu.md`); an engine on a GPU has no compiler."""
     step_timeout_s: Annotated[float, Field(ge=5, le=3_600)] = 300.0
     own_engines: Annotated[int, Field(ge=0, le=64)] = 1
     """Engines of tenants of class `dedicated` that may be resident at once, beside the shared ones. With fewer than
@@ -289,7 +314,7 @@ def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:
     if listen.admin.startswith("unix:"):
         listen = listen.model_copy(update={"admin": f"unix:{folder / listen.admin.removeprefix('unix:')}"})
     sandbox = config.sandbox
-    names = ("image", "image_store", "image_pin", "checkpoints", "kernels")
+    names = ("image", "image_store", "image_pin", "checkpoints", "kernels", "gpu_kernels")
     places = {name: getattr(sandbox, name) for name in names}
     sandbox = sandbox.model_copy(update={name: folder / path for name, path in places.items() if path is not None})
     audit = config.audit

@@ -53,6 +53,8 @@ class EngineConfig:
     backend: str = "auto"
     """``auto``: the device backend (``engine.device``) where there is a GPU, else the plain loop; ``device``: that
     backend in any case; ``plain``: the plain loop on the CPU in any case."""
+    gpu_kernels: str = ""
+    """Directory inside the sandbox with kernels that were compiled for GPUs; empty: Triton compiles what it needs."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
 

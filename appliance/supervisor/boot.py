@@ -18,6 +18,7 @@ from appliance.catalog import ModelFiles, check_files
 from appliance.config import ApplianceConfig, ModelConfig
 from appliance.control import COLD, RESTORED
 from appliance.errors import ConfigError
+from appliance.supervisor.gpu import guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
 from appliance.supervisor.saved import Saved
 from engine.config import EngineConfig, TextConfig
@@ -146,6 +147,8 @@ def plan_boot(
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
     spec = sandbox_spec(config, files, role, name, socket_dir)
+    if role is Role.ENGINE:
+        spec = with_gpu(spec, config, model, runtime)
     guest_model = runtime.guest_path(spec, "/model")
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
     if role is Role.ENGINE:
@@ -157,6 +160,7 @@ def plan_boot(
             runner=model.runner, pooling=model.pooling, step_us=model.step_us,
             kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
             quantization="int8" if model.weights == "int8" else "none", spill=spills,
+            backend=model.engine_backend, gpu_kernels=guest_gpu_kernels(spec, runtime),
         ).to_json()
     else:
         configuration = TextConfig(model_dir=guest_model).to_json()

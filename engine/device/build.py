@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -51,11 +52,23 @@ def without_spares(layout: KvLayout, rows: int) -> KvLayout:
     return replace(layout, num_blocks=left)
 
 
-def make_operations(model: Decoder) -> Operations:
-    """Kernels on a GPU, tensor operations on a CPU."""
+def make_operations(model: Decoder, compiled: str = "") -> Operations:
+    """Kernels on a GPU, tensor operations on a CPU.
+
+    Args:
+        model: the weights, where they are to be computed with.
+        compiled: folder of kernels that were compiled ahead; empty: Triton compiles them.
+
+    Raises:
+        ConfigurationError: none of those kernels are for this GPU.
+    """
     if model.device.type != "cuda":
         return PlainOperations()
     config = model.config
+    if compiled:
+        major, minor = torch.cuda.get_device_capability(model.device)
+        cache = importlib.import_module("engine.kernels.gpu.cache")
+        cache.open_cache(Path(compiled), f"sm_{major}{minor}")
     # Not at the top: torch's build for CPUs comes without Triton.
     kernels = importlib.import_module("engine.kernels.gpu.operations")
     found: Operations = kernels.kernel_operations(
@@ -89,7 +102,7 @@ def make_device_runner(
         ConfigurationError: the backend does not compute this model yet.
     """
     layers = supported_layers(model, limits.max_context, int8=config.quantization == "int8")
-    run = operations or make_operations(model)
+    run = operations or make_operations(model, config.gpu_kernels)
     storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
     if not model.packed:
         model.pack()

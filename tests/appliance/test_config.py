@@ -65,6 +65,12 @@ def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
         ("run_dir: run", "run_dir: run\nkeys: {root_key: r}", ":8:"),
         ("dtype: float32", "runner: nil", ":3:"),
         ("dtype: float32", "step_us: 5", ":3:"),
+        ("dtype: float32", "gpu: []", ":3:"),
+        ("dtype: float32", "gpu: [-1]", ":3:"),
+        ("dtype: float32", "gpu: all", ":3:"),
+        ("dtype: float32", "gpu: auto, backend: plain", ":3:"),
+        ("dtype: float32", "gpu: [0], runner: embed", ":3:"),
+        ("dtype: float32", "backend: cuda", ":3:"),
         ("run_dir: run", "run_dir: run\naudit: {on_failure: stop, directory: x}", ":8:"),
         ("run_dir: run", "run_dir: run\naudit: {key: x}", ":8:"),
     ],
@@ -87,6 +93,23 @@ def test_spill_and_keys_are_read_and_anchored(tmp_path: Path) -> None:
     assert (config.keys.root_key, config.keys.keyring) == (tmp_path / "r", tmp_path / "k")
     plain = load_config(write(tmp_path, GOOD))
     assert (plain.sandbox.spill, plain.keys) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "gpu", "backend"),
+    [
+        ("dtype: float32", "off", "plain"),
+        ("gpu: off", "off", "plain"),
+        ("gpu: auto", "auto", "auto"),
+        ("gpu: [0, 2], backend: device", (0, 2), "device"),
+        ("backend: device", "off", "device"),
+    ],
+)
+def test_gpus_are_asked_for(tmp_path: Path, said: str, gpu: object, backend: str) -> None:
+    """No model has a GPU unless that is said, and an engine without one does not look for any."""
+    config = load_config(write(tmp_path, GOOD.replace("dtype: float32", said) + "sandbox: {gpu_kernels: g}\n"))
+    assert (config.models[0].gpu, config.models[0].engine_backend) == (gpu, backend)
+    assert config.sandbox.gpu_kernels == tmp_path / "g"
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:

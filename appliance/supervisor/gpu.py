@@ -1,0 +1,60 @@
+"""A model's GPUs: from its configuration and the machine to what its engine's sandbox gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from appliance.config import ApplianceConfig, ModelConfig
+from appliance.errors import StartError
+from isolation.errors import GpuError
+from isolation.gpu import gpu_access
+from isolation.gpu_facts import GpuFacts, look_at_gpus
+from isolation.gvisor import GvisorRuntime
+from isolation.runtime import Runtime
+from isolation.spec import Mount, SandboxSpec
+
+log = structlog.get_logger()
+
+GUEST_GPU_KERNELS = "/gpu-kernels"
+"""Where an engine finds what was compiled for its GPU."""
+
+
+def with_gpu(
+    spec: SandboxSpec, config: ApplianceConfig, model: ModelConfig, runtime: Runtime, facts: GpuFacts | None = None
+) -> SandboxSpec:
+    """The engine's sandbox with the model's GPUs, or as it was.
+
+    Args:
+        spec: without any.
+        config: of the appliance.
+        model: whose engine it is.
+        runtime: that boots it; one without a wall hides no GPU and is given none.
+        facts: of the machine; None: it is looked at, if the model is to have a GPU.
+
+    Raises:
+        StartError: the model is to have what this machine cannot give.
+    """
+    if model.gpu == "off" or not isinstance(runtime, GvisorRuntime):
+        return spec
+    try:
+        access = gpu_access(look_at_gpus() if facts is None else facts, model.gpu, runtime.runsc.version)
+    except GpuError as error:
+        raise StartError(
+            f"model {model.name} cannot have its GPU: {error}; `athanor doctor` says more, `gpu: off` does without"
+        ) from error
+    if access is None:
+        log.info("no GPU on this machine: the model runs on the processor", model=model.name)
+        return spec
+    log.info("a sandbox with a GPU", model=model.name, driver=access.driver, nodes=[one.path for one in access.devices])
+    kernels = config.sandbox.gpu_kernels
+    mounts = spec.mounts if kernels is None else (*spec.mounts, Mount(kernels, GUEST_GPU_KERNELS))
+    return replace(spec, gpu=access, mounts=mounts)
+
+
+def guest_gpu_kernels(spec: SandboxSpec, runtime: Runtime) -> str:
+    """Where the engine of this sandbox finds compiled kernels; empty where it has none."""
+    if all(mount.target != GUEST_GPU_KERNELS for mount in spec.mounts):
+        return ""
+    return runtime.guest_path(spec, GUEST_GPU_KERNELS)

@@ -1,0 +1,78 @@
+"""Which sandboxes get a GPU: the engine of a model that asks for it, nobody else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.catalog import embedded_model, read_model
+from appliance.config import ApplianceConfig
+from appliance.errors import StartError
+from appliance.supervisor import gpu as gpu_module
+from appliance.supervisor.boot import plan_boot, plan_boots
+from appliance.supervisor.gpu import GUEST_GPU_KERNELS
+from isolation.gpu_facts import GpuFacts
+from isolation.gvisor import GvisorRuntime
+from isolation.ipc.messages import Role
+from isolation.runsc import Runsc
+from isolation.unsafe import UnsafeRuntime
+from tests.isolation.gpu_machine import FACTS, RUNSC
+
+FILES = read_model("m", embedded_model())
+
+
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: GpuFacts, kind=GvisorRuntime, **model: object):
+    """The engine's and the text sandbox's plan of a model, on a machine with these facts."""
+    monkeypatch.setattr(gpu_module, "look_at_gpus", lambda: facts)
+    config = ApplianceConfig(
+        models=[{"name": "m", "path": str(embedded_model()), **model}],
+        policy="p", credentials="c", pepper="x", run_dir=str(tmp_path), sandbox={"gpu_kernels": str(tmp_path)},
+    )  # fmt: skip
+    runtime = object.__new__(kind)
+    runtime.runsc = Runsc(Path("/r/runsc"), RUNSC)
+    return config, runtime, plan_boots(config, config.models[0], FILES, runtime)
+
+
+def test_the_engine_gets_it_and_the_text_sandbox_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices, kernels and the backend go to the engine, a tenant's own too; the text sandbox has nothing of it."""
+    config, runtime, (engine, text) = plans(tmp_path, monkeypatch, FACTS, gpu="auto")
+    own = plan_boot(config, config.models[0], FILES, runtime, Role.ENGINE, "tenant")
+    own_text = plan_boot(config, config.models[0], FILES, runtime, Role.TEXT, "tenant")
+    for plan in (engine, own):
+        assert plan.spec.gpu is not None
+        assert [one.path for one in plan.spec.gpu.devices] == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"]
+        told = json.loads(plan.configuration)
+        assert (told["backend"], told["gpu_kernels"]) == ("auto", GUEST_GPU_KERNELS)
+        assert GUEST_GPU_KERNELS in {mount.target for mount in plan.spec.mounts}
+    for plan in (text, own_text):
+        assert plan.spec.gpu is None
+        assert not [mount for mount in plan.spec.all_mounts() if "nvidia" in mount.target or "gpu" in mount.target]
+
+
+@pytest.mark.parametrize(("facts", "asked"), [(FACTS, "off"), (GpuFacts(), "auto")])
+def test_without_one_nothing_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: GpuFacts, asked: str
+) -> None:
+    """A model that asks for none beside a card, and one that takes what there is where nothing is."""
+    _, _, (engine, _) = plans(tmp_path, monkeypatch, facts, gpu=asked)
+    assert engine.spec.gpu is None
+    assert json.loads(engine.configuration)["gpu_kernels"] == ""
+
+
+def test_a_machine_that_cannot_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that is not there and a driver that runsc does not know end the start, with the model's name."""
+    with pytest.raises(StartError, match=r"model m cannot have its GPU: there is no /dev/nvidia3"):
+        plans(tmp_path, monkeypatch, FACTS, gpu=[3])
+    with pytest.raises(StartError, match=r"driver 999\.1.*gpu: off"):
+        plans(tmp_path, monkeypatch, replace(FACTS, driver="999.1"), gpu="auto")
+
+
+def test_without_a_wall_nothing_is_passed_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain process sees the machine's GPUs by itself, and is told the backend all the same."""
+    monkeypatch.setattr(UnsafeRuntime, "guest_path", lambda _self, _spec, target: target)
+    _, _, (engine, _) = plans(tmp_path, monkeypatch, FACTS, UnsafeRuntime, gpu="auto")
+    assert engine.spec.gpu is None
+    assert json.loads(engine.configuration)["backend"] == "auto"
