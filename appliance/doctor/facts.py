@@ -5,7 +5,9 @@ An empty ``problem`` means that there is none. Sizes are bytes, times seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from isolation.gpu_facts import GpuFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,9 @@ class Gpu:
     driver: str = ""
     """Version of the driver; empty without one."""
     known: tuple[str, ...] = ()
-    """Driver versions that this runsc can pass through."""
+    """Driver versions that this runsc can pass through, by its own word; empty when it says nothing."""
+    found: GpuFacts = field(default_factory=GpuFacts)
+    """Nodes, libraries, and how cards are shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

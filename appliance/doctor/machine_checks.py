@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from appliance.doctor.facts import Cgroups, Clock, Gpu, Machine, ProcessLimits, Runsc, UserNamespaces
+from appliance.doctor.facts import Cgroups, Clock, Machine, ProcessLimits, Runsc, UserNamespaces
 from appliance.doctor.finding import Area, Finding, Level, Subject
+from appliance.doctor.gpu_checks import check_gpu
 from appliance.telemetry.figures import size
 
 MIN_NOFILE = 4_096
@@ -25,7 +26,7 @@ def check_machine(machine: Machine, *, unsafe: bool = False) -> tuple[Finding, .
     """Everything about the machine; ``unsafe``: the configuration asks for no sandboxes."""
     return (
         _machine(machine),
-        check_gpu(machine.gpu),
+        *check_gpu(machine.gpu, machine.runsc.version),
         check_clock(machine.clock),
         check_limits(machine.limits),
         *(() if unsafe else check_runsc(machine.runsc)),
@@ -44,21 +45,6 @@ def _machine(machine: Machine) -> Finding:
         means="engine, sandbox and gateway take turns on one core: first tokens come late",
         mend="give the machine two cores or more",
     )
-
-
-def check_gpu(gpu: Gpu) -> Finding:
-    """Devices, driver, and whether gVisor knows that driver."""
-    if not gpu.driver:
-        what = "no NVIDIA driver" if not gpu.names else f"{len(gpu.names)} devices and no driver"
-        return Subject(Area.MACHINE, "gpu").note(what, means="models run on the processor")
-    what = f"{', '.join(gpu.names) or 'no device'}; driver {gpu.driver}"
-    if gpu.known and gpu.driver not in gpu.known:
-        return Subject(Area.MACHINE, "gpu").warning(
-            what,
-            means="this runsc does not know the driver: a sandbox cannot reach the GPU",
-            mend=f"install driver {gpu.known[-1]}, or a newer runsc: `runsc nvproxy list-supported-drivers`",
-        )
-    return Subject(Area.MACHINE, "gpu").ok(what)
 
 
 def check_clock(clock: Clock) -> Finding:

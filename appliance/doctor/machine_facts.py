@@ -25,6 +25,7 @@ from appliance.doctor.facts import (
 from isolation.cgroup import CONTROLLERS
 from isolation.cgroup_tree import parse_mountinfo, parse_own_groups
 from isolation.errors import ProcessError, RuntimeNotFoundError
+from isolation.gpu_facts import look_at_gpus
 from isolation.process import run
 from isolation.runsc import default_candidates, find_runsc
 
@@ -76,13 +77,9 @@ def units_installed() -> bool:
 
 
 def _gpu(runsc: str) -> Gpu:
-    information = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    found = (re.search(r"^Model:\s*(.+)$", _read(path), re.MULTILINE) for path in information)
-    names = tuple(match[1].strip() for match in found if match)
-    version = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _read("/proc/driver/nvidia/version"))
-    if version is None:
-        return Gpu(names=names)
-    return Gpu(names=names, driver=version[1], known=_known_drivers(runsc))
+    found = look_at_gpus()
+    known = _known_drivers(runsc) if found.driver else ()
+    return Gpu(names=found.models, driver=found.driver, known=known, found=found)
 
 
 def _known_drivers(runsc: str) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ from appliance.doctor.facts import (
     Service,
     UserNamespaces,
 )
+from tests.isolation.gpu_machine import DRIVER
+from tests.isolation.gpu_machine import FACTS as GPU_FACTS
 
 NOW = 1_795_300_000.0
 DAY = 86_400
@@ -34,8 +36,8 @@ MACHINE = Machine(
     cores=16,
     kernel="Linux 6.12.0 x86_64",
     memory=Memory(total=128 * GIB, available=100 * GIB),
-    gpu=Gpu(names=("NVIDIA H100 80GB HBM3",), driver="550.90.07", known=("535.104.12", "550.90.07")),
-    runsc=Runsc(path="/usr/bin/runsc", version=20_250_407),
+    gpu=Gpu(names=("NVIDIA H100 80GB HBM3",), driver=DRIVER, known=("535.104.12", DRIVER), found=GPU_FACTS),
+    runsc=Runsc(path="/usr/bin/runsc", version=20_240_729),
     namespaces=UserNamespaces(),
     cgroups=Cgroups(version=2, controllers=("memory", "cpu", "pids"), directory="/sys/fs/cgroup/x", writable=True),
     limits=ProcessLimits(nofile=65_536, memlock=-1, pids=16_384, under_systemd=False),

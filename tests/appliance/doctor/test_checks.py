@@ -57,7 +57,7 @@ STOPPED = Running(admin="unix:/run/athanor/admin.sock")
 FAULTS = {
     "one core": (machine(cores=1), W, "processor", "two cores"),
     "driver that runsc does not know": (
-        machine(gpu=Gpu(names=("A",), driver="999.1", known=("550.1",))),
+        machine(gpu=replace(MACHINE.gpu, known=("550.1",))),
         W,
         "gpu",
         "550.1",
@@ -83,7 +83,12 @@ FAULTS = {
         "ulimit -n",
     ),
     "no runsc": (machine(runsc=Runsc(problem="no usable runsc")), P, "runsc", "images/runsc.py"),
-    "no systrap": (machine(runsc=Runsc(path="r", version=1, platform_problem="EPERM")), P, "platform", "ptrace_scope"),
+    "no systrap": (
+        machine(runsc=replace(MACHINE.runsc, platform_problem="EPERM")),
+        P,
+        "platform",
+        "ptrace_scope",
+    ),
     "no namespaces, root": (
         machine(namespaces=UserNamespaces(problem="refused; sysctl x")),
         W,

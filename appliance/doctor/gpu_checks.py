@@ -1,0 +1,107 @@
+"""Pure: facts about NVIDIA's driver and cards to findings. Nothing here is a problem of its own: a machine that cannot
+give a sandbox its GPU still serves on the processor, unless a model's ``gpu`` says that it must have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appliance.doctor.facts import Gpu
+from appliance.doctor.finding import Area, Finding, Subject
+from isolation.gpu import expected_numbers, node_mend
+from isolation.gpu_drivers import newest, supported_drivers
+from isolation.gpu_facts import CONTROL, CUDA, MANAGEMENT, MEMORY, GpuFacts
+
+NO_GPU = "a model that asks for a GPU cannot be started"
+
+
+def check_gpu(gpu: Gpu, runsc: int) -> tuple[Finding, ...]:
+    """Cards and driver, and all that keeps a sandbox from using them.
+
+    Args:
+        gpu: what was found.
+        runsc: release date of runsc as a number; 0 where there is none, and then nothing is said about it.
+    """
+    if not gpu.driver:
+        what = "no NVIDIA driver" if not gpu.names else f"{len(gpu.names)} devices and no driver"
+        return (Subject(Area.MACHINE, "gpu").note(what, means="models run on the processor"),)
+    return (_driver(gpu, runsc), *_nodes(gpu.found), *_libraries(gpu), *_sharing(gpu.found))
+
+
+def _driver(gpu: Gpu, runsc: int) -> Finding:
+    what = f"{', '.join(gpu.names) or 'no device'}; driver {gpu.driver}"
+    # What this runsc says of itself comes first; the table speaks where it says nothing.
+    known = gpu.known or supported_drivers(runsc)
+    if (gpu.known or runsc) and gpu.driver not in known:
+        install = f"install driver {newest(known)}, or " if known else ""
+        return Subject(Area.MACHINE, "gpu").warning(
+            what,
+            means=f"this runsc does not know the driver: {NO_GPU}",
+            mend=f"{install}a newer runsc: `runsc nvproxy list-supported-drivers`",
+        )
+    if runsc and gpu.driver not in supported_drivers(runsc):
+        return Subject(Area.MACHINE, "gpu").warning(
+            what,
+            means=f"runsc of {runsc} lists the driver and our own table does not: {NO_GPU}",
+            mend="add the row that this runsc prints to isolation/gpu_drivers.py, or install a driver of the table",
+        )
+    return Subject(Area.MACHINE, "gpu").ok(what)
+
+
+def _nodes(found: GpuFacts) -> Iterator[Finding]:
+    subject = Subject(Area.MACHINE, "gpu devices")
+    if found.memory_major is None:
+        yield subject.warning("the module nvidia-uvm is not loaded", NO_GPU, "modprobe nvidia-uvm")
+    names = (CONTROL, MEMORY, *(f"nvidia{index}" for index in found.cards or (0,)))
+    missing = [name for name in names if found.node(name) is None]
+    if missing:
+        paths = ", ".join(f"/dev/{name}" for name in missing)
+        yield subject.warning(f"there is no {paths}", NO_GPU, " && ".join(dict.fromkeys(map(node_mend, missing))))
+    for node in found.nodes:
+        path, numbers = f"/dev/{node.name}", expected_numbers(found, node)
+        if numbers is not None and (not node.character or (node.major, node.minor) != numbers):
+            what = f"{path} is not the driver's device {numbers[0]}:{numbers[1]}"
+            yield subject.warning(what, NO_GPU, f"rm {path}; {node_mend(node.name)}")
+        elif not node.open_to_all:
+            yield subject.warning(
+                f"{path} is not readable and writable for all", f"a sandbox is nobody: {NO_GPU}", f"chmod 666 {path}"
+            )
+
+
+def _libraries(gpu: Gpu) -> Iterator[Finding]:
+    subject = Subject(Area.MACHINE, "gpu libraries")
+    for name in (CUDA, MANAGEMENT):
+        library, versions = gpu.found.library(name), gpu.found.versions(name)
+        if library is None and versions:
+            yield subject.warning(
+                f"{name} is of {', '.join(versions)}, the module of {gpu.driver}",
+                means=f"library and module have to be of one version: {NO_GPU}",
+                mend="reboot    # after an upgrade the old module stays loaded",
+            )
+        elif library is None:
+            yield subject.warning(
+                f"there is no {name}.{gpu.driver}", NO_GPU, f"install the libraries of driver {gpu.driver} (libcuda1)"
+            )
+        elif not library.open_to_all:
+            yield subject.warning(f"{library.path} is not readable for all", NO_GPU, f"chmod o+r {library.path}")
+
+
+def _sharing(found: GpuFacts) -> Iterator[Finding]:
+    """What is to be known of cards that are shared or sleep."""
+    if found.mig:
+        cards = ", ".join(str(index) for index in found.mig)
+        yield Subject(Area.MACHINE, "gpu instances").warning(
+            f"cut up into MIG instances: card {cards}",
+            means="gVisor does not pass instances on: the card cannot be given to a model",
+            mend="nvidia-smi -i INDEX -mig 0",
+        )
+    if found.mps:
+        yield Subject(Area.MACHINE, "gpu mps").note(
+            "the multi-process service runs",
+            means="sandboxes have no part in it, and it would be no wall between tenants: engines take turns on a card",
+        )
+    if not found.persistent:
+        yield Subject(Area.MACHINE, "gpu persistence").note(
+            "nvidia-persistenced does not run",
+            means="the first engine after a pause waits seconds until the card is initialised",
+            mend="systemctl enable --now nvidia-persistenced",
+        )

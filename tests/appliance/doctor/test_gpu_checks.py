@@ -1,0 +1,90 @@
+"""What the doctor says of GPUs: nothing bad of a good machine, and each fault with its mend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from appliance.doctor.facts import Gpu
+from appliance.doctor.finding import Level
+from appliance.doctor.gpu_checks import check_gpu
+from isolation.errors import GpuError
+from isolation.gpu import gpu_access
+from isolation.gpu_facts import GpuFacts
+from tests.isolation.gpu_machine import DRIVER, FACTS, RUNSC
+
+
+def gpu(found: GpuFacts, known: tuple[str, ...] = (DRIVER,)) -> Gpu:
+    """As the doctor gathers it."""
+    return Gpu(names=found.models, driver=found.driver, known=known, found=found)
+
+
+def changed(name: str, **changes: object) -> GpuFacts:
+    """The good machine with one node changed."""
+    return replace(FACTS, nodes=tuple(replace(one, **changes) if one.name == name else one for one in FACTS.nodes))
+
+
+NEWER = replace(
+    FACTS, driver="999.1", libraries=tuple(replace(one, version="999.1") for one in FACTS.libraries)
+)
+"""A driver that nobody knows."""
+
+FAULTS = {
+    "unsupported driver": (NEWER, "gpu", "install driver 550.90.07, or a newer runsc"),
+    "no control node": (
+        replace(FACTS, nodes=FACTS.nodes[:2]), "gpu devices", "nvidia-modprobe -c=0",
+    ),
+    "no card": (replace(FACTS, nodes=(FACTS.nodes[0], FACTS.nodes[2])), "gpu devices", "nvidia-modprobe -c=0"),
+    "uvm not loaded": (replace(FACTS, memory_major=None), "gpu devices", "modprobe nvidia-uvm"),
+    "another device": (changed("nvidia0", major=10), "gpu devices", "rm /dev/nvidia0"),
+    "permission": (changed("nvidiactl", open_to_all=False), "gpu devices", "chmod 666 /dev/nvidiactl"),
+    "missing library": (replace(FACTS, libraries=FACTS.libraries[:1]), "gpu libraries", "install the libraries"),
+    "old library": (
+        replace(FACTS, libraries=tuple(replace(one, version="535.1") for one in FACTS.libraries)),
+        "gpu libraries", "reboot",
+    ),
+    "closed library": (
+        replace(FACTS, libraries=tuple(replace(one, open_to_all=False) for one in FACTS.libraries)),
+        "gpu libraries", "chmod o+r",
+    ),
+    "instances": (replace(FACTS, mig=(0,)), "gpu instances", "-mig 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_told_with_its_mend(name: str) -> None:
+    """The finding names it, and what it warns of is what ends the start of a model that asks for a GPU."""
+    found, check, mend = FAULTS[name]
+    bad = [one for one in check_gpu(gpu(found), RUNSC) if one.level is Level.WARNING]
+    assert bad
+    assert {one.check for one in bad} == {check}
+    assert mend in bad[0].mend
+    assert all(one.means for one in bad)
+    with pytest.raises(GpuError):
+        gpu_access(found, "auto", RUNSC)
+
+
+def test_a_good_machine_is_good() -> None:
+    """The control: nothing is warned of, and a sandbox would get its GPU."""
+    assert [one.level for one in check_gpu(gpu(FACTS), RUNSC)] == [Level.OK]
+    assert gpu_access(FACTS, "auto", RUNSC) is not None
+
+
+def test_what_is_only_to_be_known_is_a_note() -> None:
+    """MPS and a card that sleeps keep nobody from serving; a machine without a driver is no fault either."""
+    notes = check_gpu(gpu(replace(FACTS, mps=True, persistent=False)), RUNSC)
+    assert [(one.check, one.level) for one in notes[1:]] == [
+        ("gpu mps", Level.NOTE), ("gpu persistence", Level.NOTE),
+    ]  # fmt: skip
+    assert [one.level for one in check_gpu(Gpu(), RUNSC)] == [Level.NOTE]
+
+
+def test_the_table_speaks_where_runsc_does_not() -> None:
+    """Without runsc's own list our table judges, without runsc nobody does, and a driver that only runsc knows is told
+    apart from one that neither knows."""
+    assert check_gpu(gpu(replace(FACTS, driver="999.1"), ()), RUNSC)[0].level is Level.WARNING
+    assert [one.level for one in check_gpu(gpu(FACTS, ()), 0)] == [Level.OK]
+    (finding,) = check_gpu(gpu(NEWER, ("999.1",)), RUNSC)
+    assert finding.level is Level.WARNING
+    assert "our own table" in finding.means
