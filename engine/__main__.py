@@ -22,7 +22,7 @@ import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint
 import torch
 
 from engine.allowed_calls import Bells, engine_calls
-from engine.allowed_calls_gpu import find_descriptors, gpu_engine_calls, open_descriptors
+from engine.allowed_calls_gpu import find_descriptors, gpu_engine_calls, hold_management, open_descriptors
 from engine.attach import attach, attach_spill
 from engine.config import EngineConfig
 from engine.device.build import device_for
@@ -80,6 +80,7 @@ def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, config: 
     them, or warm-up has left code without a file. On a GPU the list is another: what the driver has opened is in it."""
     bells, second = _bells(channel), None if spill is None else _bells(spill)
     if device_for(config) == "cuda":
+        hold_management()
         ours = tuple(fd for one in (channel, spill) if one is not None for fd in one.fds())
         lock_down(gpu_engine_calls(find_descriptors(open_descriptors(), ours), bells, second))
         return

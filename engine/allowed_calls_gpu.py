@@ -17,6 +17,7 @@ commands are not filtered a second time, since a filter sees no further than the
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ PIPE = "pipe:["
 MOST_DESCRIPTORS = 240
 """A condition of a filter can jump over 255 instructions: one for each value. CUDA keeps some dozen."""
 
+_MANAGEMENT = "libnvidia-ml.so.1"
 _OPEN = Path("/proc/self/fd")
 
 
@@ -120,6 +122,15 @@ def find_descriptors(links: Mapping[int, str], ours: tuple[int, ...]) -> Descrip
         tuple(fd for fd, link in others.items() if link.startswith(NODES)),
         tuple(fd for fd, link in others.items() if link == EVENTS or link.startswith(PIPE)),
     )
+
+
+def hold_management() -> bool:
+    """Open NVML for good, if it is there: torch asks it what is free when memory runs out, and it would have to open
+    nodes then. Gives whether it is open; only before lock-down."""
+    try:
+        return int(ctypes.CDLL(_MANAGEMENT).nvmlInit_v2()) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 def open_descriptors() -> dict[int, str]:

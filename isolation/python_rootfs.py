@@ -38,11 +38,12 @@ ROLE_PACKAGES: dict[str, tuple[str, ...]] = {
 ASK_THEIR_VERSION = ("llguidance",)
 """Packages that look themselves up among the installed ones when they are imported, and so bring that record along."""
 
-OPTIONAL_PACKAGES = ("triton", "functorch")
+OPTIONAL_PACKAGES = ("triton", "nvidia", "functorch")
 """Mounted for the engine where they are installed and of use."""
 
-GPU_PACKAGES = ("triton",)
-"""Of use beside a torch for GPUs only, which brings them; elsewhere they are there for tests."""
+GPU_PACKAGES = ("triton", "nvidia")
+"""Of use beside a torch for GPUs only, which brings them; elsewhere they are there for tests. ``nvidia`` holds the
+libraries of CUDA that torch is linked with; the driver's own come from the machine (``isolation.gpu``)."""
 
 GPU_LIBRARY = "lib/libtorch_cuda.so"
 """What a torch for GPUs has."""

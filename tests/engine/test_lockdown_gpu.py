@@ -10,7 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from engine.allowed_calls import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_EXEC, Bells, Call, engine_calls
-from engine.allowed_calls_gpu import MOST_DESCRIPTORS, Descriptors, find_descriptors, gpu_engine_calls, open_descriptors
+from engine.allowed_calls_gpu import (
+    MOST_DESCRIPTORS,
+    Descriptors,
+    find_descriptors,
+    gpu_engine_calls,
+    hold_management,
+    open_descriptors,
+)
 from engine.errors import LockdownError
 from engine.filter import ALLOW, MACHINES, TRAP, compile_filter
 from engine.lockdown import lock_down
@@ -84,6 +91,14 @@ def test_descriptors_are_told_apart() -> None:
     finally:
         for fd in (inbound, outbound, theirs, other, event, null):
             os.close(fd)
+
+
+def test_a_machine_without_the_drivers_library_is_no_error() -> None:
+    """Where NVML is absent nothing is opened, and nothing raised: what it is for is told by its absence alone."""
+    before = open_descriptors()
+    there = any(map(os.path.exists, ("/dev/nvidiactl", "/nvidia")))
+    assert hold_management() is False or there
+    assert there or open_descriptors().keys() == before.keys()
 
 
 LIBC = ctypes.CDLL(None)

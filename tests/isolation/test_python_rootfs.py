@@ -44,20 +44,21 @@ def test_only_what_is_needed_is_mounted(role):
     assert not packages & {"pip", "setuptools", "requests", "grpc", "cryptography", "appliance"}
 
 
-def test_triton_is_mounted_beside_a_torch_for_gpus_only(tmp_path):
-    """Where it is installed for tests of kernels, no sandbox sees it; beside a torch for GPUs the engine has it, and
-    its assemblers are masked."""
+def test_packages_for_gpus_are_mounted_beside_a_torch_for_gpus_only(tmp_path):
+    """Where Triton is installed for tests of kernels, no sandbox sees it; beside a torch for GPUs the engine has it and
+    the libraries of CUDA, and its assemblers are masked."""
     for name in (*ROLE_PACKAGES["engine"], "triton"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     tools = tmp_path / "triton/backends/nvidia/bin"
     tools.mkdir(parents=True)
+    (tmp_path / "nvidia/cublas/lib").mkdir(parents=True)  # a namespace package: no __init__
     install = replace(running_python(), path=(os.fspath(tmp_path),))
-    assert "triton" not in {path.name for path in locate_packages("engine", install)}
+    assert not {"triton", "nvidia"} & {path.name for path in locate_packages("engine", install)}
     (tmp_path / "torch/lib").mkdir()
     (tmp_path / "torch/lib/libtorch_cuda.so").touch()
     packages = locate_packages("engine", install)
-    assert "triton" in {path.name for path in packages}
+    assert {tmp_path / "triton", tmp_path / "nvidia"} <= set(packages)
     assert tools_of(packages) == ("/opt/packages/triton/backends/nvidia/bin",)
 
 
