@@ -120,7 +120,10 @@ class GvisorRuntime:
                 raise start_error(spec.name, error, bundle, log) from error
             undo.pop_all()
         sandbox = GvisorSandbox(spec.name, self, _Parts(bundle, cgroup, log, claim, family))
-        begin = self._command.start(spec.name, gpu=bundle.gpu) if image is None else self._command.restore(spec.name, bundle, image)
+        if image is None:
+            begin = self._command.start(spec.name, gpu=bundle.gpu)
+        else:
+            begin = self._command.restore(spec.name, bundle, image)
         try:
             run(begin, timeout_s=_VERB_TIMEOUT_S)
         except BaseException as error:

@@ -149,11 +149,14 @@ class WarmStarts:
         return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
 
     def key(self, spec: SandboxSpec) -> str:
-        """The name of the checkpoint of such sandboxes; empty where none can be made.
+        """The name of the checkpoint of such sandboxes; empty where none can be made, as of sandboxes with a GPU, which
+        gVisor does not save while the driver is in use.
 
         Raises:
             OSError: a file of the sandbox is gone.
         """
+        if spec.gpu is not None:
+            return ""
         unplaced = placed(spec, _NOWHERE)
         identity = self._runtime.identity(unplaced)
         if not identity:

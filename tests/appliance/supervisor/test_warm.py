@@ -24,6 +24,7 @@ from bench.guarantees import intruder
 from isolation.errors import SandboxStartError
 from isolation.gvisor import GvisorRuntime
 from isolation.ipc.messages import Role
+from isolation.spec import GpuAccess
 from isolation.unsafe import UnsafeRuntime
 
 pytestmark = pytest.mark.runsc
@@ -168,9 +169,10 @@ def test_a_canary_put_into_a_guest_would_be_found(
 def test_what_it_depends_on_is_in_its_name(
     gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The socket's place and the sandbox's name do not matter; the role and the processor do."""
+    """The socket's place and the sandbox's name do not matter; the role and the processor do; with a GPU none is."""
     warm, plan = made
     key = warm.key(plan.spec)
+    assert warm.key(replace(plan.spec, gpu=GpuAccess("550.90.07", (), (), ()))) == "" != key
     assert warm.key(replace(plan.spec, name="other")) == key
     _, engine = make(warm.store.root.parent, gvisor, Role.ENGINE)
     assert warm.key(engine.spec) != key
