@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -24,6 +23,7 @@ from appliance.errors import ConfigError, StartError
 from appliance.launcher import Addresses
 from tests.appliance import golden
 from tests.appliance.cli.conftest import Run
+from tests.appliance.image.samples import make_image
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -230,24 +230,20 @@ def test_errors_of_several_lines_align(run: Run, monkeypatch: pytest.MonkeyPatch
     assert run("serve", "-c", "x").stderr == "error: one\n       two\n"
 
 
-@pytest.fixture
-def builder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An image builder with the agreed contract."""
-    module = ModuleType("images.build")
-    module.build = lambda path: f"built-{path.name}"
-    module.verify = lambda path: f"digest-{path.name}"
-    monkeypatch.setitem(sys.modules, "images.build", module)
-    return module
-
-
-def test_image(run: Run, builder: ModuleType) -> None:
-    """Build and verify print the digest; another digest than the wanted one ends with 1."""
-    assert run("image", "build", "x").stdout == "built-x\n"
-    assert run("image", "verify", "x").stdout == "digest-x\n"
-    assert run("image", "verify", "x", "--digest", "digest-x").exit_code == 0
-    result = run("image", "verify", "x", "--digest", "other")
+def test_image(run: Run, tmp_path: Path) -> None:
+    """Verify prints the digest of a real image; another digest than the wanted one, or a changed byte, ends with 1."""
+    make_image(tmp_path / "x")
+    image = str(tmp_path / "x")
+    digest = run("image", "verify", image).stdout.strip()
+    assert len(digest) == 64
+    assert run("image", "verify", image, "--digest", digest).exit_code == 0
+    result = run("image", "verify", image, "--digest", "other")
     assert result.exit_code == 1
-    assert "x has the digest digest-x, not other" in result.stderr
+    assert f"has the digest {digest}, not other" in " ".join(result.stderr.split())
+    changed = next(path for path in sorted((tmp_path / "x").rglob("*")) if path.is_file() and path.suffix != ".json")
+    changed.chmod(0o644)
+    changed.write_bytes(changed.read_bytes() + b"x")
+    assert run("image", "verify", image).exit_code == 1
 
 
 def test_the_builders_errors_and_hints(run: Run, tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from tests.appliance.admin_server import FakeAppliance
 from tests.appliance.console.browser import Browser, Page, find_browser
 from tests.appliance.console.pictures import FakeGateway
 
+STOP_S = 10.0
+"""How long a server may take to end; its thread does not hold up the tests' end."""
+
 
 @dataclass
 class Console:
@@ -39,13 +42,13 @@ class Console:
         app = admin_app(FakeAppliance().parts(), routes)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", loop="asyncio")
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
             yield
         finally:
             server.should_exit = server.force_exit = True
-            thread.join()
+            thread.join(STOP_S)
             listener.close()
 
 
