@@ -17,7 +17,6 @@ commands are not filtered a second time, since a filter sees no further than the
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,6 +127,8 @@ def hold_management() -> bool:
     """Open NVML for good, if it is there: torch asks it what is free when memory runs out, and it would have to open
     nodes then. Gives whether it is open; only before lock-down."""
     try:
+        import ctypes  # here alone: nothing of the engine holds a way to foreign code once it serves
+
         return int(ctypes.CDLL(_MANAGEMENT).nvmlInit_v2()) == 0
     except (OSError, AttributeError):
         return False

@@ -63,6 +63,10 @@ class MaskTaker(Protocol):
         """Send them on, unless the engine is gone."""
 
 
+MOST_LEFT = 4_096
+"""Runs given up before they were answered that are remembered: far more than a text sandbox can have in its ring."""
+
+
 class GrammarLostError(Exception):
     """The text sandbox ended before it had opened the grammar."""
 
@@ -84,6 +88,11 @@ class GrammarRun:
     engine: MaskTaker | None = None
     error: ApplianceError | None = None
     """Why it cannot go on."""
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the text sandbox still owes the first mask, or a refusal; also where nobody waits for it any more."""
+        return not self.first.done() or self.first.cancelled()
 
     def follow(self, stream: MaskedStream, engine: MaskTaker) -> None:
         """The request is in an engine: its masks go there from now on, the first at once."""
@@ -118,6 +127,8 @@ class Grammars:
         self._width = -(-vocab_size // WORD_BITS) * WORD_BYTES
         self._broken = broken
         self._runs: dict[int, GrammarRun] = {}
+        self._left: dict[int, None] = {}
+        """Runs that were given up before their grammar was answered for: the refusal may be on its way."""
         self._opening: Counter[bytes] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -171,6 +182,10 @@ class Grammars:
     def close(self, run: GrammarRun) -> None:
         """An attempt is over."""
         if self._runs.pop(run.request, None) is not None:
+            if run.unanswered:
+                self._left[run.request] = None
+                if len(self._left) > MOST_LEFT:
+                    del self._left[next(iter(self._left))]
             self._send(CloseGrammar(run.request))
 
     def take(self, masks: Masks) -> None:
@@ -198,12 +213,15 @@ class Grammars:
             engine.send_masks(masks if len(places) == len(masks.requests) else _chosen(masks, places))
 
     def refused(self, failure: Failed) -> bool:
-        """Whether this was the answer to a grammar that was to be opened; its caller is then told."""
+        """Whether this was the answer to a grammar that was to be opened; who still waits for it is then told."""
         run = self._runs.get(failure.request)
-        if run is None or run.first.done():
+        if run is None:
+            return self._left.pop(failure.request, failure) is None
+        if not run.unanswered:
             return False
         run.asked = None
-        run.fail(_refusal(failure))
+        if not run.first.cancelled():
+            run.fail(_refusal(failure))
         return True
 
     def lost(self) -> None:

@@ -9,7 +9,8 @@ import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -19,6 +20,9 @@ from appliance.config import ApplianceConfig
 from appliance.version import VERSION
 
 NAME = "athanor"
+
+WORDS = {"Path": "path", "str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+"""Python's types as the pages name them."""
 
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/athanor",
@@ -148,17 +152,18 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _kind(annotation: Any) -> str:
-    plain = isinstance(annotation, type) and not hasattr(annotation, "__args__")
-    text = annotation.__name__ if plain else str(annotation)
-    text = re.sub(r"(?:[a-z_]+\.)+", "", text).replace("Config", "").replace(" | None", "")
-    text = re.sub(r"Annotated\[(\w+), .*?\](?=,|\]|$)", r"\1", text)
-    for python, word in (("Path", "path"), ("str", "text"), ("int", "whole number"), ("float", "number"),
-                          ("bool", "true or false")):
-        text = re.sub(rf"\b{python}\b", word, text)
-    match = re.fullmatch(r"tuple\[(.*), \.\.\.\]", text)
-    text = f"list of {match[1]}" if match is not None else text
-    match = re.fullmatch(r"Literal\[(.*)\]", text)
-    return f"one of {match[1]}".replace("'", "") if match is not None else text
+    """A type in words; bounds are in the schema."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(parts[0])
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, parts))
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(part) for part in parts if part is not NoneType)
+    if origin is tuple:
+        return f"list of {_kind(parts[0])}"
+    name = getattr(annotation, "__name__", str(annotation)).replace("Config", "")
+    return WORDS.get(name, name)
 
 
 def _default(value: object) -> str:

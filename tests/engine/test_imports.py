@@ -38,6 +38,7 @@ PURE = [
 
 BANNED = {"subprocess", "multiprocessing", "pickle", "socket", "asyncio", "ctypes", "safetensors", "transformers"}
 ALLOWED = {
+    "allowed_calls_gpu.py": {"ctypes"},
     "attach.py": {"socket"},
     "heap.py": {"ctypes"},
     "lockdown.py": {"ctypes"},
@@ -52,6 +53,7 @@ JSON_READERS = {
     "model/safetensors.py",
     "convert/__main__.py",
     "convert/output.py",
+    "kernels/gpu/cache.py",
 }
 
 

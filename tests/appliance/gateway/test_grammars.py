@@ -215,3 +215,19 @@ async def test_a_mask_that_does_not_come_ends_its_request(monkeypatch: pytest.Mo
     await asyncio.wait_for(first.wake.wait(), 5)
     assert isinstance(first.grammar_error, GrammarTooComplexError)
     assert second.grammar_error is None
+
+
+async def test_a_refusal_that_crosses_a_cancellation_is_no_fault() -> None:
+    """The client goes away while its grammar is refused: the refusal is taken once, before the run is closed or after;
+    control: a second one, and one for a grammar that was answered, are faults of the text sandbox."""
+    bench, code = Bench(), FailureCode.OVERLOADED
+    before, after = (asyncio.ensure_future(bench.grammars.open(request, ALPHA, REGEX)) for request in (5, 6))
+    await asyncio.sleep(0)
+    before.cancel()
+    assert bench.grammars.refused(Failed(5, code, "crossed"))
+    after.cancel()
+    await asyncio.gather(before, after, return_exceptions=True)
+    assert bench.grammars.refused(Failed(6, code, "crossed"))
+    assert not bench.grammars.refused(Failed(6, code, "again"))
+    (await bench.opened(7)).close()
+    assert not bench.grammars.refused(Failed(7, code, "answered before"))
