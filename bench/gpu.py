@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from bench import gpu_kernels, gpu_serving
+from bench import gpu_kernels, gpu_peer, gpu_serving, gpu_start
 from bench.gpu_report import OutOfTimeError, Report
 
 BUDGETS = {
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        gpu_serving.child(options.child, options.began)
+        gpu_start.child(options.child, options.began)
         return 0
     if not options.toy and not torch.cuda.is_available():
         sys.exit("torch sees no GPU; --toy runs everything at toy size on the CPU")
@@ -87,11 +87,11 @@ def run_sections(report: Report, wanted: tuple[str, ...]) -> None:
         "roofline": lambda: rates.update(gpu_kernels.roofline(report)),
         "exactness": lambda: gpu_kernels.exactness(report),
         "kernels": lambda: gpu_kernels.kernels(report, rates),
-        "cold": lambda: gpu_serving.cold_start(world()),
+        "cold": lambda: gpu_start.cold_start(world()),
         "closed": lambda: gpu_serving.closed_loops(world()),
-        "peer": lambda: gpu_serving.beside_transformers(world()),
+        "peer": lambda: gpu_peer.beside_transformers(world()),
         "trace": lambda: gpu_serving.trace(world()),
-        "isolation": lambda: gpu_serving.isolation(world()),
+        "isolation": lambda: gpu_start.isolation(world()),
     }
     for name, run in sections.items():
         if name in wanted:

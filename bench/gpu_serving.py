@@ -1,14 +1,9 @@
-"""The engine on the device backend under load: cold start, closed loops, ``transformers``, a trace, a sandbox."""
+"""The engine on the device backend under load: closed loops and a trace."""
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from array import array
 from collections.abc import Iterator
@@ -19,10 +14,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu_engines import EIGHT_B, TINY, build_model, make_engine, published, save, weights_of
-from bench.gpu_report import Meter, OutOfTimeError, Report, synchronise
-from engine.config import EngineConfig
-from engine.load import load_engine
+from bench.gpu_engines import EIGHT_B, TINY, build_model, make_engine, weights_of
+from bench.gpu_report import Meter, OutOfTimeError, Report
 from engine.loop import Engine
 from engine.model.decoder import Decoder
 from isolation.ipc.messages import Sampling, StepOutput, Submit
@@ -218,90 +211,6 @@ def closed_loops(world: World) -> None:
             report.figure("host_cores_at_200", load.processor / load.seconds)
 
 
-def beside_transformers(world: World) -> None:
-    """The same requests on the same weights: ours, theirs, theirs, ours."""
-    report, streams = world.report, max(world.streams)
-    theirs = _Theirs(world)
-    engine, meter = world.engine(), Meter()
-    rates: dict[str, list[float]] = {"ours": [], "theirs": []}
-    try:
-        for name in ("ours", "theirs", "theirs", "ours"):
-            report.check()
-            synchronise(report.device)
-            began = time.perf_counter()
-            if name == "ours":
-                driver = Driver(world, engine, meter)
-                for _ in range(streams):
-                    driver.add(world.prompt, world.output)
-                while driver.live:
-                    report.check()
-                    driver.step()
-                made = streams * world.output
-            else:
-                made = theirs.run(streams)
-            rates[name].append(made / (time.perf_counter() - began))
-            report.put("beside transformers", who=name, streams=streams, tokens_per_s=rates[name][-1])
-    finally:
-        theirs.stop()
-    ours, other = (statistics.fmean(values) for values in rates.values())
-    report.figure("over_transformers_256", ours / other)
-
-
-class _Theirs:
-    """``transformers``' continuous batching around the same memory of weights."""
-
-    def __init__(self, world: World) -> None:
-        import transformers
-        from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-        transformers.utils.logging.set_verbosity_error()
-        self._world = world
-        settings = {key: value for key, value in published(world.sizes).items() if key != "rope_theta"}
-        config = LlamaConfig(**settings, rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})
-        with torch.device("meta"):
-            model = LlamaForCausalLM(config)
-        model.load_state_dict(world.tensors, assign=True)
-        # What is computed from the description is not in a checkpoint, and was made without memory.
-        model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(world.report.device)
-        model = model.eval()
-        gpu = world.report.device.type == "cuda"
-        blocks = 4 * (world.prompt + world.output) // 32 + max(world.streams) * (world.prompt + world.output) // 32
-        self._manager = model.init_continuous_batching(
-            GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=world.output),
-            ContinuousBatchingConfig(
-                num_blocks=None if gpu else max(64, blocks),
-                max_batch_tokens=4_096 if gpu else 64,
-                max_memory_percent=0.8 if gpu else None,
-                max_requests_per_batch=max(world.streams),
-                allow_block_sharing=False,
-                use_cuda_graph=gpu,
-            ),
-        )
-        self._manager.start()
-        self.run(1)
-
-    def run(self, streams: int) -> int:
-        """Answer so many requests; gives the tokens made."""
-        world = self._world
-        draw = random.Random(0)
-        prompts = [[draw.randrange(world.sizes["vocab_size"]) for _ in range(world.prompt)] for _ in range(streams)]
-        left = len(self._manager.add_requests(prompts, max_new_tokens=world.output))
-        made = 0
-        while left:
-            world.report.check()
-            result = self._manager.get_result(timeout=1)
-            if result is not None and result.is_finished():
-                left -= 1
-                made += len(result.generated_tokens)
-            elif result is None and not self._manager.is_running():
-                raise RuntimeError("continuous batching ended by itself")
-        return made
-
-    def stop(self) -> None:
-        """End its thread."""
-        self._manager.stop(block=True)
-
-
 def trace(world: World) -> None:
     """Arrivals in the shape of Azure's conversation trace (prompts of about 1,000 tokens, outputs of about 200, both
     with long tails), at rising rates until the engine cannot keep up; utilisation as the driver tells it."""
@@ -341,68 +250,3 @@ def arrivals(driver: Driver, world: World, rate: float) -> Iterator[None]:
             driver.add(prompt, min(world.output * 2, max(1, int(world.output * draw.lognormvariate(-0.5, 0.7)))))
             at += draw.expovariate(rate)
         yield
-
-
-def cold_start(world: World) -> None:
-    """A process of its own from nothing to its first token, the weights in memory's file system."""
-    report = world.report
-    wanted = sum(tensor.nbytes for tensor in world.tensors.values())
-    shared = Path("/dev/shm")
-    place = shared if shared.is_dir() and shutil.disk_usage(shared).free > 1.2 * wanted else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        written = save(world.model, world.sizes, Path(folder))
-        for turn in range(1 if report.toy else 2):
-            report.check()
-            command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--child", folder, "--began", str(time.time())]
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=max(report.left(), 1), cwd=ROOT
-            )
-            if done.returncode != 0:
-                raise RuntimeError(f"the child ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-            phases = json.loads(done.stdout.splitlines()[-1])
-            report.put("cold start", turn=turn, bytes=written, in_memory=place is not None, **phases)
-    report.figure("cold_start_s", phases["first_token_s"])
-
-
-def child(folder: str, began: float) -> None:
-    """What the cold process does; ``began``: when it was started, by the wall clock."""
-    phases = {"imported_s": time.time() - began}
-    gpu = torch.cuda.is_available()
-    config = EngineConfig(
-        model_dir=folder, model_digest="00", backend="device", kv_bytes=(2 << 30) if gpu else 1 << 22,
-        max_context=1_024, max_num_seqs=16 if gpu else 4, max_num_batched_tokens=1_024 if gpu else 64,
-    )  # fmt: skip
-    engine = load_engine(config, warm=False)
-    phases["loaded_s"] = time.time() - began
-    engine.add(Submit(1, bytes(32), array("I", range(16)), 1, GREEDY, ignore_eos=True))
-    while engine.has_work:
-        output = engine.step()
-        if output is not None and output.token_ids:
-            phases["first_token_s"] = time.time() - began
-    engine.warm_up()
-    phases["warm_s"] = time.time() - began
-    print(json.dumps(phases))
-
-
-def isolation(world: World) -> None:
-    """The cold process again inside gVisor, where runsc is there: what the walls cost a start and a step."""
-    report = world.report
-    runsc = shutil.which("runsc")
-    if runsc is None:
-        report.put("isolation", skipped="no runsc on PATH")
-        return
-    flags = ["--network=none", "--ignore-cgroups", *(["--nvproxy"] if report.device.type == "cuda" else [])]
-    with tempfile.TemporaryDirectory() as folder:
-        model = build_model(TINY, torch.device("cpu"), torch.float32)
-        save(model, TINY, Path(folder))
-        inner = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--child", folder, "--began"]
-        taken = {}
-        for name, prefix in (("outside", []), ("inside", [runsc, *flags, "do"])):
-            done = subprocess.run(
-                [*prefix, *inner, str(time.time())], capture_output=True, text=True, check=False,
-                timeout=max(report.left(), 1), cwd=ROOT,
-            )  # fmt: skip
-            if done.returncode != 0:
-                raise RuntimeError(f"{name} gVisor the child ended with {done.returncode}: {done.stderr[-300:]}")
-            taken[name] = json.loads(done.stdout.splitlines()[-1])
-    report.put("isolation", **taken, ratio=taken["inside"]["warm_s"] / taken["outside"]["warm_s"])
