@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.cli import exits
-from appliance.cli.console import fail
+from appliance.cli.terminal import fail
 
 DEFAULT_ADMIN = "http://127.0.0.1:8082"
 """Where ``athanor demo`` and the shipped configuration listen."""

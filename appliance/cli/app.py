@@ -12,6 +12,7 @@ from appliance.cli import (
     audit,
     bench,
     bundle,
+    console,
     demo,
     doctor,
     image,
@@ -32,7 +33,6 @@ from appliance.cli import (
     top,
     traces,
     version,
-    web_console,
 )
 from appliance.cli.help import HelpCommand, HelpGroup
 
@@ -88,7 +88,7 @@ _add(RUN, "install", install.install, install.INSTALL_EXAMPLES)
 _add(RUN, "uninstall", install.uninstall, install.UNINSTALL_EXAMPLES)
 _add(WATCH, "status", status.status, status.EXAMPLES)
 _add(WATCH, "top", top.top, top.EXAMPLES)
-_add(WATCH, "console", web_console.console, web_console.EXAMPLES)
+_add(WATCH, "console", console.console, console.EXAMPLES)
 _add(WATCH, "traces", traces.traces, traces.EXAMPLES)
 _add(WATCH, "logs", logs.logs, logs.EXAMPLES)
 _add(WATCH, "doctor", doctor.doctor, doctor.EXAMPLES)

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from appliance.cli.admin_client import DEFAULT_ADMIN
+from appliance.cli.console import PAGE
 from appliance.cli.status_view import unsafe_warning
-from appliance.cli.web_console import PAGE
 from appliance.status import is_unsafe
 
 if TYPE_CHECKING:

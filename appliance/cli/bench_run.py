@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.cli import exits
 from appliance.cli.bench_target import Target, own_appliance
-from appliance.cli.console import errors, fail, output
+from appliance.cli.terminal import errors, fail, output
 from appliance.errors import ApplianceError, ConfigError
 from appliance.version import VERSION
 from bench import metrics, report, workload

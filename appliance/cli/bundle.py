@@ -11,9 +11,9 @@ import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import UnreachableError, try_ask, try_text
-from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.doctor import DEFAULT_CONFIG, running_appliance
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
     from appliance.bundle import Bundle, Collector

@@ -1,88 +1,70 @@
-"""Where the commands print: results to standard output, everything else to standard error.
-
-Rich is imported on first use, so that a command that prints nothing pays nothing.
-"""
+"""``athanor console``: where the operator's page is, and how to reach it from elsewhere."""
 
 from __future__ import annotations
 
-import json
-from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn
+from typing import Annotated
 
 import typer
 
-from appliance.telemetry.figures import printable
+from appliance.cli import exits
+from appliance.cli.admin_client import DEFAULT_ADMIN, UNIX, ask
+from appliance.cli.options import Admin, Output
+from appliance.cli.terminal import Format, errors, fail, output, print_data
 
-if TYPE_CHECKING:
-    from rich.console import Console
+EXAMPLES = """
+athanor console | the address of the page
+athanor console --open | in this machine's browser
+athanor console --admin unix:/run/athanor/admin.sock | how to reach it through ssh
+"""
 
+PAGE = "/console/"
 
-PIPE_COLUMNS = 160
-"""Width where there is no terminal: what is piped into grep shall not lose columns."""
-
-
-class Format(StrEnum):
-    """``--output`` of the commands that show something."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
-def output() -> Console:
-    """The console of standard output, as it is now: width, colour and encoding are looked up."""
-    import io
-    import shutil
-    import sys
-
-    from rich.console import Console
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Under an ASCII locale a character too many is a question mark, not a traceback.
-        sys.stdout.reconfigure(errors="replace")
-    width = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
-    return Console(width=width, highlight=False)
+LOCAL_PORT = 8082
+"""Port of the operator's own machine in the line for ssh."""
 
 
-def errors() -> Console:
-    """The console of standard error."""
-    from rich.console import Console
+def console(
+    admin: Admin = DEFAULT_ADMIN,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Print the address of the operator's page.
 
-    return Console(stderr=True, highlight=False)
-
-
-def print_json(data: object) -> None:
-    """One JSON document to standard output, uncoloured, for other programs."""
-    typer.echo(json.dumps(data, indent=2))
-
-
-def print_data(data: object, output_format: Format) -> None:
-    """One document of ``JSON`` or ``YAML`` (1.2) to standard output."""
-    if output_format is Format.JSON:
-        print_json(data)
-        return
-    import io
-
-    from ruamel.yaml import YAML
-
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # typed as None only
-    text = io.StringIO()
-    # Tuples and enumerations become what JSON makes of them: both formats show the same document.
-    yaml.dump(json.loads(json.dumps(data)), text)
-    typer.echo(text.getvalue(), nl=False)
+    It shows what is broken, whom it concerns and what to do; throughput, queues, KV memory by tenant, tenants, and
+    the last requests phase by phase. It changes nothing. It answers on this machine only: from another one, ssh leads
+    to it.
+    """
+    ask(admin, "/health/live")
+    if admin.startswith(UNIX):
+        url, forward = f"http://localhost:{LOCAL_PORT}{PAGE}", f"ssh -N -L {LOCAL_PORT}:{admin.removeprefix(UNIX)} HOST"
+        if open_it:
+            fail(exits.USAGE, "a browser opens no Unix socket", f"on the machine with the browser: {forward}")
+    else:
+        address = admin.rpartition("://")[2].rstrip("/")
+        url, forward = f"http://{address}{PAGE}", f"ssh -N -L {address.rpartition(':')[2]}:{address} HOST"
+    if output_format is not Format.TABLE:
+        print_data({"url": url, "forward": forward, "direct": not admin.startswith(UNIX)}, output_format)
+    else:
+        _say(url, forward, direct=not admin.startswith(UNIX))
+    if open_it and not _open(url):
+        fail(exits.REFUSED, "this machine has no browser to open", f"on one that has: {forward}, then {url}")
 
 
-def fail(code: int, message: str, hint: str | None = None) -> NoReturn:
-    """Say what went wrong and what to do about it, and end with an exit code of ``exits``."""
-    from rich.text import Text
+def _say(url: str, forward: str, *, direct: bool) -> None:
+    """The address to standard output, how to get there from elsewhere beside it."""
+    if direct:
+        output().print(url, soft_wrap=True)
+        errors().print(f"from another machine: {forward}", style="dim", soft_wrap=True)
+    else:
+        output().print(forward, soft_wrap=True)
+        hint = f"typed on the machine with the browser, HOST being this one; then {url}"
+        errors().print(hint, style="dim", soft_wrap=True)
 
-    console = errors()
-    first, *rest = message.splitlines() or [""]
-    console.print(Text.assemble(("error: ", "bold red"), printable(first)), soft_wrap=True)
-    for line in rest:
-        console.print(Text(f"       {printable(line)}"), soft_wrap=True)
-    if hint is not None:
-        console.print(Text.assemble(("hint:  ", "bold"), printable(hint)), soft_wrap=True)
-    raise typer.Exit(code)
+
+def _open(url: str) -> bool:
+    import webbrowser
+
+    try:
+        return webbrowser.open(url)
+    except webbrowser.Error:
+        return False

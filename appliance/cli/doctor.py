@@ -9,8 +9,8 @@ import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import UnreachableError, try_ask
-from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, output, print_data
 
 if TYPE_CHECKING:
     from appliance.doctor.facts import Running

@@ -43,7 +43,7 @@ def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from appliance.cli.console import output
+    from appliance.cli.terminal import output
 
     console = output()
     console.width = min(console.width, MAX_COLUMNS)

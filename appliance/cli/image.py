@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
     from isolation.errors import IsolationError

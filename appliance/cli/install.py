@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import fail, output
+from appliance.cli.terminal import fail, output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import fail, output
+from appliance.cli.terminal import fail, output
 
 BUILD_EXAMPLES = """
 athanor kernels build /etc/athanor/kernels | then name it under `sandbox: kernels:` in athanor.yaml

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, fail, output, print_data
 
 EXAMPLES = """
 athanor key create alpha | in the demo's state directory

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import fail, output
+from appliance.cli.terminal import fail, output
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, errors, fail, output, print_data
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
     from appliance.conversion import Converted, Progress

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli.console import Format
+from appliance.cli.terminal import Format
 
 Admin = Annotated[
     str,

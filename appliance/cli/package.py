@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import errors, fail, output
+from appliance.cli.terminal import errors, fail, output
 
 DEB_EXAMPLES = """
 athanor package deb dist | with everything that it needs; minutes

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from appliance.cli import exits
 from appliance.cli.admin_client import Answer
-from appliance.cli.console import fail
+from appliance.cli.terminal import fail
 from appliance.snapshot import SnapshotError, decode
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Admin, Output
+from appliance.cli.terminal import Format, fail, output, print_data
 
 EXAMPLES = """
 athanor reload | exit code 0: in force; 1: nothing changed

@@ -34,7 +34,7 @@ def selftest(full: Full = False, as_json: Json = False, only: Only = None) -> No
     Ends with 0 when every row passed, 1 when one failed, 5 when none failed and some could not be
     shown here.
     """
-    from appliance.cli.console import errors, fail, output, print_json
+    from appliance.cli.terminal import errors, fail, output, print_json
     from bench.guarantees import registry
 
     try:

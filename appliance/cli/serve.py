@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import fail
+from appliance.cli.terminal import fail
 
 EXAMPLES = """
 athanor serve --config /etc/athanor/athanor.yaml | both host processes

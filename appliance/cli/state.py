@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.console import Format, fail, output, print_data
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, fail, output, print_data
 
 SHOW_EXAMPLES = """
 athanor state show | before an upgrade, or a downgrade

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Admin, Output
+from appliance.cli.terminal import Format, output, print_data
 
 EXAMPLES = """
 athanor status | the appliance on this machine

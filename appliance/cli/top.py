@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Admin, Output
+from appliance.cli.terminal import Format, output, print_data
 
 if TYPE_CHECKING:
     from appliance.usage import Sample

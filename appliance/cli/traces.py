@@ -9,8 +9,8 @@ import typer
 
 from appliance.cli import exits
 from appliance.cli.admin_client import DEFAULT_ADMIN, Answer, ask
-from appliance.cli.console import Format, errors, fail, output, print_data
 from appliance.cli.options import Admin, Output
+from appliance.cli.terminal import Format, errors, fail, output, print_data
 
 EXAMPLES = """
 athanor traces | the last 20 requests

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from appliance.cli.console import Format, output, print_data
 from appliance.cli.options import Output
+from appliance.cli.terminal import Format, output, print_data
 from appliance.version import VERSION
 
 
