@@ -4,8 +4,10 @@ Starts `athanor demo`. Tenant beta sends sixteen short requests a second; tenant
 from a process of its own, in one of nine shapes. The base is not an idle machine but alpha with an ordinary backlog
 (``IN_SHARE``): what a victim may complain about is what an attack takes beyond that. Each round takes all three arms
 in turns: beside the ordinary tenant, beside the attack, and the attack without the victim, which tells how much of the
-capacity left over the attacker still gets (refusing everything would be no isolation). The attacks' clients share the
-machine's cores with the appliance, so both ratios have them in.
+capacity left over the attacker still gets (refusing everything would be no isolation). What it gets is counted in
+tokens as they come, prompts with their first: requests that end say little where one in thirty takes seconds. What is
+left over is what it gets alone less the victim's own tokens. The attacks' clients share the machine's cores with the
+appliance, so both ratios have them in.
 Run: ``python bench/interference.py [--rounds 2] [--seconds 8] [--attack NAME] [--json]``.
 """
 
@@ -37,7 +39,9 @@ LIVE = 64
 """Requests of an attacker that are under way at any time."""
 RATE = 16.0
 """The victim's requests a second: enough for a 99th percentile in a minute."""
-VICTIM_TOKENS = 8
+VICTIM_PROMPT, VICTIM_TOKENS = 16, 8
+TELL_S = 0.05
+"""Between two lines of an attack's client."""
 SETTLE_S = 2.0
 """From an attack's first request to the first measured one."""
 MODEL = "athanor-mini"
@@ -88,29 +92,39 @@ def body_of(kind: Stream, number: int, rng: random.Random) -> bytes:
 
 
 async def attack(name: str, url: str, key: str) -> None:
-    """Keep the attack going for ever; says a line for each request that ended."""
-    rng, numbers, ended = random.Random(7), itertools.count(1), itertools.count(1)
+    """Keep the attack going for ever; says now and then how many tokens it has got."""
+    rng, numbers, got = random.Random(7), itertools.count(1), [0]
     place = urlsplit(url)
 
     async def one(kind: Stream) -> None:
         while True:
             reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=1 << 16)
             writer.write(request_bytes(url, key, body_of(kind, next(numbers), rng)))
-            await _read(reader, kind)
+            await _read(reader, kind, got)
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-            sys.stdout.write(f"{next(ended)}\n")
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            sys.stdout.write(f"{got[0]}\n")
             sys.stdout.flush()
 
     streams = IN_SHARE if name == "in share" else ATTACKS[name]
-    await asyncio.gather(*(one(kind) for kind in streams for _ in range(kind.live)))
+    await asyncio.gather(tell(), *(one(kind) for kind in streams for _ in range(kind.live)))
 
 
-async def _read(reader: asyncio.StreamReader, kind: Stream) -> None:
-    """As much of an answer as this kind of client reads."""
+async def _read(reader: asyncio.StreamReader, kind: Stream, got: list[int]) -> None:
+    """As much of an answer as this kind of client reads; adds its tokens to ``got``."""
+    asked = False
     for number in itertools.count():
         piece = await reader.read(65_536)
+        tokens = piece.count(b'"text":"')
+        if tokens and not asked:
+            asked = True
+            tokens += kind.prompt
+        got[0] += tokens
         if not piece or piece.endswith(b"0\r\n\r\n") or number + 1 >= kind.reads:
             break
         if kind.regex and b"\r\n\r\n" in piece:
@@ -121,22 +135,22 @@ async def _read(reader: asyncio.StreamReader, kind: Stream) -> None:
 
 @contextlib.contextmanager
 def attacking(appliance: Appliance, name: str) -> Iterator[list[int]]:
-    """An attack in its own process for the time of a block; gives how many of its requests have ended."""
+    """An attack in its own process for the time of a block; gives how many tokens it has got."""
     arguments = ["--client", name, appliance.ready["http"], appliance.key("alpha")]
     process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
-    ended = [0]
+    got = [0]
 
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            ended[0] = int(line)
+            got[0] = int(line)
 
     reader = threading.Thread(target=read)
     reader.start()
     try:
         time.sleep(SETTLE_S)
         assert process.poll() is None, "the attack's client ended"
-        yield ended
+        yield got
     finally:
         process.kill()
         process.wait()
@@ -147,25 +161,26 @@ def attacking(appliance: Appliance, name: str) -> Iterator[list[int]]:
 def measure(appliance: Appliance, name: str, rounds: int, seconds: float) -> dict[str, Any]:
     """One row: the two ratios of an attack."""
     rng, base, beside = random.Random(1), Times(), Times()
-    beside_ended = alone_ended = 0
+    beside_tokens = alone_tokens = 0
     for _ in range(rounds):
         for times, arm in ((base, "in share"), (beside, name)):
             with attacking(appliance, arm) as count:
                 before = count[0]
                 got = victim(appliance, MODEL, seconds, rng, rate=RATE, tokens=VICTIM_TOKENS)
-                beside_ended += (count[0] - before) * (arm == name)
+                beside_tokens += (count[0] - before) * (arm == name)
             times.first += got.first
             times.failed += got.failed
         with attacking(appliance, name) as count:
             before = count[0]
             time.sleep(seconds)
-            alone_ended += count[0] - before
-    ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_ended / max(1, alone_ended)
+            alone_tokens += count[0] - before
+    own = len(beside.first) * (VICTIM_PROMPT + VICTIM_TOKENS)
+    ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_tokens / max(1, alone_tokens - own)
     return {
         "attack": name, "requests": len(beside.first), "failed": base.failed + beside.failed,
         "base_p50_ms": at(base.first, 0.5), "base_p99_ms": at(base.first, 0.99),
         "p50_ms": at(beside.first, 0.5), "p99_ms": at(beside.first, 0.99), "p99_ratio": ratio,
-        "attacker_keeps": rest, "attacker_requests": beside_ended,
+        "attacker_keeps": rest, "attacker_tokens": beside_tokens,
         "passed": ratio <= MOST_RATIO and rest >= LEAST_REST and not base.failed and not beside.failed,
     }  # fmt: skip
 
@@ -193,7 +208,7 @@ def main() -> None:
                 print(
                     f"{name:17} TTFT p50 {row['base_p50_ms']:6.1f} -> {row['p50_ms']:6.1f} ms  p99 "
                     f"{row['base_p99_ms']:6.1f} -> {row['p99_ms']:6.1f} ms ({row['p99_ratio']:4.2f}x)  attacker keeps "
-                    f"{100 * row['attacker_keeps']:4.0f} % of {row['attacker_requests']}  failed {row['failed']} of "
+                    f"{100 * row['attacker_keeps']:4.0f} % of {row['attacker_tokens']} tokens  failed {row['failed']} of "
                     f"{row['requests']}  {'pass' if row['passed'] else 'FAIL'}",
                     flush=True,
                 )
