@@ -90,7 +90,7 @@ class SpillPort:
                 began = time.thread_time()
                 messages = self._channel.receive(READ_BATCH)
                 for message in messages:
-                    self._serve(message)
+                    self.serve(message)
                 if not messages:
                     self._channel.wait(WAIT_S)
                 elif len(messages) == READ_BATCH:
@@ -101,7 +101,8 @@ class SpillPort:
         except ProtocolError as error:
             log.warning("an engine broke the protocol on its spill channel", sandbox=self._name, problem=str(error))
 
-    def _serve(self, message: Message) -> None:
+    def serve(self, message: Message) -> None:
+        """Do what one message asks for: what the thread does with each."""
         if isinstance(message, Hello):
             return
         assert isinstance(message, Keep | Fetch), "the channel has refused everything else"

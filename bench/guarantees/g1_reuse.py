@@ -17,14 +17,14 @@ from engine.kv.prefix_cache import PrefixCache, block_id
 from engine.request import Request
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Submit
 
-SHORT, FULL = 2_000, 100_000
+SHORT, FULL = 100_000, 1_000_000
 POOL = 256
 COMMAND = "athanor selftest"
 KINDS = ("same ids", "same beginning", "one bit of the key", "group and member", "member and group", "deterministic")
 
 
 def run(full: bool) -> list[Result]:
-    """2,000 pairs, or 100,000 of them; and twice as many pairs of framings of the hash."""
+    """100,000 pairs, or a million of them; and twice as many pairs of framings of the hash."""
     pairs = FULL if full else SHORT
     attached, controls = _attach(pairs)
     same = _framings(2 * pairs)
@@ -49,39 +49,40 @@ def _attach(pairs: int) -> tuple[int, int]:
         length = BLOCK * rng.randint(1, 6) + rng.randrange(BLOCK)
         prompt = array("I", [rng.randrange(50)]) * (length + 1)
         owner, group = rng.randbytes(NAMESPACE_KEY_BYTES), rng.randbytes(NAMESPACE_KEY_BYTES)
-        made = _request(owner, prompt, group=group if kind == "group and member" else b"")
-        _leave(pool, cache, made)
-        attached += cache.match(_other(kind, made, group, rng)).num_tokens > 0
-        same = _request(owner, prompt, group=made.submit.group)
+        made = request_of(owner, prompt, group=group if kind == "group and member" else b"")
+        leave(pool, cache, made)
+        attached += cache.match(other_request(kind, made, group, rng)).num_tokens > 0
+        same = request_of(owner, prompt, group=made.submit.group)
         controls += cache.match(same).num_tokens == length // BLOCK * BLOCK
     return attached, controls
 
 
-def _other(kind: str, made: Request, group: bytes, rng: random.Random) -> Request:
+def other_request(kind: str, made: Request, group: bytes, rng: random.Random) -> Request:
     """Somebody else's request for what ``made`` has left."""
     namespace, prompt = made.namespace, made.token_ids
     other = rng.randbytes(NAMESPACE_KEY_BYTES)
     if kind == "same beginning":
-        return _request(other, prompt[: BLOCK + 1] + array("I", [60, 61]))
+        return request_of(other, prompt[: BLOCK + 1] + array("I", [60, 61]))
     if kind == "one bit of the key":
         bit = rng.randrange(8 * NAMESPACE_KEY_BYTES)
-        return _request((int.from_bytes(namespace) ^ 1 << bit).to_bytes(NAMESPACE_KEY_BYTES), prompt)
+        return request_of((int.from_bytes(namespace) ^ 1 << bit).to_bytes(NAMESPACE_KEY_BYTES), prompt)
     if kind == "group and member":
         # What a group has left, asked for by a member that is no member any more.
-        return _request(namespace, prompt)
+        return request_of(namespace, prompt)
     if kind == "member and group":
-        return _request(namespace, prompt, group=group)
+        return request_of(namespace, prompt, group=group)
     if kind == "deterministic":
-        return _request(namespace, prompt, deterministic=True)
-    return _request(other, prompt)
+        return request_of(namespace, prompt, deterministic=True)
+    return request_of(other, prompt)
 
 
-def _request(namespace: bytes, prompt: array[int], *, group: bytes = b"", deterministic: bool = False) -> Request:
+def request_of(namespace: bytes, prompt: array[int], *, group: bytes = b"", deterministic: bool = False) -> Request:
+    """A request as the scheduler has it."""
     submit = Submit(1, namespace, prompt, 1, GREEDY, group=group, deterministic=deterministic)
     return Request(submit, order=0, limit=len(prompt) + 1, stop_ids=frozenset(), arrival_ns=0)
 
 
-def _leave(pool: BlockPool, cache: PrefixCache, request: Request) -> None:
+def leave(pool: BlockPool, cache: PrefixCache, request: Request) -> None:
     """Compute the request's prompt and let it end."""
     request.kv = pool.accounts.of(request.kv_key)
     request.blocks = pool.take(-(-request.num_tokens // BLOCK), request.kv_key, request.kv)

@@ -32,8 +32,8 @@ CHANGED_FRAMES = (20_000, 1_000_000)
 REQUESTS = (1_500, 100_000)
 """Fuzzed requests, short and full."""
 
-KILLS = (4, 50)
-"""Processes killed, short and full; engine, text, gateway and supervisor by turns."""
+KILLS = (4, 200)
+"""Processes killed, short and full: engine, text, gateway and supervisor by turns, so each of them once or fifty times."""
 
 SEED = 20_261_122
 RECOVERY_S = 5.0
