@@ -208,8 +208,8 @@ def main() -> None:
                 print(
                     f"{name:17} TTFT p50 {row['base_p50_ms']:6.1f} -> {row['p50_ms']:6.1f} ms  p99 "
                     f"{row['base_p99_ms']:6.1f} -> {row['p99_ms']:6.1f} ms ({row['p99_ratio']:4.2f}x)  attacker keeps "
-                    f"{100 * row['attacker_keeps']:4.0f} % of {row['attacker_tokens']} tokens  failed {row['failed']} of "
-                    f"{row['requests']}  {'pass' if row['passed'] else 'FAIL'}",
+                    f"{100 * row['attacker_keeps']:4.0f} % of {row['attacker_tokens']} tokens  "
+                    f"failed {row['failed']} of {row['requests']}  {'pass' if row['passed'] else 'FAIL'}",
                     flush=True,
                 )
     if options.json:

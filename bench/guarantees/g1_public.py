@@ -20,7 +20,7 @@ from engine.request import SILENT_ID
 from isolation.ipc.public_messages import PublicPrefix
 
 COMMAND = "athanor selftest"
-PAIRS = (1_000, 50_000)
+PAIRS = (10_000, 1_000_000)
 TURNS = (60, 400)
 TRIALS = (40, 200)
 PUBLIC, OTHER = b"p" * 32, b"q" * 32
@@ -57,7 +57,7 @@ class PublicMachine(Machine):
 
 
 def run(full: bool) -> list[Result]:
-    """1,000 pairs and 40 trials each way, or 50,000 and 200; the rows of G5 are ``flood``'s."""
+    """10,000 pairs and 40 trials each way, or a million and 200; the rows of G5 are ``flood``'s."""
     attached, controls, pairs = _attach(PAIRS[full])
     return [
         judged("G1.public", attached == 0, figure=f"{attached} attaches in {pairs} pairs", bar="0", command=COMMAND),

@@ -32,7 +32,7 @@ from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Message
 from isolation.ipc.spill_messages import Fetch, Fetched, Keep
 from isolation.keys.keyring import Keyring
 
-SHORT, FULL = 2_000, 1_000_000
+SHORT, FULL = 10_000, 1_000_000
 """Pairs in each tier."""
 POOL = 4
 CONTENT_BYTES = 64
@@ -92,9 +92,10 @@ class Bytes:
 class Tier:
     """An engine's pool, its spill tier and the supervisor's store behind it."""
 
-    def __init__(self, folder: Path, *, disk: bool, seed: int) -> None:
+    def __init__(self, folder: Path, owners: dict[bytes, str], *, disk: bool, seed: int) -> None:
+        """``owners``: whose a namespace key is, as the supervisor knows it; filled here."""
         self.draw = random.Random(seed)
-        self.owners: dict[bytes, str] = {}
+        self.owners = owners
         self._keyring = Keyring(folder / "keys", os.urandom(32))
         limits = SpillLimits(0 if disk else TIER_BYTES, TIER_BYTES if disk else 0, folder / "spill")
         self.store = SpillStore(limits, self._keyring)
@@ -154,7 +155,7 @@ class Tier:
 
 
 def run(full: bool) -> list[Result]:
-    """2,000 pairs in either tier, or a million."""
+    """10,000 pairs in either tier, or a million."""
     pairs = FULL if full else SHORT
     return [row for name in ("spill", "disk") for row in _rows(name, pairs)]
 
@@ -162,7 +163,7 @@ def run(full: bool) -> list[Result]:
 def _rows(name: str, pairs: int) -> list[Result]:
     """One tier's claim and its control."""
     with tempfile.TemporaryDirectory(prefix="ath-g1-") as folder:
-        tier = Tier(Path(folder), disk=name == "disk", seed=3)
+        tier = Tier(Path(folder), {}, disk=name == "disk", seed=3)
         try:
             attached, controls = attach(tier, pairs)
             sealed = tier.store.figures.restored

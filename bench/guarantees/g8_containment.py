@@ -33,7 +33,7 @@ REQUESTS = (1_500, 100_000)
 """Fuzzed requests, short and full."""
 
 KILLS = (4, 200)
-"""Processes killed, short and full: engine, text, gateway and supervisor by turns, so each of them once or fifty times."""
+"""Processes killed, short and full: engine, text, gateway and supervisor by turns, each once or fifty times."""
 
 SEED = 20_261_122
 RECOVERY_S = 5.0
@@ -173,5 +173,3 @@ def wire(runtime: GvisorRuntime | None, frames: int) -> list[Result]:
                figure=f"{changed.fooled} times a reader that looks twice would have been fooled", bar="at least 1",
                command=COMMAND),
     ]  # fmt: skip
-
-

@@ -34,7 +34,9 @@ class Guarantee:
 
 GUARANTEES = (
     Guarantee(
-        "G1", "Nothing computed for one tenant serves another, in any tier", ("g1_reuse", "g1_spill", "g1_public", "g1_timing")
+        "G1",
+        "Nothing computed for one tenant serves another, in any tier",
+        ("g1_reuse", "g1_spill", "g1_public", "g1_timing"),
     ),
     Guarantee("G2", "A namespace follows from the proved identity alone", ("g2_namespace",)),
     Guarantee("G3", "Strict answers are the same bits alone and beside any company", ("g3_noninterference",)),

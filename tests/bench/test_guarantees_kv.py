@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from bench.guarantees import g1_public, g1_reuse, g5_occupancy, g6_interference
+from bench.guarantees import g1_public, g1_reuse, g1_spill, g5_occupancy, g6_interference
 from bench.guarantees.result import Result
 
-PARTS = (g1_public, g1_reuse, g5_occupancy, g6_interference)
+PARTS = (g1_public, g1_reuse, g1_spill, g5_occupancy, g6_interference)
 
 
 def failed(rows: list[Result]) -> list[Result]:
