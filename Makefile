@@ -25,8 +25,8 @@ soak-short: setup-dev kernels ## three minutes of it
 lint: setup-dev ## style, types, import contracts, shell, units
 	$(BIN)/python -m pytest -q tests/test_linters.py tests/test_architecture.py
 
-format: setup-dev
-	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+format: setup-dev ## mend what the linter can; lines are wrapped by hand
+	$(BIN)/ruff check --fix .
 
 proto: setup-dev ## regenerate the gRPC code
 	$(BIN)/python -m appliance.api.generate
