@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -15,7 +16,7 @@ from appliance.api.grpc import SERVICE
 from bench.guarantees.raw_http import request_bytes
 from bench.soak.answers import BY_GRPC, CUT, LEFT, RIGHT, UNTYPED, Answer, of_document, of_error, of_stream
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """Of one request, above everything that the appliance itself lets pass."""
 
 READ_BYTES = 4_096
@@ -105,18 +106,21 @@ def dechunk(body: bytes) -> tuple[bytes, bool]:
 class Grpc:
     """A channel of one tenant."""
 
-    def __init__(self, target: str, key: str) -> None:
+    def __init__(self, target: str, keys: Mapping[str, str], tenant: str) -> None:
+        """``keys``: tenant to key, read anew for each request, since keys change while clients ask."""
         self._channel = grpc.aio.insecure_channel(target, options=[("grpc.enable_retries", 0)])
         self._call = self._channel.unary_stream(
-            f"/{SERVICE}/Generate", request_serializer=pb.GenerateRequest.SerializeToString,
+            f"/{SERVICE}/Generate",
+            request_serializer=pb.GenerateRequest.SerializeToString,
             response_deserializer=pb.GenerateResponse.FromString,
         )
-        self._metadata = (("authorization", f"Bearer {key}"),)
+        self._keys, self._tenant = keys, tenant
 
     async def generate(self, request: pb.GenerateRequest, manner: Manner = PLAIN) -> Answer:
         """One generation."""
         text = ""
-        call = self._call(request, metadata=self._metadata, timeout=TIMEOUT_S)
+        proof = (("authorization", f"Bearer {self._keys[self._tenant]}"),)
+        call = self._call(request, metadata=proof, timeout=TIMEOUT_S)
         try:
             async for event in call:
                 text += event.delta.text

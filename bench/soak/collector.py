@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import Literal
 
 Mood = Literal["well", "away", "silent", "refusing", "mad"]
@@ -16,6 +17,8 @@ class Collector:
         self.mood: Mood = "well"
         self.taken = 0
         """Exports that were answered with 200."""
+        self.met: Counter[str] = Counter()
+        """Exports by the mood that they met."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -47,6 +50,7 @@ class Collector:
                 lines = head.lower().split(b"\r\n")
                 sizes = [int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")]
                 await reader.readexactly(sizes[0] if sizes else 0)
+                self.met[self.mood] += 1
                 if self.mood == "silent":
                     await asyncio.sleep(3_600)
                 elif self.mood == "refusing":

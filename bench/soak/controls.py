@@ -145,9 +145,7 @@ def grown() -> Control:
     noisy = [
         memory.Sample("still", (1, 1), at * 20.0, (300 << 20) + draw.randrange(-(2 << 20), 2 << 20)) for at in range(60)
     ]
-    leaking = [
-        memory.Sample("leaking", one.life, one.at_s, one.size + round(one.at_s * 10_000)) for one in noisy
-    ]
+    leaking = [memory.Sample("leaking", one.life, one.at_s, one.size + round(one.at_s * 10_000)) for one in noisy]
     told = {one.room: one.leaks for one in memory.growth([*noisy, *leaking])}
     return Control("memory", told == {"still": False, "leaking": True}, str(told))
 
@@ -189,7 +187,7 @@ async def _wrong(inspector: Inspector, seed: int) -> Control:
 async def _in_flight(inspector: Inspector, seed: int) -> Control:
     """A request that still runs when nobody should ask."""
     served = inspector.served
-    channel = Grpc(served.grpc, served.keys["alpha"])
+    channel = Grpc(served.grpc, served.keys, "alpha")
     asker = Asker(served, "alpha", channel, random.Random(seed))
     tasks = [asyncio.create_task(asker.ask("stream", Manner(pause_s=0.5))) for _ in range(HELD)]
     seen: list[str] = []

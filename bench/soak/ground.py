@@ -12,8 +12,14 @@ from typing import Any
 from bench.soak.collector import Collector
 from bench.soak.served import Served
 
-Act = Callable[["Ground"], Awaitable[None]]
-"""Does the harm, lets it last, and undoes what would not go by itself (a full disk, a bad file), also when it fails."""
+Act = Callable[["Ground"], Awaitable[str]]
+"""Does the harm, lets it last, and undoes what would not go by itself (a full disk, a bad file), also when it fails.
+Gives what showed meanwhile that the harm was done, for a fault that does nothing is survived by everybody; empty when
+nothing showed it, which is a breach."""
+
+
+LOOK_S = 0.3
+"""Between two looks for a sign of harm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,15 @@ class Ground:
     async def last(self, least_s: float, most_s: float) -> None:
         """Let some time pass under load."""
         await asyncio.sleep(self.draw.uniform(least_s, most_s))
+
+    async def until(self, shows: Callable[[], Awaitable[str]], timeout_s: float) -> str:
+        """What shows that the harm was done, as soon as it does; empty when it does not in time."""
+        deadline = asyncio.get_running_loop().time() + timeout_s * self.served.patience
+        while True:
+            found = await shows()
+            if found or asyncio.get_running_loop().time() > deadline:
+                return found
+            await asyncio.sleep(LOOK_S)
 
     async def tell_operator(self, wish: dict[str, Any]) -> dict[str, Any]:
         """Say something to the supervisor's operator socket.

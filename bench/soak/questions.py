@@ -89,9 +89,7 @@ def encoded(body: Mapping[str, Any], mark: int) -> bytes:
 def grpc_request(mark: int) -> pb.GenerateRequest:
     """The one over gRPC."""
     sampling = pb.Sampling(temperature=0.0, top_k=mark)
-    return pb.GenerateRequest(
-        model=MODEL, text="The wall is", max_output_tokens=32, ignore_eos=True, sampling=sampling
-    )
+    return pb.GenerateRequest(model=MODEL, text="The wall is", max_output_tokens=32, ignore_eos=True, sampling=sampling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench.soak.memory import Growth
+from bench.soak.memory import Growth, Sample
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class Turn:
     lasted_s: float = 0.0
     ready_s: float | None = None
     """From the end of the fault to right answers for everybody; None: never."""
+    bit: str = ""
+    """What showed that the harm was done."""
     breaches: list[str] = field(default_factory=list)
     absent: str = ""
     """Why it could not be done here."""
@@ -43,6 +45,8 @@ class Soak:
     kinds: Counter[str] = field(default_factory=Counter)
     """What clients heard."""
     growths: list[Growth] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    """What the growths were worked out from."""
     problems: Counter[str] = field(default_factory=Counter)
     """Warnings and errors of the appliance's log."""
     final: list[str] = field(default_factory=list)
@@ -70,7 +74,7 @@ class Soak:
             "turns": [asdict(turn) | {"command": self.command(turn)} for turn in self.turns],
             "controls": [asdict(one) for one in self.controls], "heard": dict(self.kinds),
             "memory": [asdict(one) | {"leaks": one.leaks} for one in self.growths],
-            "log": dict(self.problems), "final": self.final,
+            "samples": [asdict(one) for one in self.samples], "log": dict(self.problems), "final": self.final,
         }  # fmt: skip
 
     def text(self) -> str:
@@ -94,8 +98,10 @@ class Soak:
         lines.append("heard: " + ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common()))
         lines += [_memory_line(one) for one in self.growths]
         blind = [one.name for one in self.controls if not one.seen]
-        lines.append(f"controls: {len(self.controls) - len(blind)} of {len(self.controls)} planted were seen"
-                     + (f"; not {', '.join(blind)}" if blind else ""))
+        lines.append(
+            f"controls: {len(self.controls) - len(blind)} of {len(self.controls)} planted were seen"
+            + (f"; not {', '.join(blind)}" if blind else "")
+        )
         lines += [f"log: {count} {what}" for what, count in self.problems.most_common(12)]
         lines.append(f"seed {self.seed}: " + ("FAILED" if self.failed else "sound"))
         return "\n".join(lines)
@@ -104,6 +110,6 @@ class Soak:
 def _memory_line(one: Growth) -> str:
     return (
         f"memory of {one.room}: {one.per_hour / 2**20:+.1f} MiB/h over {one.samples} samples, "
-        f"{one.grown / 2**20:+.1f} MiB in its longest life, noise {one.noise / 2**20:.1f} MiB"
+        f"{one.grown / 2**20:+.1f} MiB in the half life that is judged, noise {one.noise / 2**20:.1f} MiB"
         + (": LEAKS" if one.leaks else "")
     )

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from bench.soak import census, clock, controls, memory
 from bench.soak.collector import Collector
 from bench.soak.errors import BreachError, UnavailableError
-from bench.soak.faults.catalogue import calm_sequence, sequence
+from bench.soak.faults.catalogue import KINDS, is_gentle, sequence
 from bench.soak.ground import Fault, Ground
 from bench.soak.invariants import Inspector
 from bench.soak.load import Load, Phases, take_references
@@ -25,7 +25,8 @@ CALM_S = 1.5
 """Load before a fault and after the recovery from it, during which nothing is excused."""
 
 ROUGH_SHARE = 0.6
-"""Of the time, that in which faults may end processes; after it lives are long enough for memory to be judged."""
+"""Of the time, that in which faults may end processes, once there was one of each kind; after it lives are long enough
+for memory to be judged."""
 
 Say = Callable[[str], None]
 
@@ -87,7 +88,12 @@ class _Conductor:
     """Conducts one run on one appliance."""
 
     def __init__(
-        self, wish: Wish, appliance: Served, collector: Collector, ahead: Callable[[float], None] | None, found: Soak,
+        self,
+        wish: Wish,
+        appliance: Served,
+        collector: Collector,
+        ahead: Callable[[float], None] | None,
+        found: Soak,
         say: Say,
     ) -> None:
         self._wish, self._served, self._collector, self._ahead = wish, appliance, collector, ahead
@@ -111,6 +117,7 @@ class _Conductor:
         finally:
             self._found.kinds = load.heard.kinds
             self._found.problems = log.problems
+            self._found.samples = inspector.samples
             self._found.growths = memory.growth(inspector.samples)
 
     async def _warm(self, load: Load) -> None:
@@ -120,15 +127,19 @@ class _Conductor:
         await load.rest()
 
     async def _turns(self, faults: Iterator[Fault], inspector: Inspector, load: Load) -> None:
-        began, calm = time.monotonic(), calm_sequence(self._wish.seed)
-        number = self._wish.turn
-        while (done := (time.monotonic() - began) / (self._wish.minutes * 60)) < 1 and number < self._last:
-            if done > ROUGH_SHARE and not self._wish.faults:
-                faults = calm
-            turn = Turn(number, (fault := next(faults)).name)
+        began, number = time.monotonic(), self._wish.turn
+        least = number if self._wish.faults else number + len(KINDS)
+        while number < self._last:
+            done = (time.monotonic() - began) / (self._wish.minutes * 60)
+            if done >= 1 and number >= least:
+                return
+            fault = next(faults)
+            if done > ROUGH_SHARE and number >= least and not self._wish.faults and not is_gentle(fault):
+                continue
+            turn = Turn(number, fault.name)
             self._found.turns.append(turn)
             await self._one(turn, fault, inspector, load)
-            verdict = turn.absent or "; ".join(turn.breaches) or f"ready after {turn.ready_s:.1f} s"
+            verdict = turn.absent or "; ".join(turn.breaches) or f"ready after {turn.ready_s:.1f} s; {turn.bit}"
             self._say(f"{number:4} {fault.name:20} {verdict[:300]}")
             number += 1
             if turn.ready_s is None and not turn.absent:
@@ -148,7 +159,9 @@ class _Conductor:
         began = loop.time()
         self._phases.begin(began, fault.may)
         try:
-            await fault.act(ground)
+            turn.bit = await fault.act(ground)
+            if not turn.bit:
+                turn.breaches.append(f"nothing shows that {fault.name} did any harm")
         except (BreachError, LookupError, OSError, TimeoutError, ValueError) as error:
             turn.breaches.append(f"{fault.name}: {type(error).__name__}: {error}")
         turn.lasted_s = loop.time() - began
@@ -164,5 +177,3 @@ class _Conductor:
             turn.breaches.append("a request does not end")
         turn.breaches += await inspector.inspect()
         turn.breaches += load.heard.breaches[heard:]
-
-

@@ -64,6 +64,9 @@ STEP_TIMEOUT_S = 5.0
 
 ADMIN_S = 10.0
 
+QUICK_START_S = 10.0
+"""In which it starts on two cores that do little else; a machine that takes longer is given more time for all else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -78,6 +81,11 @@ class Served:
     """The copied folder of compiled kernels; None where there are none."""
     run_dir: Path
     room: Room
+
+    @property
+    def patience(self) -> float:
+        """What time limits of the harness's are to be multiplied by on this machine, as busy as it is: 1 and more."""
+        return max(1.0, self.target.started_s / QUICK_START_S)
 
     @property
     def http_port(self) -> int:
@@ -116,6 +124,28 @@ class Served:
         if code != 200 or not isinstance(found, dict):
             raise LookupError("no status")
         return found
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series that have these labels (Prometheus text format); 0 where nothing answers."""
+        code, text = await self.ask_admin("GET", "/metrics")
+        total = 0.0
+        for line in str(text).splitlines() if code == 200 else ():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] in (name, f"{name}_total") and all(
+                f'{label}="{wanted}"' in series for label, wanted in labels.items()
+            ):
+                total += float(value)
+        return total
+
+    def log_bytes(self) -> int:
+        """How much the appliance has said."""
+        return self.log.stat().st_size
+
+    def said_since(self, offset: int) -> bytes:
+        """What it has said after so many bytes."""
+        with self.log.open("rb") as file:
+            file.seek(offset)
+            return file.read()
 
     async def sandboxes(self) -> dict[str, dict[str, Any]]:
         """``role-of-MODEL`` to what status says of it.
@@ -166,7 +196,7 @@ async def until_pid(served: Served, role: str, timeout_s: float = 60.0) -> int:
         LookupError: none came.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + timeout_s * served.patience
     while True:
         try:
             return await served.pid(role)
@@ -224,7 +254,8 @@ def served(room: Room, collector: str) -> Iterator[Served]:
         ]
         config["sandbox"] = {
             "spill": {"memory": SPILL_MEMORY_BYTES, "disk": SPILL_DISK_BYTES, "directory": str(room.spill)},
-            "kernels": None if copied is None else str(copied), "step_timeout_s": STEP_TIMEOUT_S,
+            "kernels": None if copied is None else str(copied),
+            "step_timeout_s": STEP_TIMEOUT_S,
             "memory_bytes": 1 << 30,
         }
         config["keys"] = {"root_key": "root-key", "keyring": "keyring"}

@@ -1,4 +1,4 @@
-"""All faults there are, and the order in which a run has them: a shuffled deck, again and again, from the seed."""
+"""All faults there are, and the order in which a run has them: shuffled decks from the seed, one kind after another."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from bench.soak.faults import (
 )
 from bench.soak.ground import Fault
 
-FAULTS: tuple[Fault, ...] = tuple(
-    fault
+KINDS: tuple[tuple[Fault, ...], ...] = tuple(
+    module.FAULTS
     for module in (
         deaths, hangs, disks, descriptors, memory, clock, exporter, corruption, policies, keys, strangers,
     )
-    for fault in module.FAULTS
 )  # fmt: skip
+"""Faults by what they are about; a round of a run begins with one of each."""
+
+FAULTS: tuple[Fault, ...] = tuple(fault for kind in KINDS for fault in kind)
 
 
-GENTLE = tuple(fault for fault in FAULTS if CUT not in fault.may)
-"""Those that end no process: under them memory is looked at over long lives."""
+def is_gentle(fault: Fault) -> bool:
+    """Whether it ends no process: under such faults memory is looked at over long lives."""
+    return CUT not in fault.may
 
 
 def find(name: str) -> Fault:
@@ -48,14 +51,19 @@ def find(name: str) -> Fault:
 
 
 def sequence(seed: int, chosen: Sequence[Fault] = ()) -> Iterator[Fault]:
-    """Without end: the chosen ones in their order, or all of them shuffled anew each round."""
+    """Without end: the chosen ones in their order, or round after round all of them.
+
+    A round has every fault once. It is dealt in passes with at most one fault of a kind, those that end processes
+    first, so that the beginning of a run, however short, has one of each kind and then long lives.
+    """
     draw = random.Random(f"{seed}/sequence")
     while True:
-        yield from chosen or draw.sample(FAULTS, len(FAULTS))
+        yield from chosen or _round(draw)
 
 
-def calm_sequence(seed: int) -> Iterator[Fault]:
-    """Without end: those that end no process, shuffled anew each round."""
-    draw = random.Random(f"{seed}/calm")
-    while True:
-        yield from draw.sample(GENTLE, len(GENTLE))
+def _round(draw: random.Random) -> Iterator[Fault]:
+    decks = [draw.sample(kind, len(kind)) for kind in KINDS]
+    while any(decks):
+        dealt = [deck.pop() for deck in decks if deck]
+        draw.shuffle(dealt)
+        yield from sorted(dealt, key=is_gentle)

@@ -11,8 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.soak.answers import AWAY
+from bench.soak.faults.deaths import GONE_S
 from bench.soak.ground import Fault, Ground
-from bench.soak.served import until_pid
+from bench.soak.served import until_gone, until_pid
+
+BOOT_S = 20.0
+"""A start on a busy machine."""
+
+SPILLED = "athanor_spill_blocks"
+REJECTED = ("rejected_length", "rejected_seal", "absent")
+REJECTED_S = 20.0
+"""Within which a request wants one of the blocks that were changed."""
+
+SPILL_ROUNDS, SPILL_LEAST = 12, 3
+
+KERNELS_REFUSED = "kernels"
+WEIGHTS_REFUSED = "digest"
+KEYS_REFUSED = "key"
+"""What the log must say of each."""
+
+HALF_AN_ENTRY = b'{"n": 1, "half an ent'
 
 GROUPED = AWAY | {"request_quarantined"}
 
@@ -34,42 +52,70 @@ async def _reboot(ground: Ground, role: str = "engine") -> None:
     os.kill(await until_pid(ground.served, role), signal.SIGKILL)
 
 
-async def _kernels(ground: Ground) -> None:
-    """An engine that finds half a library computes without."""
+async def _comes_back(ground: Ground) -> bool:
+    try:
+        await ground.served.sandbox_pid("engine")
+    except LookupError:
+        return False
+    return True
+
+
+async def _kernels(ground: Ground) -> str:
+    """An engine that finds half a library computes without, and says so."""
+    told = ground.served.log_bytes()
     assert ground.served.kernels is not None, "it was asked for before"
     path = ground.served.kernels / "kernels.so"
     whole = path.read_bytes()
     with changed(path, whole[: len(whole) // 2]):
         await _reboot(ground)
         await ground.last(6.0, 8.0)
+        said = await ground.until(lambda: _said(ground, told, KERNELS_REFUSED), BOOT_S)
     await _reboot(ground)
+    return said
 
 
-async def _weights(ground: Ground) -> None:
+async def _said(ground: Ground, since: int, word: str) -> str:
+    """Whether the log has a word since it had so many bytes."""
+    return f"the log says: {word}" if word.encode() in ground.served.said_since(since) else ""
+
+
+async def _weights(ground: Ground) -> str:
     """Weights that are not those that were measured at the start must not be computed with."""
     path = next(ground.served.models.glob("*.safetensors"))
     data = bytearray(path.read_bytes())
     for place in range(len(data) // 2, len(data), 64):
         data[place] ^= 0x40
+    told = ground.served.log_bytes()
     with changed(path, bytes(data)):
         await _reboot(ground)
         await ground.last(5.0, 8.0)
+        said = await ground.until(lambda: _said(ground, told, WEIGHTS_REFUSED), BOOT_S)
+        return "" if await _comes_back(ground) else said
 
 
-async def _weights_gone(ground: Ground) -> None:
+async def _weights_gone(ground: Ground) -> str:
     path = next(ground.served.models.glob("*.safetensors"))
     kept = path.with_name(".away")
     path.rename(kept)
     try:
         await _reboot(ground)
         await ground.last(2.0, 4.0)
+        return "" if await _comes_back(ground) else "no engine came"
     finally:
         kept.rename(path)
 
 
-async def _spill(ground: Ground) -> None:
-    """Objects that are flipped, cut, gone, or no files any more."""
-    for _ in range(4):
+async def _spill(ground: Ground) -> str:
+    """Objects that are flipped, cut, gone, or no files any more; that some were rejected says who met them."""
+    before = [await ground.served.metric(SPILLED, outcome=outcome) for outcome in REJECTED]
+
+    async def rejected() -> str:
+        after = [await ground.served.metric(SPILLED, outcome=outcome) for outcome in REJECTED]
+        more = sum(after) - sum(before)
+        return f"{more:g} blocks were rejected" if more > 0 else ""
+
+    found = ""
+    for number in range(SPILL_ROUNDS):
         for path in list(ground.served.room.spill.rglob("*.kv")):
             with contextlib.suppress(OSError):
                 kind = ground.draw.randrange(4)
@@ -84,44 +130,64 @@ async def _spill(ground: Ground) -> None:
                     if kind == 2:
                         path.mkdir()
         await ground.last(0.5, 1.0)
+        found = found or await rejected()
+        if number >= SPILL_LEAST and found:
+            break
     for path in list(ground.served.room.spill.rglob("*.kv")):
         if path.is_dir():
             path.rmdir()
+    return found or await ground.until(rejected, REJECTED_S)
 
 
-async def _spill_folder(ground: Ground) -> None:
+async def _spill_folder(ground: Ground) -> str:
     """The whole folder is gone, as after a mistaken clean-up; the next supervisor makes it anew."""
+    removed = 0
     for path in ground.served.room.spill.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        removed += sum(1 for one in path.rglob("*.kv")) if path.is_dir() else 1
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     await ground.last(2.0, 3.0)
+    return f"{removed} objects are gone" if removed else ""
 
 
-async def _audit_tail(ground: Ground) -> None:
+async def _audit_tail(ground: Ground) -> str:
     """Half an entry at the end of the log, as a crash leaves it."""
-    os.kill(await until_pid(ground.served, "supervisor"), signal.SIGKILL)
-    for path in sorted(ground.served.room.audit.glob("*.log"))[-1:]:
-        with path.open("ab") as file:
-            file.write(b'{"n": 1, "half an ent')
+    pid = await until_pid(ground.served, "supervisor")
+    os.kill(pid, signal.SIGKILL)
+    (path,) = sorted(ground.served.room.audit.glob("*.log"))[-1:]
+    with path.open("ab") as file:
+        file.write(HALF_AN_ENTRY)
     await asyncio.sleep(1.0)
+    await until_gone(pid, GONE_S)
+
+    async def mended() -> str:
+        return "" if HALF_AN_ENTRY in path.read_bytes() else "half an entry was cut off"
+
+    return await ground.until(mended, BOOT_S)
 
 
-async def _keyring(ground: Ground) -> None:
-    """Wrapped keys that do not open any more."""
+async def _keyring(ground: Ground) -> str:
+    """Wrapped keys that do not open any more: what they sealed is lost, and nothing else."""
+    told = ground.served.log_bytes()
     paths = [path for path in (ground.served.target.state / "keyring").iterdir() if path.is_file()]
     with contextlib.ExitStack() as held:
         for path in paths:
             held.enter_context(changed(path, b"\x00" * 60))
         await _reboot(ground, "supervisor")
         await ground.last(6.0, 8.0)
+        said = await ground.until(lambda: _said(ground, told, KEYS_REFUSED), BOOT_S)
     await _reboot(ground, "supervisor")
+    return said
 
 
-async def _sockets(ground: Ground) -> None:
+async def _sockets(ground: Ground) -> str:
     """The sockets in the run directory are removed, as a careless clean-up does, and then the gateway dies."""
     for name in ("control.sock", "operator.sock", "notify.sock"):
         (ground.served.run_dir / name).unlink(missing_ok=True)
-    await _reboot(ground, "gateway")
+    pid = await until_pid(ground.served, "gateway")
+    os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(1.0)
+    await until_gone(pid, GONE_S)
+    return "the sockets and the process are gone"
 
 
 FAULTS = (

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
+from bench.guarantees.raw_http import request_bytes, talk
 from bench.soak.answers import AWAY
+from bench.soak.faults.deaths import GONE_S
 from bench.soak.ground import Act, Fault, Ground
-from bench.soak.served import until_pid
+from bench.soak.served import until_gone, until_pid
+
+SILENCE_S = 1.0
+"""Without an answer: none comes as long as no descriptor does."""
+
+Ask = Callable[[Ground], Awaitable[None]]
 
 
 @contextlib.contextmanager
@@ -26,23 +34,54 @@ def exhausted(pid: int, spare: int) -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-def _exhausted(role: str, spare: int, *, victim: str = "") -> Act:
-    async def act(ground: Ground) -> None:
-        doomed = await until_pid(ground.served, victim) if victim else 0
+def _exhausted(role: str, spare: int, ask: Ask) -> Act:
+    """None is left, and a stranger who wants one is not answered."""
+
+    async def act(ground: Ground) -> str:
+        with exhausted(await until_pid(ground.served, role), spare):
+            await ground.last(2.0, 4.0)
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await ask(ground)
+            except (OSError, TimeoutError, ValueError):
+                return "a new connection is not answered"
+            return ""
+
+    return act
+
+
+async def _ask_gateway(ground: Ground) -> None:
+    await talk(ground.served.http_port, request_bytes("GET", "/v1/models", b""), SILENCE_S)
+
+
+async def _ask_supervisor(ground: Ground) -> None:
+    await ground.tell_operator({"do": "nothing"})
+
+
+def _exhausted_and_dead(role: str, spare: int) -> Act:
+    """Too few are left for the engine that is to come."""
+
+    async def act(ground: Ground) -> str:
+        doomed = await until_pid(ground.served, "engine")
         with exhausted(await until_pid(ground.served, role), spare):
             await ground.last(0.5, 1.0)
-            if doomed:
-                os.kill(doomed, signal.SIGKILL)
+            os.kill(doomed, signal.SIGKILL)
             await ground.last(2.0, 4.0)
+            await until_gone(doomed, GONE_S)
+            try:
+                await ground.served.sandbox_pid("engine")
+            except LookupError:
+                return "no engine came"
+            return ""
 
     return act
 
 
 FAULTS = (
-    Fault("fds-gateway", "the gateway has no descriptor left", _exhausted("gateway", 0), AWAY),
-    Fault("fds-supervisor", "the supervisor has no descriptor left", _exhausted("supervisor", 0)),
+    Fault("fds-gateway", "the gateway has no descriptor left", _exhausted("gateway", 0, _ask_gateway), AWAY),
+    Fault("fds-supervisor", "the supervisor has no descriptor left", _exhausted("supervisor", 0, _ask_supervisor)),
     Fault("fds-boot", "the supervisor has two left, and the engine dies",
-          _exhausted("supervisor", 2, victim="engine"), AWAY),
+          _exhausted_and_dead("supervisor", 2), AWAY),
     Fault("fds-handover", "the gateway has one left when an engine comes",
-          _exhausted("gateway", 1, victim="engine"), AWAY),
+          _exhausted_and_dead("gateway", 1), AWAY),
 )  # fmt: skip

@@ -47,18 +47,38 @@ def _tight(group: Path, size: int) -> Iterator[None]:
             file.write_text(before)
 
 
+def _refused(group: Path) -> int:
+    """How often the kernel has found the group at its limit."""
+    with contextlib.suppress(OSError):
+        return int((group / "memory.failcnt").read_text())
+    with contextlib.suppress(OSError):
+        events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
+        return int(events["max"])
+    return 0
+
+
+def _bitten(before: int, group: Path, pid: int) -> str:
+    if not Path(f"/proc/{pid}").exists():
+        return "the process was ended for it"
+    refused = _refused(group) - before
+    return f"the limit was met {refused} times" if refused > 0 else ""
+
+
 def _sandbox(role: str) -> Act:
-    async def act(ground: Ground) -> None:
+    async def act(ground: Ground) -> str:
         group = _group_of(ground, role)
         assert group is not None, "it was asked for before"
         used = next(group / name for name in ("memory.current", "memory.usage_in_bytes") if (group / name).exists())
+        watched = await until_pid(ground.served, role)
+        before = _refused(group)
         with _tight(group, int(used.read_text()) // 2):
             await ground.last(3.0, 6.0)
+            return _bitten(before, group, watched)
 
     return act
 
 
-async def _gateway(ground: Ground) -> None:
+async def _gateway(ground: Ground) -> str:
     """The gateway in a group of the harness's, with no more than it has."""
     pid = await until_pid(ground.served, "gateway")
     home = _memory_home()
@@ -67,8 +87,10 @@ async def _gateway(ground: Ground) -> None:
     group.mkdir()
     try:
         (group / "cgroup.procs").write_text(str(pid))
+        before = _refused(group)
         with _tight(group, MARGIN_BYTES):
             await ground.last(2.0, 4.0)
+            return _bitten(before, group, pid)
     finally:
         for line in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):

@@ -8,10 +8,14 @@ import socket
 import struct
 
 from bench.guarantees.raw_http import request_bytes
+from bench.soak.census import of_process
 from bench.soak.ground import Fault, Ground
 from bench.soak.questions import BODIES, MARK_BITS, encoded
 
 CROWD = 24
+ANSWER_S = 0.2
+"""Patience with an answer to nonsense; half a head waits for its other half."""
+
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER that makes a close a reset (socket(7))."""
 
@@ -31,17 +35,32 @@ async def _connect(port: int) -> socket.socket:
     return sock
 
 
-async def _deaf(ground: Ground) -> None:
+def _sockets(ground: Ground) -> int:
+    """That the gateway has open."""
+    return of_process(ground.served.host_pid("gateway"))["sockets"]
+
+
+def _crowd(ground: Ground, before: int) -> str:
+    more = _sockets(ground) - before
+    return f"{more} sockets more in the gateway" if more >= CROWD // 2 else ""
+
+
+async def _deaf(ground: Ground) -> str:
     """Streams that nobody reads."""
+    before = _sockets(ground)
     with contextlib.ExitStack() as held:
         for _ in range(CROWD):
             sock = held.enter_context(contextlib.closing(await _connect(ground.served.http_port)))
             await asyncio.get_running_loop().sock_sendall(sock, _request(ground))
-        await ground.last(3.0, 5.0)
+        await ground.last(1.0, 2.0)
+        found = _crowd(ground, before)
+        await ground.last(2.0, 3.0)
+    return found
 
 
-async def _mute(ground: Ground) -> None:
+async def _mute(ground: Ground) -> str:
     """Connections on which nothing, half a head, or half a body comes."""
+    before = _sockets(ground)
     whole = _request(ground)
     with contextlib.ExitStack() as held:
         for port in (ground.served.http_port, ground.served.admin_port, int(ground.served.grpc.rpartition(":")[2])):
@@ -50,10 +69,13 @@ async def _mute(ground: Ground) -> None:
                     sock = held.enter_context(contextlib.closing(await _connect(port)))
                     with contextlib.suppress(OSError):
                         await asyncio.get_running_loop().sock_sendall(sock, whole[:cut])
-        await ground.last(3.0, 5.0)
+        await ground.last(1.0, 2.0)
+        found = _crowd(ground, before)
+        await ground.last(2.0, 3.0)
+    return found
 
 
-async def _breaking(ground: Ground) -> None:
+async def _breaking(ground: Ground) -> str:
     """Resets in the middle of answers."""
     loop = asyncio.get_running_loop()
     for _ in range(4):
@@ -65,16 +87,21 @@ async def _breaking(ground: Ground) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             sock.close()
         await ground.last(0.1, 0.5)
+    return f"{4 * CROWD} resets"
 
 
-async def _nonsense(ground: Ground) -> None:
+async def _nonsense(ground: Ground) -> str:
     """Bytes of no protocol at every door."""
-    loop = asyncio.get_running_loop()
+    loop, refused = asyncio.get_running_loop(), 0
     for port in (ground.served.http_port, ground.served.admin_port, int(ground.served.grpc.rpartition(":")[2])):
         for _ in range(CROWD):
-            with contextlib.closing(await _connect(port)) as sock, contextlib.suppress(OSError):
-                await loop.sock_sendall(sock, ground.draw.randbytes(ground.draw.randrange(1, 4_000)))
+            with contextlib.closing(await _connect(port)) as sock, contextlib.suppress(OSError, TimeoutError):
+                await loop.sock_sendall(sock, ground.draw.randbytes(ground.draw.randrange(64, 4_000)))
+                async with asyncio.timeout(ANSWER_S):
+                    await loop.sock_recv(sock, 4_096)
+                    refused += 1
     await ground.last(0.5, 1.5)
+    return f"{refused} were told so, or let go" if refused else ""
 
 
 FAULTS = (
