@@ -65,7 +65,7 @@ def configure(stream: TextIO | None = None, style: LogStyle = LogStyle.AUTO, lev
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -95,6 +95,16 @@ def capture_logs() -> Iterator[list[dict[str, Any]]]:
         structlog.configure(**before[0])
         root.handlers[:] = before[1]
         root.setLevel(before[2])
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Loses a line that cannot be written (a full disk, a closed pipe) and says nothing: the base class would print a
+    traceback for each, into the same full disk, with the line's arguments, which nobody has looked through."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Pass over what the medium refuses; a line that cannot be made is a defect and is told as ever."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Collector(io.StringIO):

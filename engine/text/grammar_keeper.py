@@ -53,6 +53,11 @@ TURN_S = 0.02
 MASK_WALL_S = 2.0
 """Seconds after which a process that owes a mask is ended; llguidance's own limits end a mask after some 0.2 s."""
 
+KEPT_S = 60.0
+"""Seconds after which a compiled grammar that nobody has followed is let go. Under gVisor its process has some 20 MiB
+of its own (memory is copied from the forker in pieces of 2 MiB), and of a tenant whose key was destroyed nothing shall
+stay for long: nobody can ask for its grammars any more, since they are found by a name that goes with the key."""
+
 FRAME_ROOM_BYTES = 1 << 10
 
 Fork = Callable[[], tuple[int, int]]
@@ -119,11 +124,13 @@ class Keeper:
             self._result(process, result)
 
     def tick(self) -> None:
-        """End what takes too long, and begin what there is room for."""
+        """End what takes too long or is not wanted any more, and begin what there is room for."""
         now = self._clock()
         for process in list(self.processes.values()):
             owing_since = next(iter(process.asked.values()), now)
             if now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S:
+                self._end(process)
+            elif process.idle and now - process.used > KEPT_S:
                 self._end(process)
         self._take_turns(now)
         self._start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -26,6 +27,13 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+class FullDisk(io.StringIO):
+    """A stream whose medium has no room."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
 
 
 def test_json_line() -> None:
@@ -132,3 +140,12 @@ def test_capture_gives_lines_and_restores() -> None:
     assert [(line["event"], line["n"]) for line in lines] == [("inside", 1)]
     assert "inside" not in stream.getvalue()
     assert "outside" in stream.getvalue()
+
+
+def test_a_full_disk_loses_lines_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """A line that the medium refuses goes without a word; one that cannot be made is a defect and is told (control)."""
+    configure(FullDisk(), LogStyle.JSON)
+    structlog.get_logger("athanor").error("lost")
+    assert capfd.readouterr().err == ""
+    logging.getLogger("library").error("%d is no number", "this")
+    assert "Logging error" in capfd.readouterr().err

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.text.grammar_child import COMPILED, RESULT
-from engine.text.grammar_keeper import HEAVY_AFTER_S, TURN_S, Keeper
+from engine.text.grammar_child import COMPILED, RESULT, ROW
+from engine.text.grammar_keeper import HEAVY_AFTER_S, KEPT_S, TURN_S, Keeper
 from isolation.ipc.grammar_messages import CloseGrammar, GrammarKind, OpenGrammar
 
 
@@ -107,3 +107,26 @@ def test_a_grammar_that_must_not_be_kept_goes_with_its_last_request(sleepers: Sl
         keeper.take(CloseGrammar(10 * number + 2))
         assert process.ended is not kept
     assert len(keeper.processes) == 1
+
+
+def test_a_grammar_that_nobody_follows_is_let_go_after_a_while(sleepers: Sleepers) -> None:
+    """One that was used a moment ago stays, one that a request follows stays however long that takes (control), and
+    one that nobody has followed for longer than it is kept for is ended."""
+    now = [100.0]
+    keeper = Keeper(sleepers.fork, 4, clock=lambda: now[0])
+    keeper.take(OpenGrammar(1, b"t" * 16, GrammarKind.REGEX, b"a"))
+    keeper.forked(sleepers.processes[0].pid)
+    (process,) = keeper.processes.values()
+    os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0) + RESULT.pack(ROW, 1, 0, 0, 4) + bytes(4))
+    keeper.read(process)
+    now[0] += 2 * KEPT_S
+    keeper.tick()
+    assert not process.ended
+    keeper.take(CloseGrammar(1))
+    now[0] += KEPT_S
+    keeper.tick()
+    assert not process.ended
+    now[0] += 1.0
+    keeper.tick()
+    assert process.ended
+    assert not keeper.processes
