@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -31,6 +32,10 @@ from isolation.process import MINIMAL_ENVIRONMENT, run, spawn
 LISTEN_S = 1.5
 """How long a load with a wrong reference runs."""
 
+SHORT_LOOKS, LONG_LOOKS = 16, 60
+LOOK_S = 10.0
+"""Turns of a run of three minutes and of ten, and what one lasts."""
+
 HELD = 8
 """Descriptors, connections, threads: above every slack."""
 
@@ -39,7 +44,7 @@ async def run_all(inspector: Inspector, seed: int) -> list[Control]:
     """Plant one breach of each kind, and look."""
     served = inspector.served
     found = [await _counted(inspector, name, plant) for name, plant in _plants(served)]
-    found += [own_process(), grown(), torn_log(served), logged(served)]
+    found += [own_process(), grown(), taken(), torn_log(served), logged(served)]
     found.append(await _wrong(inspector, seed))
     found.append(await _in_flight(inspector, seed))
     return found
@@ -140,14 +145,34 @@ def own_process() -> Control:
 
 
 def grown() -> Control:
-    """A room that leaks 200 kB a look beside one that does not, both with the noise that rooms have."""
+    """Rooms that leak 200 kB a look in a long run and 1 MiB a look in a short one, beside one that does not and one
+    whose heap finds its size, all with the noise that rooms have."""
     draw = random.Random(1)
-    noisy = [
-        memory.Sample("still", (1, 1), at * 20.0, (300 << 20) + draw.randrange(-(2 << 20), 2 << 20)) for at in range(60)
+    noise = [draw.randrange(-(2 << 20), 2 << 20) for _ in range(LONG_LOOKS)]
+    made = {
+        "still": noise,
+        "settling": [noise[at] // 2 + round((8 << 20) * (1 - math.exp(-at / 3))) for at in range(SHORT_LOOKS)],
+        "leaking": [noise[at] + at * 200_000 for at in range(LONG_LOOKS)],
+        "leaking fast": [noise[at] // 2 + (at << 20) for at in range(SHORT_LOOKS)],
+    }
+    samples = [
+        memory.Sample(room, (1, 1), at * LOOK_S, (300 << 20) + more)
+        for room, sizes in made.items()
+        for at, more in enumerate(sizes)
     ]
-    leaking = [memory.Sample("leaking", one.life, one.at_s, one.size + round(one.at_s * 10_000)) for one in noisy]
-    told = {one.room: one.leaks for one in memory.growth([*noisy, *leaking])}
-    return Control("memory", told == {"still": False, "leaking": True}, str(told))
+    told = {one.room: one.leaks for one in memory.growth(samples)}
+    right = told == {room: room.startswith("leaking") for room in made}
+    return Control("memory", right, str(told))
+
+
+def taken() -> Control:
+    """This process takes 1 MiB a look and gives nothing back, and is measured as the appliance's are."""
+    held, samples = [], []
+    for at in range(SHORT_LOOKS):
+        held.append(os.urandom(1 << 20))
+        samples.append(memory.Sample("taker", (1, 1), at * LOOK_S, memory.made_bytes(os.getpid())))
+    found = memory.growth(samples)
+    return Control("memory of a process", any(one.leaks for one in found), str(found))
 
 
 def torn_log(served: Served) -> Control:

@@ -25,8 +25,8 @@ REJECTED_S = 20.0
 
 SPILL_ROUNDS, SPILL_LEAST = 12, 3
 
-KERNELS_REFUSED = "kernels"
-WEIGHTS_REFUSED = "digest"
+KERNELS_REFUSED = "no compiled kernels"
+WEIGHTS_REFUSED = "is not what it was at the start"
 KEYS_REFUSED = "key"
 """What the log must say of each."""
 
