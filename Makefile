@@ -18,9 +18,9 @@ verify: setup-dev ## every bar at its full count
 soak: setup-dev kernels ## half an hour of faults under load, for every night; as root
 	$(BIN)/python -m bench.soak --minutes 30 --seed $$(date +%Y%m%d)
 
-# One sequence, so that what was sound before a change is so after it.
+# One sequence, so that what was sound before a change is so after it. 5: this machine cannot show it; it says why.
 soak-short: setup-dev kernels ## three minutes of it
-	$(BIN)/python -m bench.soak --minutes 3 --seed 1
+	$(BIN)/python -m bench.soak --minutes 3 --seed 1 || test $$? -eq 5
 
 lint: setup-dev ## style, types, import contracts, shell, units
 	$(BIN)/python -m pytest -q tests/test_linters.py tests/test_architecture.py

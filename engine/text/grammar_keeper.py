@@ -54,9 +54,10 @@ MASK_WALL_S = 2.0
 """Seconds after which a process that owes a mask is ended; llguidance's own limits end a mask after some 0.2 s."""
 
 KEPT_S = 60.0
-"""Seconds after which a compiled grammar that nobody has followed is let go. Under gVisor its process has some 20 MiB
-of its own (memory is copied from the forker in pieces of 2 MiB), and of a tenant whose key was destroyed nothing shall
-stay for long: nobody can ask for its grammars any more, since they are found by a name that goes with the key."""
+"""Seconds after which a compiled grammar that nobody has followed is let go. Its process has 20 to 30 MiB of the
+sandbox's memory under gVisor (`python -m bench.soak --fault keys-shred`), and of a tenant whose key was destroyed
+nothing shall stay for long: nobody can ask for its grammars any more, since they are found by a name that goes with the
+key."""
 
 FRAME_ROOM_BYTES = 1 << 10
 

@@ -56,8 +56,10 @@ def _full(choose: str) -> Act:
     async def act(ground: Ground) -> str:
         room: Room = ground.served.room
         with full(getattr(room, choose)):
+            # At once: what the appliance removes because of it makes room again.
+            said = refusal(getattr(room, choose))
             await ground.last(3.0, 6.0)
-            return refusal(getattr(room, choose))
+        return said
 
     return act
 
@@ -77,10 +79,11 @@ async def _full_and_dead(ground: Ground) -> str:
     """A sandbox that dies while the disk is full cannot come back before there is room."""
     pid = await until_pid(ground.served, "engine")
     with full(ground.served.room.temporary):
+        said = refusal(ground.served.room.temporary)
         os.kill(pid, signal.SIGKILL)
         await ground.last(3.0, 6.0)
         await until_gone(pid, GONE_S)
-        return refusal(ground.served.room.temporary)
+    return said
 
 
 FAULTS = (
