@@ -16,6 +16,7 @@ from bench.soak.answers import CUT, RIGHT, UNTYPED, WRONG, Answer, compare, of_d
 from bench.soak.clients import dechunk, judge
 from bench.soak.errors import UsageError
 from bench.soak.faults.catalogue import FAULTS, KINDS, find, is_gentle, sequence
+from bench.soak.faults.descriptors import exhausted
 from bench.soak.load import Heard, Phases
 from bench.soak.log_watch import LogWatch
 from bench.soak.report import Control, Soak, Turn
@@ -183,3 +184,19 @@ def test_a_run_fails_by_a_breach_or_a_blind_control_and_says_how_to_repeat_it() 
     assert "python -m bench.soak --fault kill-text --seed 7 --turn 4" in found.text()
     assert json.loads(json.dumps(found.to_dict()))["failed"] is True
     assert Soak(7, 3.0, controls=[Control("mounts", False)]).failed
+
+
+def test_no_descriptor_is_left_where_none_shall_be() -> None:
+    """A process with gaps between its descriptors can open no more than it is left, here the one that the look at its
+    own descriptors took; afterwards it can (control)."""
+    with open(os.devnull) as one, open(os.devnull) as other:
+        gap = one.fileno()
+        one.close()
+        with exhausted(os.getpid(), 0):
+            kept = os.dup(other.fileno())
+            assert kept == gap
+            with pytest.raises(OSError, match="Too many open files"):
+                os.dup(other.fileno())
+        more = os.dup(other.fileno())
+        os.close(more)
+        os.close(kept)

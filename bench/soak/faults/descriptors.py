@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import resource
 import signal
@@ -23,10 +24,15 @@ Ask = Callable[[Ground], Awaitable[None]]
 
 @contextlib.contextmanager
 def exhausted(pid: int, spare: int) -> Iterator[None]:
-    """Leave a process this many further descriptors for the time of a block."""
-    numbers = [int(name) for name in os.listdir(f"/proc/{pid}/fd")]
+    """Leave a process this many further descriptors for the time of a block.
+
+    The limit is one of numbers, and a new descriptor gets the lowest that is free (getrlimit(2)): it is set behind so
+    many of those that are free now, which lie between the others.
+    """
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    free = itertools.filterfalse(used.__contains__, itertools.count())
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(numbers) + 1 + spare, before[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(itertools.islice(free, spare, None)), before[1]))
     try:
         yield
     finally:
