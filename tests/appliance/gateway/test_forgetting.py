@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+import weakref
 
 from appliance.gateway import forgetting
 
@@ -89,3 +90,27 @@ async def test_rounds_are_made_while_somebody_wants_them(monkeypatch) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Knot:
+    """Something that holds itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_grew_old_in_use_is_collected_too() -> None:
+    """An object that was in use at two looks and is let go in a cycle is gone after the next look; a look at the young
+    alone leaves it (control). What a whole look took is waited for a hundred times as long, and meanwhile the young
+    alone are looked at."""
+    clock = iter((100.0, 100.0, 200.0, 200.05, 205.0, 205.1, 205.1))
+    collector, knot = forgetting.Collector(lambda: next(clock)), Knot()
+    gone = weakref.ref(knot)
+    gc.collect(1)
+    gc.collect(1)
+    del knot
+    gc.collect(1)
+    assert gone() is not None
+    assert collector.collect() == 2
+    assert gone() is None
+    assert [collector.collect() for _ in range(3)] == [2, 1, 2]
