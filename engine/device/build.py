@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.device.configuration import launch_configuration
 from engine.device.model import DeviceModel, supported_layers
 from engine.device.operations import Operations
 from engine.device.plain import PlainOperations
+from engine.device.presence import gpu_starts
 from engine.device.runner import MOST_AHEAD, DeviceRunner
 from engine.device.storage import DeviceStorage, spare_bytes
 from engine.errors import ConfigurationError
@@ -25,15 +27,23 @@ machine without a GPU in plain tensor operations, for tests. ``plain``: the plai
 
 
 def uses_device(config: EngineConfig) -> bool:
-    """Whether the device backend runs this engine."""
+    """Whether the device backend runs this engine.
+
+    Raises:
+        ConfigurationError: a GPU is there and does not start.
+    """
     if config.runner != "model" or config.backend == "plain":
         return False
-    return config.backend == "device" or torch.cuda.is_available()
+    return gpu_starts() or config.backend == "device"
 
 
 def device_for(config: EngineConfig) -> str:
-    """Where the weights go, as torch names it."""
-    return "cuda" if uses_device(config) and torch.cuda.is_available() else "cpu"
+    """Where the weights go, as torch names it.
+
+    Raises:
+        ConfigurationError: a GPU is there and does not start.
+    """
+    return "cuda" if uses_device(config) and gpu_starts() else "cpu"
 
 
 def without_spares(layout: KvLayout, rows: int) -> KvLayout:
@@ -52,12 +62,13 @@ def without_spares(layout: KvLayout, rows: int) -> KvLayout:
     return replace(layout, num_blocks=left)
 
 
-def make_operations(model: Decoder, compiled: str = "") -> Operations:
+def make_operations(model: Decoder, compiled: str = "", configuration: str = "") -> Operations:
     """Kernels on a GPU, tensor operations on a CPU.
 
     Args:
         model: the weights, where they are to be computed with.
         compiled: folder of kernels that were compiled ahead; empty: Triton compiles them.
+        configuration: which of them, by ``engine.device.configuration``.
 
     Raises:
         ConfigurationError: none of those kernels are for this GPU.
@@ -68,7 +79,7 @@ def make_operations(model: Decoder, compiled: str = "") -> Operations:
     if compiled:
         major, minor = torch.cuda.get_device_capability(model.device)
         cache = importlib.import_module("engine.kernels.gpu.cache")
-        cache.open_cache(Path(compiled), f"sm_{major}{minor}")
+        cache.open_cache(Path(compiled), f"sm_{major}{minor}", configuration)
     # Not at the top: torch's build for CPUs comes without Triton.
     kernels = importlib.import_module("engine.kernels.gpu.operations")
     found: Operations = kernels.kernel_operations(
@@ -102,7 +113,8 @@ def make_device_runner(
         ConfigurationError: the backend does not compute this model yet.
     """
     layers = supported_layers(model, limits.max_context, int8=config.quantization == "int8")
-    run = operations or make_operations(model, config.gpu_kernels)
+    configuration = launch_configuration(model.config, model.dtype, layout.block_size, limits.max_num_seqs)
+    run = operations or make_operations(model, config.gpu_kernels, configuration)
     storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
     if not model.packed:
         model.pack()
