@@ -143,6 +143,6 @@ def upload(values: Words, device: torch.device) -> Tensor:
     """An array on the device. A GPU gets it from page-locked memory without a wait: torch's host allocator gives such
     memory to nobody else before the copy is over."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cpu":
-        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -140,8 +140,8 @@ class Rotary:
 
     def __init__(self, rope: RopeScaling, head_dim: int, device: torch.device) -> None:
         if device.type == "meta":
-            # A model that is only described: its tables are never asked for, and tensor operations on that device
-            # would load thousands of modules.
+            # A model that is only described: its tables are asked for where launches are rehearsed, nowhere else, and
+            # tensor operations on that device would load thousands of modules.
             device = torch.device("cpu")
         half = inverse_frequencies(rope, head_dim).to(device)
         self._frequencies = torch.cat((half, half))
@@ -152,8 +152,9 @@ class Rotary:
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines for ``positions`` (int64, shape ``(N,)``), each of shape ``(N, 1, width)``."""
-        angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies
-        cos, sin = angles.cos(), angles.sin().mul_(self._sign)
+        # Of a model that is only described the frequencies lie elsewhere; else nothing is copied.
+        angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies.to(positions.device)
+        cos, sin = angles.cos(), angles.sin().mul_(self._sign.to(positions.device))
         if self._scale != 1.0:
             cos.mul_(self._scale)
             sin.mul_(self._scale)

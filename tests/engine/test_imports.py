@@ -53,8 +53,12 @@ JSON_READERS = {
     "model/safetensors.py",
     "convert/__main__.py",
     "convert/output.py",
+    "device/configuration.py",
+    "kernels/gpu/ahead.py",
     "kernels/gpu/cache.py",
+    "kernels/gpu/folder.py",
 }
+"""Modules that read what somebody else may have written, or write one text of many values."""
 
 
 def loaded_by(root: Path, modules: list[str]) -> set[str]:

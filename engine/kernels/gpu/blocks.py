@@ -29,7 +29,7 @@ def _zero(blocks: tl.tensor, memory: tl.tensor, stride: tl.tensor, size: tl.tens
     tl.store(memory + block * stride + number, zeros, mask=(number < size) & (block >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("width", "num_blocks"))
 def _compare(
     tables: tl.tensor,
     expected: tl.tensor,

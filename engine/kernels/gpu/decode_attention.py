@@ -46,7 +46,7 @@ class Partials:
         return cls(torch.zeros(*sizes, value_dim, device=device), torch.zeros(sizes, device=device))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_row",))
 def _decode(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, outputs: tl.tensor, scales: tl.tensor, unit_rows: tl.tensor,
     unit_splits: tl.tensor, begins: tl.tensor, tables: tl.tensor, lengths: tl.tensor, scale: tl.tensor,

@@ -57,7 +57,10 @@ def _next_best(
     return best, best_id
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("mask_width", "alternatives"),
+    do_not_specialize_on_alignment=("rows", "wanted", "mask_line"),
+)
 def _report(
     logits: tl.tensor,
     logits_row: tl.tensor,

@@ -132,12 +132,12 @@ class KernelOperations:
 
 
 def kernel_operations(
-    heads: tuple[int, int], dim: int, vocab_size: int, device: torch.device
+    heads: tuple[int, int], dim: int, vocab_size: int, device: torch.device, architecture: str = ""
 ) -> KernelOperations:
-    """The operations for heads like these on this device; without a GPU those of an architecture without a row of its
-    own, for the interpreter."""
+    """The operations for heads like these on this device; where that is no GPU those of an architecture (one without a
+    row of its own when it is not named), for the interpreter and for the compiler."""
     if device.type != "cuda":
-        return KernelOperations(heads, dim, vocab_size, configuration("", dim), 4)
+        return KernelOperations(heads, dim, vocab_size, configuration(architecture, dim), 4)
     properties = torch.cuda.get_device_properties(device)
     chosen = configuration(f"sm_{properties.major}{properties.minor}", dim)
     return KernelOperations(heads, dim, vocab_size, chosen, properties.multi_processor_count)

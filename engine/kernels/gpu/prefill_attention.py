@@ -53,7 +53,7 @@ class Chunks:
     """Block tables, ``(chunks, width)``."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_row",))
 def _prefill(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, out: tl.tensor, tile_chunks: tl.tensor, tile_firsts: tl.tensor,
     begins: tl.tensor, lengths: tl.tensor, starts: tl.tensor, tables: tl.tensor, sinks: tl.tensor, scale: tl.tensor,

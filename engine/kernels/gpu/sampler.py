@@ -30,6 +30,13 @@ STRETCH = 1_024
 LARGEST_SCORE = tl.constexpr(LARGEST)
 NO_CHOICE = tl.constexpr(FAILED)
 
+ROW_STATE = (
+    "rows", "positions", "temperature", "top_k", "top_p", "log_min_p", "seed", "limit", "stop_ids", "mask_line",
+    "penalty_line",
+)  # fmt: skip
+"""Columns that lie one behind another in the words of all rows: each begins wherever the one before it ends, so no form
+of a kernel may rest on where."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
@@ -96,7 +103,7 @@ class Chosen:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("mask_width",), do_not_specialize_on_alignment=ROW_STATE)
 def _prepare(
     logits: tl.tensor,
     logits_row: tl.tensor,
@@ -135,7 +142,7 @@ def _prepare(
     tl.store(out + 1, tl.max(tl.where(score == score, score, -float("inf")), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_STATE)
 def _choose(
     scores: tl.tensor,
     peaks: tl.tensor,

@@ -83,7 +83,7 @@ def row_tiles(length: tl.tensor, REACH: tl.constexpr, SIZE: tl.constexpr, TILE: 
     return begin, tl.maximum((length + TILE - 1) // TILE - begin, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows", "num_programs"))
 def _decode_map(
     lengths: tl.tensor,
     unit_rows: tl.tensor,
@@ -121,7 +121,7 @@ def _decode_map(
         tl.store(begins + program, tl.sum(before, 1), mask=program <= num_programs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_chunks", "num_tiles"))
 def _chunk_map(
     lengths: tl.tensor,
     tile_chunks: tl.tensor,

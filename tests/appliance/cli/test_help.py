@@ -54,6 +54,7 @@ COMMANDS = [
     ("image", "use"),
     ("kernels",),
     ("kernels", "build"),
+    ("kernels", "gpu"),
     ("model",),
     ("model", "convert"),
     ("model", "digest"),

@@ -1,6 +1,6 @@
 """One kernel compiled for a GPU, or found compiled: ``python -m tests.engine.gpu.cache_probe ROOT WHAT``.
 
-``make`` compiles, ``seal`` seals, ``use`` finds, ``other`` asks for a form of the kernel that nobody has compiled, and
+``make`` compiles and seals, ``use`` finds, ``other`` asks for a form of the kernel that nobody has compiled, and
 ``alone`` is Triton by itself on the same folder. The last three can start no program, as in a sandbox. Needs no GPU;
 tells the size of the machine code.
 """
@@ -14,9 +14,9 @@ from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.gpu.cache import folder_name, open_cache, seal
+from engine.kernels.gpu.cache import folder_name, mark_launches, open_cache, seal
 
-ARCHITECTURE = "sm_90"
+ARCHITECTURE, CONFIGURATION = "sm_90", "c0" * 32
 
 
 @triton.jit
@@ -32,19 +32,19 @@ def no_program(*_: object, **__: object) -> None:
 
 
 def main(root: Path, what: str) -> None:
-    """Make, seal or use."""
+    """Make or use."""
     if what in ("use", "other", "alone"):
         subprocess.Popen.__init__ = no_program
     if what in ("make", "alone"):
-        triton.knobs.cache.dir = str(root / folder_name(ARCHITECTURE))
-    elif what == "seal":
-        print(seal(root, ARCHITECTURE).name)
-        return
+        triton.knobs.cache.dir = str(root / folder_name(ARCHITECTURE, CONFIGURATION))
+        mark_launches()
     else:
-        open_cache(root, ARCHITECTURE)
+        open_cache(root, ARCHITECTURE, CONFIGURATION)
     count = 256 if what == "other" else 128
     kinds = {"x": "*fp32", "COUNT": "constexpr"}
     built = triton.compile(ASTSource(double, kinds, {"COUNT": count}), target=GPUTarget("cuda", 90, 32))
+    if what == "make":
+        seal(root / folder_name(ARCHITECTURE, CONFIGURATION), ARCHITECTURE, CONFIGURATION)
     print(len(built.asm["cubin"]))
 
 
