@@ -18,12 +18,12 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from appliance.version import VERSION
 from images.sbom import bill_of, encode_bill
 from images.triton_cache import add_cache
-from isolation.elf import closure
+from isolation.elf import closure, read_elf
 from isolation.errors import IsolationError
 from isolation.image_manifest import MANIFEST, SBOM, Manifest, Role, encode_manifest, list_place, read_manifest
 from isolation.image_rootfs import encode_list, tree_lines, verify_image
@@ -35,9 +35,9 @@ from isolation.python_rootfs import (
     PACKAGES_DIR,
     PYTHON_DIR,
     ROLE_PACKAGES,
-    TOOLS,
     UNUSED_EXTENSIONS,
     PythonInstall,
+    is_tool,
     library_mounts,
     loadable_files,
     locate_ours,
@@ -92,14 +92,18 @@ ELF_MAGIC = b"\x7fELF"
 PLACEHOLDERS = ("torch/bin/torch_shm_manager",)
 """Programs whose presence torch checks when it is imported, and which nothing here runs: an empty file each."""
 
+NEEDED = ("triton/backends/nvidia/driver.c",)
+"""A source that is read, and never compiled: Triton asks for the module that was made of it by its content."""
+
 UNUSED_SUFFIXES = (".a", ".c", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".pxd", ".pyi", ".pyx", ".pyc", ".lib")
 
 
-def build(target: Path, triton_cache: Path | None = None) -> Manifest:
+def build(target: Path, triton_cache: Path | None = None, variant: str = "") -> Manifest:
     """Build the image of all roles at ``target``, replacing what is there.
 
     Args:
         triton_cache: a folder of compiled kernels for the engine, see ``images.triton_cache``.
+        variant: what it must become, ``cpu`` or ``cuda``; empty for what the installed torch makes it.
 
     Raises:
         IsolationError: something of the running Python is missing, or ``target`` holds something else.
@@ -116,6 +120,11 @@ def build(target: Path, triton_cache: Path | None = None) -> Manifest:
         install = running_python()
         for role in sorted(ROLE_PACKAGES):
             build_tree(new / role, role, install)
+        if variant and variant_of(new) != variant:
+            raise IsolationError(
+                f"the torch that is installed here makes the {variant_of(new)} variant, not {variant}",
+                hint=f"install requirements/{variant}.lock into an environment of its own and build there",
+            )
         caches = () if triton_cache is None else add_cache(new / "engine", triton_cache)
         settle(new / "engine")
         manifest = _describe(new, install, caches)
@@ -149,7 +158,31 @@ def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
     for mount in library_mounts(closure(kept, inside=[install.stdlib, *packages])):
         copy_file(mount.source, tree / mount.target[1:])
     compile_modules(tree, install)
+    _check_programs(tree, install)
     settle(tree)
+
+
+def _check_programs(tree: Path, install: PythonInstall) -> None:
+    """Refuse a tree in which something can be started besides the interpreter: an assembler, a compiler, a tool that
+    some package brings along and that no rule here knows yet."""
+    own = tree / PYTHON_DIR[1:] / "bin" / install.version
+    for path in sorted(tree.rglob("*")):
+        if path != own and path.is_file() and is_program(path):
+            raise IsolationError(
+                f"{path.relative_to(tree)} is a program, and an image holds none but Python",
+                hint="leave it out by a rule of images/build.py, or remove the package that brings it",
+            )
+
+
+def is_program(path: Path) -> bool:
+    """Whether the kernel would start a file: it names a loader and is no library that merely can be started too, as
+    glibc's are; or it is a script."""
+    with path.open("rb") as file:
+        begin = file.read(len(ELF_MAGIC))
+    if begin.startswith(b"#!"):
+        return os.access(path, os.X_OK)
+    found = read_elf(path) if begin == ELF_MAGIC else None
+    return found is not None and bool(found.interpreter) and ".so" not in path.name
 
 
 def _is_kept(path: Path, install: PythonInstall, packages: Iterable[Path]) -> bool:
@@ -188,7 +221,9 @@ def _skip_stdlib(path: str) -> bool:
 def _skip_package(package: Path) -> Skip:
     def skip(path: str) -> bool:
         whole = f"{package.name}/{path}"
-        if PurePosixPath(path).match(TOOLS):
+        if whole in NEEDED:
+            return False
+        if is_tool(package, path):
             return True
         # torch.testing is imported by torch itself; directories named "tests" are nobody's import.
         return whole in PACKAGE_UNUSED or path.rpartition("/")[2] == "tests" or _skip_common(path)
@@ -272,14 +307,18 @@ def _describe(image: Path, install: PythonInstall, caches: tuple[str, ...]) -> M
         roles[name] = Role(digest, len(files), sum(path.stat().st_size for path in files))
     bill = encode_bill(bill_of(image, install))
     (image / SBOM).write_bytes(bill)
-    cuda = (image / "engine" / PACKAGES_DIR[1:] / "torch" / GPU_LIBRARY).exists()
     manifest = Manifest(
-        "", VERSION, "cuda" if cuda else "cpu", PROTOCOL_VERSION, platform.machine(), platform.python_version(), roles,
+        "", VERSION, variant_of(image), PROTOCOL_VERSION, platform.machine(), platform.python_version(), roles,
         hashlib.sha256(bill).hexdigest(), {path.name: file_digest(path) for path in lock_files()}, caches,
     )
     (image / MANIFEST).write_bytes(encode_manifest(manifest))
     settle(image)
     return read_manifest(image)[0]
+
+
+def variant_of(image: Path) -> str:
+    """``cuda`` or ``cpu``, by the torch of the engine's tree."""
+    return "cuda" if (image / "engine" / PACKAGES_DIR[1:] / "torch" / GPU_LIBRARY).exists() else "cpu"
 
 
 def lock_files() -> tuple[Path, ...]:

@@ -69,9 +69,10 @@ def _components(tree: Path, install: PythonInstall) -> Iterator[Component]:
     }  # fmt: skip
     packages = tree / PACKAGES_DIR[1:]
     tops = {path.name.partition(".")[0] for path in packages.iterdir()}
-    owners = {name: dist for dist in distributions() for name in _top_level(dist) if name in tops}
-    for dist in {dist.name: dist for dist in owners.values()}.values():
-        yield _package(dist)
+    # Several packages may fill one folder, as a dozen of CUDA's libraries do ``nvidia``: each of them is told.
+    owners = {dist.name: dist for dist in distributions(path=list(install.path)) if _top_level(dist) & tops}
+    for name in sorted(owners):
+        yield _package(owners[name])
     yield from _libraries(tree, packages)
 
 

@@ -1,71 +1,63 @@
-"""The place of compiled Triton kernels in an engine's tree: ``/opt/triton/ARCH-TRITON-CONFIGURATION/``, read-only.
+"""Compiled GPU kernels in an engine's tree: ``/opt/triton/NAME/``, read-only, as ``athanor kernels gpu`` made them.
 
-A cache is for one kind of GPU, one Triton and one configuration of the kernels; its key has all three, so an engine
-finds its own or none, and compiles nothing (there is no compiler in an image)::
-
-    sm_90-3.7.1-5f2c9a01d3e4b687/...
+A folder is for one kind of GPU, one Triton, one state of our kernels and one configuration of a model; its name has all
+four (``engine.kernels.gpu.folder``), so an engine finds its own or none, and compiles nothing. Only what this image's
+engine would take goes in: the image's own Triton, the image's own sources, every file as it was sealed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 from pathlib import Path
 
+from engine.errors import ConfigurationError
+from engine.kernels.gpu.folder import DIGEST_CHARS, check_folder, read_name, sources_digest
 from isolation.errors import IsolationError
-from isolation.python_rootfs import PACKAGES_DIR
+from isolation.image_manifest import KERNELS_DIR
+from isolation.python_rootfs import OURS_DIR, PACKAGES_DIR
 
-CACHE_DIR = "/opt/triton"
-
-_KEY = re.compile(r"sm_[0-9]{2,3}[af]?-([0-9]+(?:\.[0-9]+)+)-[0-9a-f]{16}")
-
-
-def cache_key(architecture: str, triton: str, configuration: bytes) -> str:
-    """The name of a cache's folder.
-
-    Args:
-        architecture: as ``sm_90``.
-        triton: version of the compiler.
-        configuration: everything else that decides what is compiled, in one agreed form.
-    """
-    key = f"{architecture}-{triton}-{hashlib.sha256(configuration).hexdigest()[:16]}"
-    assert _KEY.fullmatch(key), "an architecture and a version"
-    return key
+SOURCES = "engine/kernels/gpu"
+"""Where an engine has its kernels' sources."""
 
 
 def add_cache(tree: Path, source: Path) -> tuple[str, ...]:
-    """Copy a folder of caches into an engine's tree; gives their keys.
+    """Copy all folders of compiled kernels into an engine's tree; gives their names.
 
     Raises:
-        IsolationError: the tree has no Triton, or not the one that a cache was compiled by; or what is in the folder
-            is no cache.
+        IsolationError: the tree has no Triton; or a folder is none of compiled kernels, was compiled by another Triton
+            or from other sources, or is not as it was sealed.
     """
     installed = _triton_version(tree)
     if installed is None:
         raise IsolationError("this image has no triton: kernels for GPUs go into the cuda variant only")
-    keys = sorted(path.name for path in source.iterdir() if path.is_dir())
-    for key in keys:
-        match = _KEY.fullmatch(key)
-        if match is None:
-            raise IsolationError(f"{source / key} is no cache: its name is not ARCHITECTURE-TRITON-CONFIGURATION")
-        if match[1] != installed:
-            raise IsolationError(f"{source / key} was compiled by triton {match[1]}, the image has {installed}")
-        _copy(source / key, tree / CACHE_DIR[1:] / key)
-    return tuple(keys)
+    names = sorted(path.name for path in source.iterdir() if path.is_dir())
+    if not names:
+        raise IsolationError(f"no compiled kernels are in {source}", hint="`athanor kernels gpu` compiles them")
+    ours = sources_digest(tree / OURS_DIR[1:] / SOURCES)[:DIGEST_CHARS]
+    for name in names:
+        try:
+            made = read_name(name)
+            if made.triton != installed:
+                raise ConfigurationError(f"{name} was compiled by triton {made.triton}, the image has {installed}")
+            if made.kernels != ours:
+                raise ConfigurationError(f"{name} was compiled from other sources than the image has")
+            check_folder(source / name)
+        except ConfigurationError as error:
+            raise IsolationError(str(error), hint="compile them again with `athanor kernels gpu`") from error
+        _copy(source / name, tree / KERNELS_DIR[1:] / name)
+    return tuple(names)
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Files and folders; ``check_folder`` has seen that there is nothing else."""
     for top, directories, files in os.walk(source):
         directories.sort()
         place = target / Path(top).relative_to(source)
         place.mkdir(parents=True)
         for name in files:
-            path = Path(top, name)
-            if path.is_symlink() or not path.is_file():
-                raise IsolationError(f"{path} is no file: a cache holds files only")
-            shutil.copyfile(path, place / name)
+            shutil.copyfile(Path(top, name), place / name)
 
 
 def _triton_version(tree: Path) -> str | None:

@@ -30,7 +30,9 @@ ENVIRONMENT = (
     ("LD_LIBRARY_PATH", LIBRARY_DIR),
     # runsc reads it out of the configuration; said even where it is what runsc assumes.
     ("NVIDIA_DRIVER_CAPABILITIES", DRIVER_CAPABILITIES),
-    # Triton would start ldconfig to find libcuda.
+    # Triton would look for its parts among the records of installed packages, which no sandbox has.
+    ("TRITON_BACKENDS_IN_TREE", "1"),
+    # And it would start ldconfig to find libcuda.
     ("TRITON_LIBCUDA_PATH", LIBRARY_DIR),
 )
 """Of a program in a sandbox with a GPU, beside ``isolation.environment``. NVIDIA_VISIBLE_DEVICES is not among it: it

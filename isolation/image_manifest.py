@@ -42,6 +42,9 @@ FILE_MODES = ("0644", "0755")
 
 DIRECTORY_MODE = "0755"
 
+KERNELS_DIR = "/opt/triton"
+"""In an engine's tree: kernels that were compiled for GPUs (``images.triton_cache``)."""
+
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROLE = re.compile(r"[a-z]{1,16}")
 _LINE = re.compile(r"(?:d ([0-7]{4})|f ([0-7]{4}) ([0-9a-f]{64})) (.+)")

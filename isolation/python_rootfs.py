@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -48,8 +49,8 @@ libraries of CUDA that torch is linked with; the driver's own come from the mach
 GPU_LIBRARY = "lib/libtorch_cuda.so"
 """What a torch for GPUs has."""
 
-TOOLS = "backends/*/bin"
-"""Assemblers that packages bring along; no sandbox has a compiler."""
+TOOLS = ("backends/*/bin", "*/bin", "*/nvvm/bin", "FileCheck")
+"""Assemblers, compilers and other programs that packages for GPUs bring along; no sandbox has a compiler."""
 
 UNUSED_EXTENSIONS = ("_tkinter", "_curses", "_curses_panel", "readline", "_gdbm", "_dbm", "nis", "_sqlite3")
 """Extension modules of the standard library whose libraries a sandbox has no use for."""
@@ -156,10 +157,21 @@ def locate_packages(role: str, install: PythonInstall) -> tuple[Path, ...]:
 
 
 def tools_of(packages: Iterable[Path]) -> tuple[str, ...]:
-    """Where in a sandbox the packages' assemblers would be."""
+    """Where in a sandbox the packages' assemblers and compilers would be."""
     return tuple(
-        f"{PACKAGES_DIR}/{tools.relative_to(package.parent)}" for package in packages for tools in package.glob(TOOLS)
+        f"{PACKAGES_DIR}/{tools.relative_to(package.parent)}"
+        for package in packages
+        if package.name in GPU_PACKAGES
+        for pattern in TOOLS
+        for tools in sorted(package.glob(pattern))
+        # What is masked becomes an empty directory.
+        if tools.is_dir()
     )
+
+
+def is_tool(package: Path, path: str) -> bool:
+    """Whether what lies at a path relative to a package is an assembler or compiler of it, or a folder of such."""
+    return package.name in GPU_PACKAGES and any(fnmatchcase(path, pattern) for pattern in TOOLS)
 
 
 def find_package(name: str, path: Sequence[str]) -> Path | None:

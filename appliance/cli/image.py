@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BUILD_EXAMPLES = """
 athanor image build | prints the digest by which it is pinned
 athanor image build images/out --sign image.key | signed by a key that is made if it is not there
+athanor image build images/out --variant cuda --triton-cache gpu-kernels | with kernels that were compiled ahead
 """
 
 VERIFY_EXAMPLES = """
@@ -36,7 +37,7 @@ athanor image sign images/out --key image.key | prints the public key, for sandb
 """
 
 BUILDER = "images.build"
-"""Module with ``build(target, triton_cache) -> Manifest``."""
+"""Module with ``build(target, triton_cache, variant) -> Manifest``."""
 
 DEFAULT_IMAGE = Path("images/out")
 """Where a source checkout keeps what it built; not under version control."""
@@ -52,6 +53,9 @@ def build(
     triton_cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Compiled kernels for GPUs, a folder for each kind of GPU.")
     ] = None,
+    variant: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="What it must become; the installed torch decides what it can.")
+    ] = "",
     output_format: Output = Format.TABLE,
 ) -> None:
     """Build the image and print its digest.
@@ -60,6 +64,7 @@ def build(
     """
     from appliance.image.signature import sign as sign_image
     from isolation.errors import IsolationError
+    from isolation.image_manifest import VARIANTS
 
     signing = None if key is None else _key(key)
     try:
@@ -70,8 +75,10 @@ def build(
             f"there is no image builder here: {error}",
             "run this in a source checkout; an installed appliance takes images with `athanor image add`",
         )
+    if variant not in ("", *VARIANTS):
+        fail(exits.USAGE, f"there is no variant {variant}; there are {' and '.join(VARIANTS)}")
     try:
-        manifest: Manifest = builder.build(target, triton_cache)
+        manifest: Manifest = builder.build(target, triton_cache, variant)
         if signing is not None:
             sign_image(target, signing)
     except IsolationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
@@ -12,6 +13,8 @@ from isolation.errors import GpuError
 from isolation.gpu import gpu_access
 from isolation.gpu_facts import GpuFacts, look_at_gpus
 from isolation.gvisor import GvisorRuntime
+from isolation.image_manifest import KERNELS_DIR
+from isolation.ipc.messages import Role
 from isolation.runtime import Runtime
 from isolation.spec import Mount, SandboxSpec
 
@@ -48,9 +51,22 @@ def with_gpu(
         log.info("no GPU on this machine: the model runs on the processor", model=model.name)
         return spec
     log.info("a sandbox with a GPU", model=model.name, driver=access.driver, nodes=[one.path for one in access.devices])
-    kernels = config.sandbox.gpu_kernels
-    mounts = spec.mounts if kernels is None else (*spec.mounts, Mount(kernels, GUEST_GPU_KERNELS))
-    return replace(spec, gpu=access, mounts=mounts)
+    kernels = gpu_kernels(config)
+    if kernels is None:
+        raise StartError(
+            f"model {model.name} is to have a GPU, and there are no compiled kernels for it, which no sandbox can "
+            "compile: `athanor kernels gpu` does, `sandbox: gpu_kernels:` names the folder; or `gpu: off`"
+        )
+    return replace(spec, gpu=access, mounts=(*spec.mounts, Mount(kernels, GUEST_GPU_KERNELS)))
+
+
+def gpu_kernels(config: ApplianceConfig) -> Path | None:
+    """The folder of kernels that were compiled for GPUs: the one that is named, else that of the image."""
+    if config.sandbox.gpu_kernels is not None:
+        return config.sandbox.gpu_kernels
+    image = config.sandbox.image
+    baked = None if image is None else image / Role.ENGINE.name.lower() / KERNELS_DIR[1:]
+    return baked if baked is not None and baked.is_dir() else None
 
 
 def guest_gpu_kernels(spec: SandboxSpec, runtime: Runtime) -> str:

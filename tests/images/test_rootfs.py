@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from images.build import build, build_tree
-from images.triton_cache import add_cache, cache_key
 from isolation.environment import guest_environment
 from isolation.errors import ImageError, IsolationError, RootfsError
 from isolation.gvisor import GvisorRuntime
@@ -99,28 +98,6 @@ def test_the_bill_of_materials_is_true(image):
             listed = subprocess.run(["dpkg", "-L", owner[1]], capture_output=True, text=True).stdout.splitlines()
             owned = {hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in listed if one["name"] in name}
             assert one["hashes"][0]["content"] in owned
-
-
-def test_kernel_caches_have_their_place(tmp_path):
-    """A cache of the image's own Triton goes below its key; one of another Triton, of no key, or into an image without
-    Triton is refused."""
-    tree, source = tmp_path / "engine", tmp_path / "caches"
-    key = cache_key("sm_90", "3.7.1", b"configuration")
-    assert key != cache_key("sm_90", "3.7.1", b"another")
-    (source / key / "hash").mkdir(parents=True)
-    (source / key / "hash/kernel.cubin").write_bytes(b"cubin")
-    with pytest.raises(IsolationError, match="no triton"):
-        add_cache(tree, source)
-    (tree / "opt/packages/triton").mkdir(parents=True)
-    (tree / "opt/packages/triton/__init__.py").write_text("__version__ = '3.7.1'\n")
-    assert add_cache(tree, source) == (key,)
-    assert (tree / "opt/triton" / key / "hash/kernel.cubin").read_bytes() == b"cubin"
-    (source / cache_key("sm_90", "3.6.0", b"")).mkdir()
-    with pytest.raises(IsolationError, match=r"compiled by triton 3\.6\.0"):
-        add_cache(tmp_path / "engine", source)
-    (source / "odd").mkdir()
-    with pytest.raises(IsolationError):
-        add_cache(tmp_path / "engine", source)
 
 
 @pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))

@@ -13,11 +13,12 @@ from appliance.config import ApplianceConfig
 from appliance.errors import StartError
 from appliance.supervisor import gpu as gpu_module
 from appliance.supervisor.boot import plan_boot, plan_boots
-from appliance.supervisor.gpu import GUEST_GPU_KERNELS
+from appliance.supervisor.gpu import GUEST_GPU_KERNELS, gpu_kernels, with_gpu
 from isolation.gpu_facts import GpuFacts
 from isolation.gvisor import GvisorRuntime
 from isolation.ipc.messages import Role
 from isolation.runsc import Runsc
+from isolation.spec import Limits, Rootfs, SandboxSpec
 from isolation.unsafe import UnsafeRuntime
 from tests.isolation.gpu_machine import FACTS, RUNSC
 
@@ -68,6 +69,28 @@ def test_a_machine_that_cannot_is_told_at_once(tmp_path: Path, monkeypatch: pyte
         plans(tmp_path, monkeypatch, FACTS, gpu=[3])
     with pytest.raises(StartError, match=r"driver 999\.1.*gpu: off"):
         plans(tmp_path, monkeypatch, replace(FACTS, driver="999.1"), gpu="auto")
+
+
+def test_kernels_are_those_that_are_named_or_those_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a folder the image's is taken, if it has one; without either a sandbox with a GPU could compute nothing,
+    and the start ends with the command that compiles them. Without a card nobody asks for kernels."""
+    config, runtime, _ = plans(tmp_path, monkeypatch, FACTS, gpu="auto")
+    assert gpu_kernels(config) == tmp_path
+    image = tmp_path / "image"
+    kernels = image / "engine/opt/triton"
+    unnamed = config.model_copy(
+        update={"sandbox": config.sandbox.model_copy(update={"gpu_kernels": None, "image": image})}
+    )
+    spec = SandboxSpec("e", ("/x",), (), Rootfs("/x", (), ()), (), Limits(1 << 30))
+    model = config.models[0]
+    with pytest.raises(StartError, match=r"model m is to have a GPU.*athanor kernels gpu.*gpu: off"):
+        with_gpu(spec, unnamed, model, runtime, FACTS)
+    assert with_gpu(spec, unnamed, model, runtime, GpuFacts()) == spec
+    kernels.mkdir(parents=True)
+    given = with_gpu(spec, unnamed, model, runtime, FACTS)
+    assert [(mount.source, mount.target) for mount in given.mounts] == [(kernels, GUEST_GPU_KERNELS)]
 
 
 def test_without_a_wall_nothing_is_passed_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
