@@ -96,6 +96,9 @@ class ModelConfig(_Section):
     gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
     """The GPUs that the model's engines get: `off`; `auto`, all of the machine's, none where there are none; or a list
     of their numbers, without which the appliance does not start."""
+    gpu_share: Annotated[int, Field(ge=0, le=95)] = 0
+    """Percent of a card's memory that each engine of the model may hold: on a GPU its KV is what weights and a reserve
+    leave of that, whatever `kv_bytes` says. 0: `kv_bytes` holds there too. Shares of models on one card add up."""
     backend: Literal["auto", "device", "plain"] = "auto"
     """What computes: `auto`, the device backend where the engine has a GPU and the processor's elsewhere; `device` and
     `plain` say which."""
@@ -106,6 +109,8 @@ class ModelConfig(_Section):
             raise ValueError("gpu is an empty list; say off for none")
         if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
             raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on one")
+        if self.gpu_share and self.gpu == "off":
+            raise ValueError("gpu_share is a share of a GPU, and gpu is off")
         return self
 
     @property

@@ -55,6 +55,9 @@ class EngineConfig:
     backend in any case; ``plain``: the plain loop on the CPU in any case."""
     gpu_kernels: str = ""
     """Directory inside the sandbox with kernels that were compiled for GPUs; empty: Triton compiles what it needs."""
+    gpu_share: int = 0
+    """Percent of a GPU's memory that an engine on one may hold: KV takes what weights and a reserve leave of it,
+    whatever ``kv_bytes`` says. 0: ``kv_bytes`` holds there too."""
     spill: bool = False
     """Whether the host takes blocks of KV that find no place: the engine then connects a second time, for those."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from engine.config import EngineConfig
+from engine.device.budget import MOST_SHARE, kv_bytes_of, read_card
 from engine.device.build import BACKENDS, device_for, make_device_runner, uses_device, without_spares
 from engine.device.runner import DeviceRunner
 from engine.embedding import EmbeddingRunner
@@ -82,6 +83,7 @@ def _settle_memory() -> None:
 
 def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | None = None) -> Engine:
     """Put KV memory, scheduler and runner around a loaded model, on compiled kernels where there are some."""
+    config = with_card_kv(config, model)
     layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."), model.parallel)
     if uses_device(config):
         layout = without_spares(layout, min(config.max_num_seqs, config.max_num_batched_tokens))
@@ -103,6 +105,17 @@ def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | Non
     if spill is not None and isinstance(runner, Runner) and not spill_obstacle(config, layout):
         engine.spill = SpillTier(spill, BlockContent(runner.storage), pool, cache, runner.adopt)
     return engine
+
+
+def with_card_kv(config: EngineConfig, model: Decoder) -> EngineConfig:
+    """The configuration with the KV that this engine's share of its card leaves, now that the weights are there.
+
+    Raises:
+        ConfigurationError: it leaves none.
+    """
+    if not config.gpu_share or model.device.type != "cuda":
+        return config
+    return replace(config, kv_bytes=kv_bytes_of(read_card(model.device), config.gpu_share))
 
 
 def spill_obstacle(config: EngineConfig, layout: KvLayout) -> str:
@@ -217,6 +230,8 @@ def check_config(config: EngineConfig) -> None:
     for name in positive:
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    if not 0 <= config.gpu_share <= MOST_SHARE:
+        raise ConfigurationError(f"gpu_share is {config.gpu_share}; it must be 0 to {MOST_SHARE} percent")
     if config.max_context < 2:
         raise ConfigurationError(f"max_context is {config.max_context}; it must be at least 2")
     if config.runner not in ("model", "embed", "null"):

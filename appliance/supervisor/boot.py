@@ -160,7 +160,7 @@ def plan_boot(
             runner=model.runner, pooling=model.pooling, step_us=model.step_us,
             kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
             quantization="int8" if model.weights == "int8" else "none", spill=spills,
-            backend=model.engine_backend, gpu_kernels=guest_gpu_kernels(spec, runtime),
+            backend=model.engine_backend, gpu_kernels=guest_gpu_kernels(spec, runtime), gpu_share=model.gpu_share,
         ).to_json()
     else:
         configuration = TextConfig(model_dir=guest_model).to_json()

@@ -112,6 +112,15 @@ def test_gpus_are_asked_for(tmp_path: Path, said: str, gpu: object, backend: str
     assert config.sandbox.gpu_kernels == tmp_path / "g"
 
 
+def test_a_share_is_of_a_gpu(tmp_path: Path) -> None:
+    """A share of a card goes with a card; control: with one it is taken."""
+    said = "gpu: [0], gpu_share: 45"
+    assert load_config(write(tmp_path, GOOD.replace("dtype: float32", said))).models[0].gpu_share == 45
+    for wrong in ("gpu_share: 45", "gpu: [0], gpu_share: 96"):
+        with pytest.raises(ConfigError, match="gpu_share"):
+            load_config(write(tmp_path, GOOD.replace("dtype: float32", wrong)))
+
+
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     """Names are what requests ask for, so they are unique."""
     text = GOOD.replace("policy: policy", "  - {name: m, path: other}\npolicy: policy")

@@ -39,14 +39,14 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: GpuFacts, kind
 
 def test_the_engine_gets_it_and_the_text_sandbox_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices, kernels and the backend go to the engine, a tenant's own too; the text sandbox has nothing of it."""
-    config, runtime, (engine, text) = plans(tmp_path, monkeypatch, FACTS, gpu="auto")
+    config, runtime, (engine, text) = plans(tmp_path, monkeypatch, FACTS, gpu="auto", gpu_share=40)
     own = plan_boot(config, config.models[0], FILES, runtime, Role.ENGINE, "tenant")
     own_text = plan_boot(config, config.models[0], FILES, runtime, Role.TEXT, "tenant")
     for plan in (engine, own):
         assert plan.spec.gpu is not None
         assert [one.path for one in plan.spec.gpu.devices] == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"]
         told = json.loads(plan.configuration)
-        assert (told["backend"], told["gpu_kernels"]) == ("auto", GUEST_GPU_KERNELS)
+        assert (told["backend"], told["gpu_kernels"], told["gpu_share"]) == ("auto", GUEST_GPU_KERNELS, 40)
         assert GUEST_GPU_KERNELS in {mount.target for mount in plan.spec.mounts}
     for plan in (text, own_text):
         assert plan.spec.gpu is None
