@@ -10,6 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.budget import MOST_SHARE, kv_bytes_of, read_card
 from engine.device.build import BACKENDS, device_for, make_device_runner, uses_device, without_spares
+from engine.device.preparation import preparing
 from engine.device.runner import DeviceRunner
 from engine.embedding import EmbeddingRunner
 from engine.errors import ConfigurationError
@@ -63,10 +64,11 @@ def load_engine(
         engine = build_null_engine(config, limits_for(config, description, layout), layout)
         _settle_memory()
         return engine
-    model = load_model(
-        config.model_dir, description, dtype=config.dtype, device=torch.device(device or device_for(config)),
-        packed=False, headless=embeds,
-    )  # fmt: skip
+    place = device or device_for(config)
+    with preparing(place):
+        model = load_model(
+            config.model_dir, description, dtype=config.dtype, device=torch.device(place), packed=False, headless=embeds
+        )
     engine = build_embedding_engine(config, model) if embeds else build_engine(config, model, spill)
     release_free_memory()
     if warm:

@@ -75,8 +75,9 @@ class Launcher:
         return self._back.line(launch.turn)
 
     def warm(self) -> None:
-        """Run every bucket twice without any row: all code is loaded then, and every step is recorded."""
-        for bucket in self._buckets:
+        """Run every bucket twice without any row: all code is loaded then, and every step is recorded. The largest come
+        first: recordings share one pool of memory, and what the largest needs of it holds all others."""
+        for bucket in reversed(self._buckets):
             for _ in range(2):
                 self._clear(0, self._loop.layout.lanes)
                 self._loop.announce(self._deltas)
