@@ -21,7 +21,7 @@ import termios
 from dataclasses import asdict, dataclass, fields
 from typing import get_args
 
-from appliance.errors import StartError
+from appliance.errors import ControlError
 
 CONTROL_VERSION = 6
 """Raised whenever a message changes its meaning; gateway and supervisor of different versions refuse each other."""
@@ -42,10 +42,6 @@ REFUSED = "refused"
 
 COLD, RESTORED, FALLEN_BACK = "cold", "restored", "fallen_back"
 """How a sandbox began: started, as a copy of a checkpoint, or started because its checkpoint was of no use."""
-
-
-class ControlError(StartError):
-    """The other host process broke the protocol, or is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,10 @@ class StartError(ApplianceError):
     wire = Wire("FAILED_PRECONDITION", 500, "server_error", "start_error", "START_ERROR")
 
 
+class ControlError(StartError):
+    """The other host process broke the protocol between the two, or is gone."""
+
+
 class InvalidRequestError(ApplianceError):
     """The request is malformed or a value is out of range."""
 

@@ -25,7 +25,6 @@ from appliance.control import (
     Audited,
     AuditState,
     Control,
-    ControlError,
     Fault,
     NamespaceQuery,
     Namespaces,
@@ -39,6 +38,7 @@ from appliance.control import (
     receive,
     send,
 )
+from appliance.errors import ControlError
 from appliance.gateway.audit import AuditFeed
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.house import House

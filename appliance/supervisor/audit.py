@@ -19,7 +19,8 @@ import structlog
 
 from appliance.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.audit.log import AuditLog, AuditWriteError
-from appliance.control import REFUSED, Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
+from appliance.control import REFUSED, Audited, AuditState, Control, SandboxDown, SandboxUp
+from appliance.errors import ControlError
 
 log = structlog.get_logger()
 

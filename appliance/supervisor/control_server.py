@@ -15,7 +15,6 @@ from appliance.control import (
     Attach,
     Audited,
     Control,
-    ControlError,
     Fault,
     NamespaceQuery,
     Namespaces,
@@ -26,6 +25,7 @@ from appliance.control import (
     receive,
     send,
 )
+from appliance.errors import ControlError
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.paths import identity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 
-from appliance.control import ControlError
+from appliance.errors import ControlError
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES
 
 MAX_TENANTS = 10_000
