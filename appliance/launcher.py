@@ -16,9 +16,10 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -74,13 +75,13 @@ class Launcher:
         run_dir: Path,
         on_ready: Callable[[Addresses], None],
         *,
-        environment: tuple[tuple[str, str], ...] = (),
+        environments: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType({}),
     ) -> None:
-        """``environment``: further variables of the children."""
+        """``environments``: further variables of each child."""
         self._config = config
         self._run_dir = run_dir
         self._on_ready = on_ready
-        self._environment = dict(environment)
+        self._environments = environments
         self._stop = asyncio.Event()
         self._children: dict[str, Child] = {}
         self._served: set[int] = set()
@@ -141,7 +142,7 @@ class Launcher:
         argv = (sys.executable, "-m", "appliance.child", role, str(self._config), str(os.getpid()))
         address = self._run_dir / NOTIFY_SOCKET
         environment = {
-            **MINIMAL_ENVIRONMENT, **self._environment, **notify.telemetry_environment(),
+            **MINIMAL_ENVIRONMENT, **dict(self._environments.get(role, ())), **notify.telemetry_environment(),
             "NOTIFY_SOCKET": str(address),
         }
         return start(argv, env=environment, stdio=STDERR, own_group=True)

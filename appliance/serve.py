@@ -12,7 +12,7 @@ from appliance.config import load_config
 from appliance.errors import ConfigError
 from appliance.launcher import Addresses, Launcher
 from appliance.lock import exclusive
-from isolation.environment import WIPING
+from isolation.environment import WIPING, WIPING_LATER
 
 LOCK = "launcher.lock"
 """Name of the lock in the run directory."""
@@ -40,8 +40,8 @@ def launch(config_path: Path, on_ready: Callable[[Addresses], None]) -> int:
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"):
-            environment = WIPING if config.wipe_memory else ()
-            asyncio.run(Launcher(config_path, config.run_dir, on_ready, environment=environment).run())
+            environments = {"supervisor": WIPING, "gateway": WIPING_LATER} if config.wipe_memory else {}
+            asyncio.run(Launcher(config_path, config.run_dir, on_ready, environments=environments).run())
     except OSError as error:
         raise ConfigError(f"cannot use the run directory {config.run_dir}: {error.strerror or error}") from error
     return 0

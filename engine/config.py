@@ -83,6 +83,8 @@ class TextConfig:
     """Directory inside the sandbox with tokenizer.json, tokenizer_config.json and, if any, chat_template.jinja."""
     render_limit_bytes: int = 8 << 20
     """Bytes a chat template may give."""
+    wipe_memory: bool = False
+    """Whether freed memory is to be overwritten (``isolation.ipc.sweeping``); needs the environment for that."""
 
     def to_json(self) -> bytes:
         """The configuration as it travels."""

@@ -6,6 +6,8 @@ The values were measured under gVisor's systrap platform. Page faults cost twice
 
 from __future__ import annotations
 
+from isolation.ipc.sweeping import CACHED_PIECES
+
 _MMAP_THRESHOLD_BYTES = 4 << 30
 """Allocations below this come from the heap and are used again; above it from mmap and are given back."""
 _TRIM_THRESHOLD_BYTES = 16 << 30
@@ -14,13 +16,30 @@ _TOP_PAD_BYTES = 256 << 20
 """The heap grows by this much at a time."""
 
 
+_PERTURB = "glibc.malloc.perturb=165"
+"""Have the C library overwrite what is freed (mallopt(3), M_PERTURB), except what it keeps for each thread."""
+
 WIPING: tuple[tuple[str, str], ...] = (
-    ("GLIBC_TUNABLES", "glibc.malloc.perturb=165:glibc.malloc.tcache_count=0"),
+    ("GLIBC_TUNABLES", f"{_PERTURB}:glibc.malloc.tcache_count=0"),
     ("PYTHONMALLOC", "malloc"),
 )
-"""Freed memory is overwritten: by the C library (mallopt(3), M_PERTURB), whose per-thread cache, which overwrites
-nothing, is off; and Python gives every object back to it instead of keeping pools of its own. For programs that hold
-prompts. Read by both at the start of a program only."""
+"""Freed memory is overwritten at once: nothing is kept for threads, and Python gives every object back to the C library
+instead of keeping pools of its own. Dear: for the supervisor, which serves nobody's tokens. Like the two below it is
+read at the start of a program only."""
+
+WIPING_LATER: tuple[tuple[str, str], ...] = (
+    ("GLIBC_TUNABLES", f"{_PERTURB}:glibc.malloc.tcache_count={CACHED_PIECES}"),
+    ("PYTHONMALLOC", "malloc"),
+)
+"""The same, except for the few pieces that are kept for each thread, which the program overwrites itself now and then
+(``isolation.ipc.sweeping.overwrite_cached``): for the gateway, which has several threads."""
+
+SWEPT: tuple[tuple[str, str], ...] = (
+    ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=1024:glibc.malloc.arena_max=1"),
+    ("PYTHONMALLOC", "malloc"),
+)
+"""Nothing is overwritten when it is freed; the program does that itself now and then (``Sweeper`` of
+``isolation.ipc.sweeping``): for text sandboxes, whose tokenizers free large pieces all the time, in one thread."""
 
 
 def guest_environment(*, threads: int, extra: tuple[tuple[str, str], ...] = ()) -> tuple[tuple[str, str], ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from appliance.api.limits import Stamp
+from isolation.ipc.sweeping import overwrite_cached
 
 T = TypeVar("T")
 
@@ -28,6 +29,14 @@ class _Turn:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     standing: int = 0
+
+
+def _parse_and_forget(parse: Callable[[bytes, Stamp], T], body: bytes, stamp: Stamp) -> T:
+    """Parse, and overwrite what the C library keeps for this thread of what was freed meanwhile."""
+    try:
+        return parse(body, stamp)
+    finally:
+        overwrite_cached()
 
 
 class Parser:
@@ -50,7 +59,7 @@ class Parser:
         try:
             async with turn.lock:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._thread, parse, body, stamp)
+                return await loop.run_in_executor(self._thread, _parse_and_forget, parse, body, stamp)
         finally:
             turn.standing -= 1
             if not turn.standing:

@@ -1,9 +1,11 @@
 """What the gateway does so that nothing of a request stays in its memory; for policies with ``retention: none``.
 
-Memory that is freed is overwritten by the C library (the launcher's and the unit's environment ask for that). Three
+Memory that is freed is overwritten by the C library (the launcher's and the unit's environment ask for that). Four
 things stay: the buffer into which the event loop reads from all sockets, which holds the last bodies until others have
-come; objects in cycles, which nobody frees until the collector looks; and what a request that runs still needs. So the
-buffer is filled with zeros and garbage is collected, every few seconds, whether anybody called or not.
+come; objects in cycles, which nobody frees until the collector looks; small pieces that the C library keeps for each
+thread, without which everything would be a sixth dearer; and what a request that runs still needs. So the buffer is
+filled with zeros, garbage is collected and the kept pieces are taken and overwritten, every few seconds,
+whether anybody called or not. (The thread that parses large bodies does the last of these itself.)
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ import gc
 import os
 import time
 from collections.abc import Callable
+
+from isolation.ipc.errors import SweepError
+from isolation.ipc.sweeping import check_overwriting, overwrite_cached
+from policy.model import PolicySet, Retention
 
 PERIOD_S = 2.0
 """Between two rounds: whatever ends is gone from here 5 s later, with room for a loop that is late."""
@@ -94,6 +100,31 @@ class Collector:
         return 2
 
 
+def wiping_problem(*, wanted: bool) -> str:
+    """Why freed memory of this process is not overwritten, though or because the configuration says so; empty where it
+    is."""
+    if not wanted:
+        return "wipe_memory is off"
+    try:
+        check_overwriting()
+    except SweepError as error:
+        return str(error)
+    return ""
+
+
+def unforgettable(policy: PolicySet, problem: str) -> list[str]:
+    """What is wrong with a policy where freed memory is not overwritten (``problem`` says why): nothing may stay of
+    some tenants, and it would."""
+    if not problem:
+        return []
+    names = sorted(name for name, tenant in policy.tenants.items() if tenant.retention is Retention.NONE)
+    return [
+        f"tenant {name!r} has retention none, which cannot be kept: {problem}; start the gateway by its unit or with "
+        "athanor serve, with wipe_memory on, or give the tenant retention standard"
+        for name in names
+    ]  # fmt: skip
+
+
 async def keep_forgetting(wanted: Callable[[], bool]) -> None:
     """Do so every ``PERIOD_S`` while somebody wants it; ends by cancellation."""
     washer, collector = Washer(), Collector()
@@ -103,6 +134,7 @@ async def keep_forgetting(wanted: Callable[[], bool]) -> None:
             if wanted():
                 collector.collect()
                 washer.wash()
+                overwrite_cached()
             await asyncio.sleep(PERIOD_S)
     finally:
         washer.close()

@@ -21,11 +21,11 @@ from appliance.api.auth import Resolver
 from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
 from appliance.config import ApplianceConfig, ListenConfig, split_address
-from appliance.errors import StartError
+from appliance.errors import ConfigError, StartError
 from appliance.gateway.admin_listener import serve_admin
 from appliance.gateway.console_feed import ConsoleFeed
 from appliance.gateway.first_start import FirstStart
-from appliance.gateway.forgetting import keep_forgetting
+from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.gauges import Gauges
 from appliance.gateway.house import House
 from appliance.gateway.kv_shares import account_names, shown
@@ -81,6 +81,9 @@ class Gateway:
         self._hopeless = ""
         self._file = PolicyFile(config.policy, config.credentials, config.pepper)
         policy, table = self._file.read()
+        self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
+        if found := unforgettable(policy, self._wiping_problem):
+            raise ConfigError("\n".join(found))
         self._keys = _Keys(table)
         self._rooms = {model.name: ModelRooms(model.name, model.runner, truncates=model.truncates)
             for model in config.models}
@@ -131,8 +134,6 @@ class Gateway:
             self._service.share_out()
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._rooms)
-            if self._forgets() and not self._config.wipe_memory:
-                log.error("freed memory keeps prompts of tenants with retention: none, for wipe_memory is off")
             looks = Gauges(self._service, self._sandboxes, self._telemetry)
             gauges = asyncio.create_task(self._watch(looks), name="gauges")
             gauges.add_done_callback(_log_failure)
@@ -209,7 +210,7 @@ class Gateway:
         if self._announced:
             notify.reloading()
         outcome = await self._file.reload(
-            self._service.ledger, self._sandboxes.namespaces, self._use_keys, self._service.publications.prepare
+            self._service.ledger, self._sandboxes.namespaces, self._use_keys, self._prepare
         )
         if outcome.ok:
             self._sandboxes.tell_retention(retention_of(self._service.ledger.policy))
@@ -225,6 +226,10 @@ class Gateway:
         if self._announced:
             notify.ready(outcome.message)
         return outcome
+
+    async def _prepare(self, policy: PolicySet) -> list[str]:
+        """Make what a new policy needs; gives what is wrong with it."""
+        return unforgettable(policy, self._wiping_problem) or await self._service.publications.prepare(policy)
 
     def _forgets(self) -> bool:
         """Whether the policy has a tenant of whom nothing may stay."""

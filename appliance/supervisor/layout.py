@@ -8,7 +8,7 @@ from pathlib import Path
 from appliance.catalog import ModelFiles
 from appliance.config import ApplianceConfig
 from appliance.residency import TEXT_MEMORY_BYTES
-from isolation.environment import WIPING, guest_environment
+from isolation.environment import SWEPT, guest_environment
 from isolation.image_rootfs import image_rootfs
 from isolation.ipc.messages import Role
 from isolation.python_rootfs import python_rootfs
@@ -50,8 +50,8 @@ def sandbox_spec(
     return SandboxSpec(
         name=name,
         argv=rootfs.argv(module, GUEST_SOCKET),
-        # An engine sees ids alone, and its large tensors would be written once more.
-        env=guest_environment(threads=threads, extra=WIPING if config.wipe_memory and not engine else ()),
+        # An engine sees ids alone, and overwrites them itself.
+        env=guest_environment(threads=threads, extra=SWEPT if config.wipe_memory and not engine else ()),
         rootfs=rootfs,
         mounts=mounts,
         limits=limits,

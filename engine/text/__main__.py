@@ -23,10 +23,11 @@ from engine.errors import ConfigurationError, ModelLoadError
 from engine.text.grammar_process import GrammarLine, start_keeper
 from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.channel import Channel
-from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull
+from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, SweepError
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, OpenGrammar
 from isolation.ipc.memory import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
 from isolation.ipc.messages import Drain, Failed, FailureCode, Message, Role
+from isolation.ipc.sweeping import Rounds, Sweeper
 from isolation.ipc.text_messages import Decode, Encode, ReadVocabulary
 
 EXIT_DRAINED = 0
@@ -54,38 +55,49 @@ def main(arguments: Sequence[str]) -> int:
     try:
         channel, configuration = attach(arguments[0], Role.TEXT)
         try:
-            worker = load_worker(TextConfig.from_json(configuration))
+            config = TextConfig.from_json(configuration)
+            worker = load_worker(config)
             words = worker.words()
-            grammars = start_keeper(words, channel) if words is not None else None
+            rounds = Rounds(Sweeper().sweep if config.wipe_memory else _keep)
+            grammars = start_keeper(words, channel, rounds) if words is not None else None
             _send(channel, worker.ready())
-            serve(worker, channel, grammars)
+            serve(worker, channel, grammars, rounds)
         finally:
             channel.close()
     except (ConfigurationError, ModelLoadError) as error:
         return _fail(EXIT_LOAD, f"cannot load: {error}")
+    except SweepError as error:
+        return _fail(EXIT_LOAD, f"cannot forget: {error}")
     except ProtocolError as error:
         return _fail(EXIT_HOST, f"the host is gone or out of turn: {error}")
     return EXIT_DRAINED
 
 
-def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None = None) -> None:
+def _keep() -> None:
+    """What is done about freed memory where nobody asks for more."""
+
+
+def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None, rounds: Rounds) -> None:
     """Answer jobs until the host drains the worker; jobs before the ``Drain`` are answered.
 
     Raises:
         ProtocolError: the host closed its end, reads nothing, or sent what a worker does not take.
+        SweepError: freed memory cannot be overwritten any more.
     """
     while True:
         # No name of this function keeps a message: a prompt that was answered is to be freed, and so overwritten.
         messages = deque(channel.receive(RECEIVE_LIMIT))
         while messages:
+            rounds.worked()
             if isinstance(messages[0], Drain):
                 return
             _take(messages.popleft(), worker, channel, grammars)
         _relay(channel, grammars)
+        rounds.turn()
         if grammars is None:
-            channel.wait(IDLE_WAIT_S)
+            channel.wait(rounds.left_s(IDLE_WAIT_S))
         else:
-            _wait_both(channel, grammars)
+            _wait_both(channel, grammars, rounds.left_s(IDLE_WAIT_S))
 
 
 def _take(message: Message, worker: TextWorker, channel: Channel, grammars: GrammarLine | None) -> None:
@@ -115,15 +127,17 @@ def _relay(channel: Channel, grammars: GrammarLine | None) -> None:
             _send(channel, answer)
 
 
-def _wait_both(channel: Channel, grammars: GrammarLine) -> None:
-    """Sleep until the host or the keeper of grammars has something, looking again as ``Channel.wait`` does."""
+def _wait_both(channel: Channel, grammars: GrammarLine, timeout_s: float) -> None:
+    """Sleep until the host or the keeper of grammars has something, at most this long, looking again as
+    ``Channel.wait`` does."""
     if channel.arm():
         return
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     poll.register(grammars.fileno(), select.POLLIN)
     look = LOOK_AGAIN_S
-    while not poll.poll(look * 1_000) and not channel.arm():
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0 and not poll.poll(min(look, left) * 1_000) and not channel.arm():
         look = min(2 * look, LOOK_AGAIN_AT_MOST_S)
     channel.disarm()
 

@@ -27,12 +27,13 @@ from isolation.ipc.codec import decode, encode
 from isolation.ipc.errors import RemoteProtocolError
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.messages import MAX_FRAME_BYTES, Message
+from isolation.ipc.sweeping import Rounds
 
-TICK_MS = 20
-"""Milliseconds between looks at the clock while something is under way."""
+TICK_S = 0.02
+"""Seconds between looks at the clock while something is under way."""
 
-IDLE_MS = 10_000
-"""Milliseconds of sleep without work; what comes wakes it."""
+IDLE_S = 10.0
+"""Seconds of sleep without work; what comes wakes it."""
 
 READ_BYTES = 1 << 18
 
@@ -102,8 +103,8 @@ class FrameReader:
         return messages
 
 
-def start_keeper(words: Words, channel: Channel) -> GrammarLine:
-    """Fork the keeper; the child never returns from here. ``channel`` is closed in it."""
+def start_keeper(words: Words, channel: Channel, rounds: Rounds) -> GrammarLine:
+    """Fork the keeper; the child never returns from here. ``channel`` is closed in it; ``rounds`` are its own, too."""
     read_from_worker, write_to_keeper = os.pipe()
     read_from_keeper, write_to_worker = os.pipe()
     pid = os.fork()
@@ -120,7 +121,7 @@ def start_keeper(words: Words, channel: Channel) -> GrammarLine:
         ours, theirs = socket_pair()
         if os.fork():
             theirs.close()
-            status = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker).run()
+            status = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker, rounds).run()
         else:
             ours.close()
             os.close(read_from_worker)
@@ -135,10 +136,13 @@ def start_keeper(words: Words, channel: Channel) -> GrammarLine:
 class _Keeping:
     """The keeper's loop: one poll over the worker, the forker and all grammars' processes."""
 
-    def __init__(self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int) -> None:
+    def __init__(
+        self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int, rounds: Rounds
+    ) -> None:
         self._forker = forker
         self._frames = FrameReader(inbound)
         self._outbound = outbound
+        self._rounds = rounds
         self._unsent = bytearray()
         self._keeper = Keeper(self._ask, mask_bytes)
         os.set_blocking(outbound, False)
@@ -154,7 +158,7 @@ class _Keeping:
             if self._unsent:
                 poll.register(self._outbound, select.POLLOUT)
             by_fd = self._register(poll)
-            for fd, _events in poll.poll(TICK_MS if keeper.busy else IDLE_MS):
+            for fd, _events in poll.poll(self._rounds.left_s(TICK_S if keeper.busy else IDLE_S) * 1_000):
                 if fd == self._forker.fileno():
                     data, _ = receive_packet(self._forker, 0)
                     if not data:
@@ -164,8 +168,9 @@ class _Keeping:
                     messages = self._frames.read()
                     if messages is None:
                         return EXIT_DONE
-                    for message in messages:
-                        keeper.take(message)
+                    while messages:  # No name of this function keeps one: it is to be freed, and so overwritten.
+                        keeper.take(messages.pop(0))
+                    self._rounds.worked()
                 elif fd in by_fd and not by_fd[fd].ended:
                     if fd == by_fd[fd].results:
                         keeper.read(by_fd[fd])
@@ -173,6 +178,7 @@ class _Keeping:
                         by_fd[fd].flush()
             keeper.tick()
             self._send()
+            self._rounds.turn()
 
     def _register(self, poll: select.poll) -> dict[int, GrammarProcess]:
         by_fd = {}

@@ -35,3 +35,7 @@ class UnsupportedMachineError(ProtocolError):
 
 class RingFull(Exception):
     """The frame does not fit now; it will once the peer has read."""
+
+
+class SweepError(Exception):
+    """Freed memory of this process cannot be overwritten; the message says why. No matter of the wire."""
