@@ -69,7 +69,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def null_appliance(step_us: int, profile: Path | None = None) -> Iterator[Served]:
+def null_appliance(step_us: int, profile: Path | None = None, *, wipe_memory: bool = True) -> Iterator[Served]:
     """An appliance with the null engine, for the time of a block."""
     with tempfile.TemporaryDirectory(prefix="athanor-host-") as folder:
         state = Path(folder)
@@ -83,6 +83,7 @@ def null_appliance(step_us: int, profile: Path | None = None) -> Iterator[Served
         config = {
             "listen": {"http": http, "grpc": rpc, "admin": admin}, "models": [model], "policy": "policy.yaml",
             "credentials": "credentials.json", "pepper": "pepper", "run_dir": str(run_directory(state)),
+            "wipe_memory": wipe_memory,
         }
         (state / "athanor.yaml").write_text(json.dumps(config))
         command = [sys.executable, "-m", "appliance.cli", "serve", "--config", str(state / "athanor.yaml")]
@@ -104,10 +105,12 @@ def null_appliance(step_us: int, profile: Path | None = None) -> Iterator[Served
             process.wait(60)
 
 
-def drive(served: Served, front_end: str, streams: int, requests: int, tokens: int) -> dict[str, Any]:
-    """Run the client to its end; gives what it saw."""
+def drive(
+    served: Served, front_end: str, streams: int, requests: int, tokens: int, *, repeats: int = 1
+) -> dict[str, Any]:
+    """Run the client to its end; gives what it saw. ``repeats``: how often the prompt's sentence is said."""
     host, port = served.ready[front_end].rpartition("//")[2].rsplit(":", 1)
-    load = Load(host, int(port), served.keys, streams, requests, tokens, front_end)
+    load = Load(host, int(port), served.keys, streams, requests, tokens, front_end, repeats)
     client = Path(__file__).with_name("host_client.py")
     done = subprocess.run(
         [sys.executable, str(client)], input=json.dumps(asdict(load)).encode(), stdout=subprocess.PIPE, check=True

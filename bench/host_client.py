@@ -39,6 +39,8 @@ class Load:
     requests: int
     tokens: int
     front_end: str = "http"
+    repeats: int = 1
+    """How often ``PROMPT`` is in a prompt."""
 
 
 @dataclass
@@ -67,8 +69,8 @@ class HttpStream(asyncio.Protocol):
         self._left = load.requests
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = json.dumps({
-            "model": MODEL, "prompt": PROMPT, "max_tokens": load.tokens, "stream": True, "ignore_eos": True,
-            "temperature": 0, "seed": 7, "stream_options": {"include_usage": True},
+            "model": MODEL, "prompt": PROMPT * load.repeats, "max_tokens": load.tokens, "stream": True,
+            "ignore_eos": True, "temperature": 0, "seed": 7, "stream_options": {"include_usage": True},
         }).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n"
@@ -138,7 +140,8 @@ async def run_grpc(load: Load, seen: Seen) -> None:
 
     from appliance.api.generated import inference_pb2 as pb
 
-    request = pb.GenerateRequest(model=MODEL, text=PROMPT, max_output_tokens=load.tokens, ignore_eos=True)
+    text = PROMPT * load.repeats
+    request = pb.GenerateRequest(model=MODEL, text=text, max_output_tokens=load.tokens, ignore_eos=True)
     request.sampling.temperature = 0
     request.sampling.seed = 7
     asked = request.SerializeToString()

@@ -42,8 +42,9 @@ _GIVEN_BACK: Final = 256 << 10
 _HEAD: Final = sys.getsizeof(b"")
 """Bytes of a ``bytes`` object beside its content, the zero at its end among them."""
 
-_SLOTS: Final = 255
-"""Objects that are held in one list: its indexes are Python's ready-made small numbers, so that no list grows."""
+_SLOTS: Final = 254
+"""Objects that are held in one list, besides the list before: its indexes are Python's ready-made small numbers, no
+list grows, and such a list fills its piece to the last byte."""
 
 _HEADER: Final = 16
 """Bytes of a piece before what malloc gives, where its size stands."""
@@ -51,7 +52,7 @@ _HEADER: Final = 16
 _ZERO: Final = b"\0"
 _ONE = 1.0
 
-_MARK: Final = bytes(range(1, 256))
+_MARK: Final = bytes(range(1, 256)) * 8
 
 
 class _Info(ctypes.Structure):
@@ -81,19 +82,24 @@ def overwrite_cached(pieces: int = CACHED_PIECES) -> None:
             held[slot] = None
 
 
+def _is_marked(place: int) -> bool:
+    """Whether memory where an object with a piece of ``_MARK`` was still holds some of it."""
+    return ctypes.string_at(place + 2 * _HEAD, 64) in _MARK
+
+
 def check_overwriting() -> None:
     """Try whether what this process frees is overwritten, by the C library or by ``overwrite_cached``.
 
     Raises:
         SweepError: it is not: the process was not started with the environment that it takes.
     """
-    made = [[_MARK * times for _ in range(2 * CACHED_PIECES)] for times in (2, 8)]
+    small, large = ([_MARK[:size] for _ in range(2 * CACHED_PIECES)] for size in (200, 2_000))
     guard = bytes(len(_MARK))  # So that what is freed does not become the top, which is given back.
-    places = [(id(mark) + _HEAD - 1, len(mark)) for group in made for mark in group[1:]]
-    del made
+    places, at_once = [id(mark) for mark in small], [id(mark) for mark in large]
+    del small, large
+    left = any(map(_is_marked, at_once))
     overwrite_cached()
-    left = sum(_MARK[64:128] in ctypes.string_at(*place) for place in places)
-    if left or not guard:
+    if left or any(map(_is_marked, places)) or not guard:
         raise SweepError("freed memory is not overwritten: the environment lacks PYTHONMALLOC and GLIBC_TUNABLES")
 
 
@@ -154,7 +160,8 @@ class Sweeper:
             SweepError: the heap is not laid out as it was.
         """
         gc.collect(1)
-        top, _ = self._top()
+        top, end = self._top()
+        self._blank(top + _HEADER, end)  # First: from here on memory is taken from there, too.
         large = self._take_large(top)
         held = _take_small(top)
         del held
@@ -163,8 +170,6 @@ class Sweeper:
             piece, large = large, link.value
             link.value = 0
             self._libc.free(piece)
-        top, end = self._top()
-        self._blank(top + _HEADER, end)
 
     def _top(self) -> tuple[int, int]:
         """Where the top of the heap begins and ends."""
@@ -203,17 +208,17 @@ class Sweeper:
 
     def _try(self) -> None:
         """Sweep, and look whether that overwrote a small object and a large one."""
-        marks = [_MARK * times for times in (2, 3, 2_000)]
+        marks = [_MARK[:200], _MARK[:700], _MARK * 256]
         others = [bytes(len(mark)) for mark in marks]  # So that what is freed does not become part of the top.
-        places = [(id(mark) + _HEAD - 1, len(mark)) for mark in marks]
+        places = [id(mark) for mark in marks]
         top, end = self._top()
         start = end - self._libc.mallinfo2().arena
         del marks
-        if not all(start < place < top for place, _ in places):
+        if not all(start < place < top for place in places):
             raise SweepError("objects are not all in the heap: the environment is not the one that wiping needs")
         self.sweep()
         del others
-        if any(_MARK[64:128] in ctypes.string_at(*place) for place in places):
+        if any(map(_is_marked, places)):
             raise SweepError("freed memory was not overwritten")
 
 

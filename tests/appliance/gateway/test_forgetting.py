@@ -9,6 +9,7 @@ import sys
 import weakref
 
 from appliance.gateway import forgetting
+from policy.loader import Source, load_policy
 
 SCRIPT = """
 import asyncio, os, re, socket, sys, uvloop
@@ -116,3 +117,25 @@ def test_what_grew_old_in_use_is_collected_too() -> None:
     assert collector.collect() == 2
     assert gone() is None
     assert [collector.collect() for _ in range(3)] == [2, 1, 2]
+
+
+POLICY = """\
+version: 1
+tenants:
+  quiet: {credentials: ["key:q"], models: ["*"], retention: none}
+  loud: {credentials: ["key:l"], models: ["*"]}
+"""
+
+
+def test_a_policy_that_needs_overwriting_is_refused_without_it() -> None:
+    """Switched off, or on in a process whose environment does not do it (this one), each tenant of whom nothing may
+    stay is named, and a policy without one is none the worse; where it is done both are fine."""
+    policy = load_policy([Source("policy.yaml", POLICY)])
+    harmless = load_policy([Source("policy.yaml", POLICY.replace(", retention: none", ""))])
+    for problem in (forgetting.wiping_problem(wanted=False), forgetting.wiping_problem(wanted=True)):
+        assert problem
+        (said,) = forgetting.unforgettable(policy, problem)
+        assert "'quiet'" in said
+        assert problem in said
+        assert not forgetting.unforgettable(harmless, problem)
+    assert not forgetting.unforgettable(policy, "")
