@@ -40,6 +40,9 @@ RINGS = "/memfd:athanor-ipc"
 STEP_BYTES = 1 << 20
 """Noise is at least so much: an arena of the C library or of Python grows by this."""
 
+FEW_SAMPLES = 10
+"""Fewer samples than this lie close to any line: noise counts double."""
+
 NOISES = 3.0
 """How many times the noise the growth may be."""
 
@@ -126,8 +129,9 @@ def _growth_of(room: str, lives: list[list[Sample]]) -> Growth | None:
         level = median(one.size - slope * one.at_s for one in life)
         distances += [abs(one.size - slope * one.at_s - level) for one in life]
     span = max(life[-1].at_s - life[0].at_s for life in kept)
-    noise = max(STEP_BYTES, median(distances))
-    return Growth(room, sum(map(len, kept)), slope * 3_600, slope * span, noise)
+    samples = sum(map(len, kept))
+    noise = max(STEP_BYTES, median(distances)) * (2 if samples < FEW_SAMPLES else 1)
+    return Growth(room, samples, slope * 3_600, slope * span, noise)
 
 
 def _started(pid: int) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.guarantees.raw_http import request_bytes, talk
 from bench.soak.answers import AWAY
 from bench.soak.census import group_parents
 from bench.soak.ground import Act, Fault, Ground
@@ -13,7 +16,14 @@ from bench.soak.served import until_pid
 
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 MARGIN_BYTES = 1 << 20
-GROUP = "athanor-soak"
+GROUP = "athanor-soak-"
+"""And our process: two runs beside each other have two."""
+
+MOVE_CHARGES, ALL_CHARGES = "memory.move_charge_at_immigrate", "3"
+"""What a process has moves with it into a group of cgroup v1 (memory.txt, section 8)."""
+
+LARGE, LARGE_BYTES, LARGE_S = 16, 3 << 20, 4.0
+"""Bodies that are sent at once, bytes of one, and patience with them."""
 
 
 def _group_of(ground: Ground, role: str) -> Path | None:
@@ -83,12 +93,16 @@ async def _gateway(ground: Ground) -> str:
     pid = await until_pid(ground.served, "gateway")
     home = _memory_home()
     assert home is not None, "it was asked for before"
-    group = home / GROUP
+    group = home / f"{GROUP}{os.getpid()}"
     group.mkdir()
     try:
+        with contextlib.suppress(OSError):
+            (group / MOVE_CHARGES).write_text(ALL_CHARGES)
         (group / "cgroup.procs").write_text(str(pid))
         before = _refused(group)
         with _tight(group, MARGIN_BYTES):
+            # What it has it uses again and again: only what is more than that meets the limit.
+            await asyncio.gather(*(_large(ground) for _ in range(LARGE)))
             await ground.last(2.0, 4.0)
             return _bitten(before, group, pid)
     finally:
@@ -96,6 +110,14 @@ async def _gateway(ground: Ground) -> str:
             with contextlib.suppress(OSError):
                 (home / "cgroup.procs").write_text(line)
         group.rmdir()
+
+
+async def _large(ground: Ground) -> None:
+    """Send a body of the largest size, and leave."""
+    proof = ("authorization", f"Bearer {ground.served.keys['alpha']}"), ("content-type", "application/json")
+    body = b'{"prompt": "' + b"x" * LARGE_BYTES + b'"}'
+    with contextlib.suppress(OSError, TimeoutError):
+        await talk(ground.served.http_port, request_bytes("POST", "/v1/completions", body, *proof), LARGE_S)
 
 
 def _memory_home() -> Path | None:
