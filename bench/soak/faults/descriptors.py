@@ -57,7 +57,8 @@ def _exhausted(role: str, spare: int, ask: Ask) -> Act:
 
 
 async def _ask_gateway(ground: Ground) -> None:
-    await talk(ground.served.http_port, request_bytes("GET", "/v1/models", b""), SILENCE_S)
+    if not await talk(ground.served.http_port, request_bytes("GET", "/v1/models", b""), SILENCE_S):
+        raise ConnectionError("closed without a word")
 
 
 async def _ask_supervisor(ground: Ground) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench.soak.answers import AWAY
 from bench.soak.census import group_parents
 from bench.soak.ground import Act, Fault, Ground
 from bench.soak.served import until_pid
+from isolation.process import spawn
 
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 MARGIN_BYTES = 1 << 20
@@ -21,6 +23,16 @@ GROUP = "athanor-soak-"
 
 MOVE_CHARGES, ALL_CHARGES = "memory.move_charge_at_immigrate", "3"
 """What a process has moves with it into a group of cgroup v1 (memory.txt, section 8)."""
+
+GLUTTON = """
+import time
+where = open("/proc/self/cgroup").read()
+while open("/proc/self/cgroup").read() == where:
+    time.sleep(0.05)
+held = [b"x" * (1 << 20) for _ in range(64)]
+time.sleep(60)
+"""
+"""A program that wants 64 MiB once it has been put into another group."""
 
 LARGE, LARGE_BYTES, LARGE_S = 16, 3 << 20, 4.0
 """Bodies that are sent at once, bytes of one, and patience with them."""
@@ -81,7 +93,9 @@ def _sandbox(role: str) -> Act:
         used = next(group / name for name in ("memory.current", "memory.usage_in_bytes") if (group / name).exists())
         watched = await until_pid(ground.served, role)
         before = _refused(group)
-        with _tight(group, int(used.read_text()) // 2):
+        with _tight(group, int(used.read_text()) // 2), spawn((sys.executable, "-S", "-c", GLUTTON)) as glutton:
+            # The sandbox uses what it has again and again: only somebody who wants more meets the limit.
+            (group / "cgroup.procs").write_text(str(glutton.pid))
             await ground.last(3.0, 6.0)
             return _bitten(before, group, watched)
 
