@@ -216,10 +216,8 @@ async def _in_flight(inspector: Inspector, seed: int) -> Control:
     asker = Asker(served, "alpha", channel, random.Random(seed))
     tasks = [asyncio.create_task(asker.ask("stream", Manner(pause_s=0.5))) for _ in range(HELD)]
     seen: list[str] = []
-    for _ in range(100):
+    while not seen and not all(task.done() for task in tasks):
         seen = await inspector.busy()
-        if seen:
-            break
         await asyncio.sleep(0.01)
     await asyncio.gather(*tasks)
     await channel.close()
