@@ -28,6 +28,9 @@ from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, full, refill, rescal
 from policy.model import Limits, PolicySet
 from policy.request import AccessRequest, Usage
 
+NO_RATES = RateState(0, 0, 0.0, 0, 0, 0.0)
+"""Of somebody who is no tenant any more."""
+
 
 @dataclass(slots=True)
 class _Account:
@@ -167,9 +170,13 @@ class Ledger:
             account.tokens = settle(account.tokens, rate, reserved=reserved, used=used, now=self._clock())
 
     def rates(self, tenant: str) -> RateState:
-        """What is left of both rates."""
+        """What is left of both rates. A tenant that is gone since its request was admitted has none: its last answer,
+        or its last error, goes out without them."""
         now = self._clock()
-        limits = self.limits(tenant)
+        known = self._policy.tenants.get(tenant)
+        if known is None:
+            return NO_RATES
+        limits = known.limits
         account = self._account(tenant, now)
         requests, tokens = Rate(limits.requests_per_minute), Rate(limits.tokens_per_minute)
         left_requests = refill(account.requests, requests, now).level

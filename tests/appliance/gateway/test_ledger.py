@@ -13,7 +13,7 @@ from appliance.errors import (
     RateLimitedError,
     UnauthenticatedError,
 )
-from appliance.gateway.ledger import Ledger
+from appliance.gateway.ledger import NO_RATES, Ledger
 from policy.loader import Source, load_policy
 from policy.model import PolicySet
 
@@ -134,6 +134,14 @@ def test_a_tenant_taken_out_of_the_policy_is_refused_and_settles_quietly() -> No
     with pytest.raises(UnauthenticatedError):
         book.admit("alpha", "m", None)
     running.settle(1, 1)
+
+
+def test_a_tenant_taken_out_has_no_rates_and_its_last_answer_goes_out_all_the_same() -> None:
+    """Rates are asked for when an answer or an error is sent, which may be after a reload without the tenant."""
+    book = ledger(Clock())
+    assert book.rates("alpha").limit_requests == 60
+    book.replace(load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")]), {})
+    assert book.rates("alpha") == NO_RATES
 
 
 def test_a_reload_between_admission_and_reservation_refuses_nothing_unasked() -> None:
