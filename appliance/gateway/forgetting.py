@@ -3,9 +3,9 @@
 Memory that is freed is overwritten by the C library (the launcher's and the unit's environment ask for that). Four
 things stay: the buffer into which the event loop reads from all sockets, which holds the last bodies until others have
 come; objects in cycles, which nobody frees until the collector looks; small pieces that the C library keeps for each
-thread, which makes small objects cheaper; and what a request that runs still needs. So the buffer is
-filled with zeros, garbage is collected and the kept pieces are taken and overwritten, every few seconds,
-whether anybody called or not. (The thread that parses large bodies does the last of these itself.)
+thread, which makes small objects cheaper; and what a request that runs still needs. So the buffer is filled with zeros,
+garbage is collected and the kept pieces are taken and overwritten, every few seconds, whether anybody called or not.
+(The thread that parses large bodies does the last of these itself.)
 """
 
 from __future__ import annotations
