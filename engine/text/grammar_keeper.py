@@ -129,9 +129,8 @@ class Keeper:
         now = self._clock()
         for process in list(self.processes.values()):
             owing_since = next(iter(process.asked.values()), now)
-            if now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S:
-                self._end(process)
-            elif process.idle and now - process.used > KEPT_S:
+            late = now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S
+            if late or (process.idle and now - process.used > KEPT_S):
                 self._end(process)
         self._take_turns(now)
         self._start()
