@@ -12,6 +12,8 @@ class Connections:
     """The counts; ``most``: connections of one address or of one tenant."""
 
     def __init__(self, most: int) -> None:
+        self.ending = False
+        """Whether each connection ends with its next answer: nothing new is taken."""
         self._most = most
         self._held: Counter[tuple[str, str]] = Counter()
 

@@ -120,7 +120,7 @@ class GrpcFrontEnd:
         self._stall_s = stall_s
         self._padding = padding or Padding()
         self._paced: set[PacedMessages] = set()
-        self._draining = False
+        self._draining = self._over = False
         self._readers: dict[str, asyncio.Semaphore] = {}
         self._live: set[Cut] = set()
         self._idle = asyncio.Event()
@@ -133,13 +133,14 @@ class GrpcFrontEnd:
         await self._idle.wait()
 
     def begin_drain(self) -> None:
-        """Take no new generations; those that run go on."""
+        """Keep nobody waiting for the sake of padding; calls that still come are answered."""
         self._draining = True
         for paced in self._paced:
             paced.hurry()
 
     def cut_all(self) -> None:
-        """End those that still run with a retryable error."""
+        """End those that still run with a retryable error, and take none any more."""
+        self._over = True
         for cut in list(self._live):
             cut.end(_shutting_down())
 
@@ -199,7 +200,7 @@ class GrpcFrontEnd:
                 self._idle.set()
 
     async def _generate(self, requests: Requests, call: _Call) -> None:
-        if self._draining:
+        if self._over:
             raise _shutting_down()
         ticks = Ticks(time.monotonic(), self._padding.tick_s)
         message = await self._only(pb.GenerateRequest, requests, call)
@@ -230,6 +231,8 @@ class GrpcFrontEnd:
         size = self._padding.size(choices=asked.choices, scored=scored)
         paced = PacedMessages(self._padding, size, lambda event: grpc_messages.to_response(event, asked))
         self._paced.add(paced)
+        if self._draining:
+            paced.hurry()
         try:
             async with aclosing(paced.records(events, ticks)) as records:
                 async for record in records:
@@ -245,7 +248,7 @@ class GrpcFrontEnd:
             raise CancelledError("the client stopped reading; the request was ended") from None
 
     async def _embed(self, requests: Requests, call: _Call) -> Message:
-        if self._draining:
+        if self._over:
             raise _shutting_down()
         ticks = Ticks(time.monotonic(), self._padding.tick_s)
         message = await self._only(pb.EmbedRequest, requests, call)

@@ -64,19 +64,20 @@ class HttpFrontEnd:
         self._resolver = resolver
         self._settings = settings
         self._ready = ready
-        self._draining = False
+        self._draining = self._over = False
         self._generation = Generation(service, settings)
         self._table = [
             (route, StarletteRoute(route.path, endpoint=_unused, methods=[route.method])) for route in ROUTES
         ]
 
     def begin_drain(self) -> None:
-        """Take no new generations; those that run go on."""
+        """Say that it is not ready, and keep nobody waiting for the sake of padding; what comes is still answered."""
         self._draining = True
         self._generation.hurry()
 
     def cut_all(self) -> None:
-        """End those that still run with a retryable error."""
+        """End those that still run with a retryable error, and take none any more."""
+        self._over = True
         self._generation.cut_all(_shutting_down())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -153,7 +154,7 @@ class HttpFrontEnd:
 
     async def embed(self, exchange: Exchange, _parameters: Mapping[str, Any]) -> None:
         """``POST /v1/embeddings``."""
-        if self._draining:
+        if self._over:
             raise _shutting_down()
         await self._generation.embed(exchange, _principal(exchange))
 
@@ -180,7 +181,7 @@ class HttpFrontEnd:
         await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
 
     async def _generate(self, exchange: Exchange, operation: Operation) -> None:
-        if self._draining:
+        if self._over:
             raise _shutting_down()
         await self._generation.serve(exchange, _principal(exchange), operation)
 

@@ -58,9 +58,11 @@ class Generation:
         self._parser = Parser()
         self._live: set[Cut] = set()
         self._padded: set[Exchange] = set()
+        self._hurries = False
 
     def hurry(self) -> None:
         """The appliance drains: padding keeps nobody waiting from here on."""
+        self._hurries = True
         for exchange in self._padded:
             exchange.hurry()
 
@@ -210,6 +212,8 @@ class Generation:
             timer = asyncio.get_running_loop().call_later(left, cut.end, _too_late())
         self._live.add(cut)
         self._padded.add(exchange)
+        if self._hurries:
+            exchange.hurry()
         try:
             yield cut
         finally:

@@ -116,6 +116,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answering = True
         self._disarm()
         super().on_headers_complete()
+        if self._counts.ending:
+            self.cycle.keep_alive = False
+
+    def end_after_answer(self) -> None:
+        """Close the connection behind the answer that it waits for, if it waits for one."""
+        if self._answering:
+            self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         """The answer is out: the next request may begin."""

@@ -37,6 +37,13 @@ BACKLOG = 1_024
 TICK_S = 1.0
 """Between two looks at readiness, and two values of the Date header."""
 
+LINGER_S = 1.0
+"""Seconds that open connections have, once no more are taken, to bring the request that they were opened for: some
+round trips, and the pause of a client that asks again and again."""
+
+LOOK_S = 0.05
+"""Between two looks at whether a connection is open still."""
+
 CUT_S = 1.0
 """Seconds that a session cut by a drain has to tell its client."""
 
@@ -100,6 +107,7 @@ class FrontEnds:
         self._grpc = grpc_front
         self._ready = ready
         self._state = ServerState()
+        self._counts = Connections(settings.http.max_connections_each)
         self._listener: asyncio.AbstractServer | None = None
         self._rpcs: Any = None
         self._ticker: asyncio.Task[None] | None = None
@@ -124,7 +132,12 @@ class FrontEnds:
         self._ticker = asyncio.ensure_future(self._tick())
 
     async def stop(self, grace_s: float) -> None:
-        """Take nothing new, give what runs ``grace_s`` seconds, then end it with a retryable error. Idempotent."""
+        """Take no connection any more, give what runs ``grace_s`` seconds, then end it with a retryable error.
+        Idempotent.
+
+        A connection that is open already is still answered: a request may be on its way. It ends behind that answer,
+        or after ``LINGER_S`` without one.
+        """
         if self._ticker is None or self._listener is None:
             return
         ticker, self._ticker = self._ticker, None
@@ -132,11 +145,12 @@ class FrontEnds:
         self._http.begin_drain()
         self._grpc.begin_drain()
         await self._grpc.health.enter_graceful_shutdown()
-        self._listener.close()
+        await self._stop_listening(self._listener)
         rpcs_ended = asyncio.ensure_future(self._rpcs.stop(grace_s + CUT_S))
+        lingered_s = await self._linger(min(grace_s, LINGER_S))
         for connection in list(self._state.connections):
             connection.shutdown()
-        await self._settle(grace_s)
+        await self._settle(grace_s - lingered_s)
         self._http.cut_all()
         self._grpc.cut_all()
         await self._settle(CUT_S)
@@ -148,6 +162,27 @@ class FrontEnds:
             task.cancel()
         await self._listener.wait_closed()
         await rpcs_ended
+
+    async def _stop_listening(self, listener: asyncio.AbstractServer) -> None:
+        """Accept nothing more; what has been accepted becomes a connection, which asyncio's own loop would forget if
+        the listener were closed at once."""
+        for bound in listener.sockets:
+            asyncio.get_running_loop().remove_reader(bound.fileno())
+        self._counts.ending = True
+        for connection in list(self._state.connections):
+            connection.end_after_answer()
+        await asyncio.sleep(0)
+        listener.close()
+
+    async def _linger(self, longest_s: float) -> float:
+        """Wait while connections are open, or may be behind their handshake, at most so long; gives the seconds."""
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        while clock() < start + longest_s:
+            await asyncio.sleep(LOOK_S)
+            if not self._state.connections and self._settings.tls is None:
+                break
+        return clock() - start
 
     async def _settle(self, timeout_s: float) -> None:
         """Wait until nothing runs in either front end, at most so long."""
@@ -190,10 +225,8 @@ class FrontEnds:
         )
         config.load()
 
-        counts = Connections(settings.http.max_connections_each)
-
         def connection() -> GuardedProtocol:
-            return GuardedProtocol(settings.http, counts, config=config, server_state=self._state, app_state={})
+            return GuardedProtocol(settings.http, self._counts, config=config, server_state=self._state, app_state={})
 
         self._listener = await asyncio.get_running_loop().create_server(
             connection,

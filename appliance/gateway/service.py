@@ -191,7 +191,7 @@ class GatewayService:
         self.publications.apply(ledger.policy, ledger.namespaces)
 
     def begin_drain(self) -> None:
-        """Take nothing more; what runs goes on."""
+        """Let nobody wait for a sandbox that is not there; other requests go on, and so do those that still arrive."""
         for rooms in self.rooms.values():
             rooms.begin_drain()
         self.house.begin_drain()
@@ -200,8 +200,6 @@ class GatewayService:
         rooms = self.rooms.get(model)
         if rooms is None:
             raise ModelNotFoundError(f"the model {model[:128]!r} does not exist here", param="model")
-        if rooms.draining:
-            raise UnavailableError("the appliance is shutting down", retry_after_s=RETRY_AFTER_S)
         if self._account.refuses:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
         if embeds != (rooms.runner == "embed"):

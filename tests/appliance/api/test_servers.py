@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import socket
+from datetime import UTC, datetime
 
 import grpc
 import httpx
@@ -13,13 +16,14 @@ import pytest
 from appliance.api.auth import Resolver
 from appliance.api.generated import inference_pb2 as pb
 from appliance.api.generated.inference_pb2_grpc import InferenceServiceStub
-from appliance.api.keys import KeyTable
+from appliance.api.keys import KeyRecord, KeyTable, issue
 from appliance.api.servers import FrontEndSettings, serve_front_ends
 from appliance.errors import StartError
 from appliance.request import Started
-from tests.appliance.api.support import MODEL, PEPPER, ScriptedService, serving, text_script
+from tests.appliance.api.support import MODEL, PEPPER, ScriptedService, post, serving, text_script
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
 
 
 @pytest.mark.parametrize("which", ["http_port", "grpc_port"])
@@ -43,7 +47,7 @@ async def _chat(client: openai.AsyncOpenAI) -> str:
 
 
 async def test_a_drain_lets_running_answers_finish():
-    """Both front ends: what runs ends whole, health says no, new work is turned away, and stop returns early."""
+    """Both front ends: what runs ends whole, health says no, no connection is taken, and stop returns early."""
     async with serving() as running:
         gate = asyncio.Event()
         running.service.script = [Started(1, 0), gate, *text_script("done")[1:]]
@@ -63,6 +67,7 @@ async def test_a_drain_lets_running_answers_finish():
             stopping = asyncio.ensure_future(running.front_ends.stop(20.0))
             await asyncio.sleep(0.05)
             assert not stopping.done()
+            assert (await other.get("/health/ready")).status_code == 503
             with pytest.raises(httpx.TransportError):
                 await other.get("/health/ready")
             gate.set()
@@ -71,6 +76,52 @@ async def test_a_drain_lets_running_answers_finish():
             assert await call.read() is grpc.aio.EOF
             await asyncio.wait_for(stopping, 5.0)
             await running.front_ends.stop(1.0)
+
+
+@contextlib.asynccontextmanager
+async def _serving_at(held: socket.socket):
+    """Front ends at a listening socket that outlives them."""
+    key, digest = issue("acme-1", PEPPER)
+    keys = KeyTable(PEPPER, {"acme-1": KeyRecord(digest, datetime(2026, 1, 1, tzinfo=UTC))})
+    service = ScriptedService()
+    settings = FrontEndSettings(http_port=0, grpc_port=0, listen=lambda *_: held.dup())
+    async with serve_front_ends(service, Resolver(service, lambda: keys), settings) as front_ends:
+        yield front_ends, post("/v1/chat/completions", BODY, {"authorization": f"Bearer {key}"})
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the other side closes."""
+    async with asyncio.timeout(5.0):
+        return await reader.read()
+
+
+@pytest.mark.parametrize("grace_s", [20.0, 0.0])
+async def test_a_drain_answers_what_is_on_its_way(grace_s):
+    """Connections that were open as the drain began bring their requests: one that was never used, one that is kept
+    alive. They are answered and closed; whoever connects later is answered by the next front ends at the same socket.
+    Control: without a grace the two are closed without an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        async with _serving_at(held) as (front_ends, request):
+            silent, kept = [await asyncio.open_connection(*held.getsockname()) for _ in range(2)]
+            kept[1].write(request.replace(b"connection: close\r\n", b""))
+            head = await kept[0].readuntil(b"\r\n\r\n")
+            assert b"200 OK" in head and b"connection: close" not in head
+            await kept[0].readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+            stopping = asyncio.ensure_future(front_ends.stop(grace_s))
+            await asyncio.sleep(0.1)
+            later = await asyncio.open_connection(*held.getsockname())
+            for _, writer in (silent, kept, later):
+                writer.write(request.replace(b"connection: close\r\n", b""))
+            answers = [await _answer(reader) for reader, _ in (silent, kept)]
+            if grace_s:
+                assert all(b"200 OK" in answer and b"connection: close" in answer for answer in answers), answers
+            else:
+                assert not any(answers)
+            await asyncio.wait_for(stopping, 5.0)
+        async with _serving_at(held) as (front_ends, _):
+            assert b"401 Unauthorized" in await later[0].readuntil(b"\r\n\r\n"), "another key, so the next one's answer"
+            for _, writer in (silent, kept, later):
+                writer.close()
 
 
 async def test_a_drain_ends_what_does_not_finish():
