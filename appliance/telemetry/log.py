@@ -1,4 +1,4 @@
-"""Structured logs to standard error: JSON for journald and files, a calm console for a terminal.
+"""Structured logs to standard error: JSON for files, the same with fields for journald, a calm console for a terminal.
 
 A log line holds ids, names and numbers. Prompts, answers and keys have no field; as a second
 fence, anything that looks like a credential is blotted out of every text, exceptions included,
@@ -16,11 +16,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from appliance.telemetry.journald import SOCKET, Journal
 
 MAX_TEXT_CHARS = 4_096
 """Characters of one text in a log line; a traceback of a deep stack fits."""
@@ -49,12 +52,18 @@ class LogStyle(Enum):
     """``CONSOLE`` when the stream is a terminal, else ``JSON``."""
     JSON = "json"
     JOURNAL = "journal"
-    """``JSON`` with the priority before it, for a unit whose standard error is the journal."""
+    """``JSON`` with its priority and fields, for a unit whose standard error is the journal (``journald``)."""
     CONSOLE = "console"
 
 
-def configure(stream: TextIO | None = None, style: LogStyle = LogStyle.AUTO, level: int = logging.INFO) -> None:
-    """Set up structlog and the standard library's root logger; the last call wins."""
+def configure(
+    stream: TextIO | None = None,
+    style: LogStyle = LogStyle.AUTO,
+    level: int = logging.INFO,
+    journal: Path = SOCKET,
+) -> None:
+    """Set up structlog and the standard library's root logger; the last call wins. ``journal``: where journald listens,
+    for ``JOURNAL``."""
     stream = sys.stderr if stream is None else stream
     if style is LogStyle.AUTO:
         style = LogStyle.CONSOLE if stream.isatty() else LogStyle.JSON
@@ -65,7 +74,7 @@ def configure(stream: TextIO | None = None, style: LogStyle = LogStyle.AUTO, lev
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    handler = _Handler(stream)
+    handler = _Handler(stream, Journal(journal) if style is LogStyle.JOURNAL else None)
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -98,8 +107,25 @@ def capture_logs() -> Iterator[list[dict[str, Any]]]:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Loses a line that cannot be written (a full disk, a closed pipe) and says nothing: the base class would print a
-    traceback for each, into the same full disk, with the line's arguments, which nobody has looked through."""
+    """Writes a line to the journal, or to the stream where there is none or it does not take it.
+
+    Loses a line that cannot be written (a full disk, a closed pipe) and says nothing: the base class would print a
+    traceback for each, into the same full disk, with the line's arguments, which nobody has looked through.
+    """
+
+    def __init__(self, stream: TextIO, journal: Journal | None = None) -> None:
+        super().__init__(stream)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        try:
+            line = self.format(record)
+            if self._journal is None or not self._journal.send(line):
+                self.stream.write(line + self.terminator)
+                self.flush()
+        except Exception:  # noqa: BLE001 - logging's own boundary: a line that cannot be written harms nobody
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Pass over what the medium refuses; a line that cannot be made is a defect and is told as ever."""

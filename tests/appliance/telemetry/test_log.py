@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import structlog
@@ -60,10 +61,10 @@ def test_library_lines_look_the_same() -> None:
 
 
 @pytest.mark.parametrize(("method", "priority"), [("info", 6), ("warning", 4), ("error", 3), ("critical", 2)])
-def test_journal_lines_carry_their_priority(method: str, priority: int) -> None:
-    """For the journal each line begins with its syslog priority."""
+def test_journal_lines_carry_their_priority(method: str, priority: int, tmp_path: Path) -> None:
+    """For a journal that reads standard error alone each line begins with its syslog priority."""
     stream = io.StringIO()
-    configure(stream, LogStyle.JOURNAL)
+    configure(stream, LogStyle.JOURNAL, journal=tmp_path / "nobody")
     getattr(structlog.get_logger(), method)("x")
     assert stream.getvalue().startswith(f"<{priority}>{{")
 
