@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from appliance.version import VERSION
 from isolation.elf import system_library_dirs
@@ -84,7 +85,7 @@ def _package(dist: Distribution) -> Component:
     name = re.sub(r"[-_.]+", "-", dist.name).lower()
     version, _, local = dist.version.partition("+")
     hashes = _locked().get((name, version), ())
-    ref = f"pkg:pypi/{name}@{dist.version.replace('+', '%2B')}"
+    ref = f"pkg:pypi/{name}@{_purl_part(dist.version)}"
     properties = [_property("locked-sha256", one) for one in hashes]
     if local:
         properties.append(_property("local-version", local))
@@ -116,7 +117,7 @@ def _libraries(tree: Path, packages: Path) -> Iterator[Component]:
         if origin is not None:
             package, version, architecture = origin
             component["version"] = version
-            component["purl"] = f"pkg:deb/debian/{package}@{version.replace('+', '%2B')}?arch={architecture}"
+            component["purl"] = f"pkg:deb/debian/{_purl_part(package)}@{_purl_part(version)}?arch={architecture}"
         yield component
     for path in sorted(packages.rglob("*.so*")):
         inside = path.relative_to(packages)
@@ -159,6 +160,11 @@ def _debian(digests: dict[str, str]) -> dict[str, tuple[str, str, str]]:
         name: (package.partition(":")[0], versions[package][1], versions[package][2])
         for name, package in owner.items() if package in versions
     }
+
+
+def _purl_part(text: str) -> str:
+    """A name or a version as a package URL (ECMA-427) has it."""
+    return quote(text, safe=":")
 
 
 def _hash(path: Path) -> dict[str, str]:

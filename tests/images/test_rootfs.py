@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 from images.build import build, build_tree
 from isolation.environment import guest_environment
@@ -93,11 +96,25 @@ def test_the_bill_of_materials_is_true(image):
     for path in (*system, *(image / "engine/opt/packages/torch/lib").glob("*.so*")):
         assert libraries[hashlib.sha256(path.read_bytes()).hexdigest()]["name"] == path.name
     for one in libraries.values():
-        owner = re.match(r"pkg:deb/debian/([^@]+)@", one.get("purl", ""))
-        if owner is not None:
-            listed = subprocess.run(["dpkg", "-L", owner[1]], capture_output=True, text=True).stdout.splitlines()
+        owner = PackageURL.from_string(one["purl"]) if "purl" in one else None
+        if owner is not None and owner.type == "deb":
+            listed = subprocess.run(["dpkg", "-L", owner.name], capture_output=True, text=True).stdout.splitlines()
             owned = {hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in listed if one["name"] in name}
             assert one["hashes"][0]["content"] in owned
+
+
+def test_the_bill_of_materials_satisfies_its_schema(image):
+    """CycloneDX's own schema, in its strict form, has nothing against it, and package URLs are in their one canonical
+    form. Controls: a bill without a name, with a short digest, with a word that the schema does not know."""
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    text = (image / SBOM).read_text()
+    assert validator.validate_str(text) is None
+    urls = [one["purl"] for one in json.loads(text)["components"] if "purl" in one]
+    assert [PackageURL.from_string(url).to_string() for url in urls] == urls
+    for change in ({"name": None}, {"hashes": [{"alg": "SHA-256", "content": "abc"}]}, {"licence": "none"}):
+        bill = json.loads(text)
+        bill["components"][0] |= change
+        assert validator.validate_str(json.dumps(bill)) is not None, change
 
 
 @pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))
