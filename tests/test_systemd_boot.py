@@ -1,211 +1,46 @@
 """docs/install.md and docs/upgrade.md under a real systemd: a small Debian is booted in a container, gets the package,
 serves the embedded model to two tenants, is upgraded and goes back, until the package is purged.
 
-Needs root, dpkg-deb, mmdebstrap and systemd-nspawn (packages mmdebstrap and systemd-container); some minutes, and 3 GB
+Needs root, dpkg-deb, mmdebstrap and systemd-nspawn (packages mmdebstrap and systemd-container); ten minutes, and 3 GB
 below the temporary directory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import py_compile
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import sysconfig
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from appliance.version import VERSION
+from tests.booted_debian import NEXT_VERSION, ROOT, booted, next_version
 
 pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT, UPGRADE = ROOT / "docs/install.md", ROOT / "docs/upgrade.md"
 ADMIN = "unix:/run/athanor/admin.sock"
 POLICY = "/etc/athanor/policy.yaml"
-COMMAND = """\
-#!/usr/bin/python3
-import sys
-sys.path[:0] = ["/srv/athanor", "/srv/packages"]
-from appliance.cli.app import main
-sys.argv[0] = "athanor"
-sys.exit(main())
-"""
-ASK = """\
+EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5}
+"""The most that systemd's own analysis may say of each unit, of 10."""
+
+RESTARTS = 4
+"""Of the gateway under load."""
+
+SAY = """
 import json, sys, urllib.request
-body = {"model": "athanor-mini", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+body = {"model": "athanor-mini", "messages": [{"role": "user", "content": sys.argv[2]}], "max_tokens": 4}
 headers = {"Authorization": "Bearer " + sys.argv[1], "Content-Type": "application/json"}
 request = urllib.request.Request("http://127.0.0.1:8080/v1/chat/completions", json.dumps(body).encode(), headers)
-print(json.load(urllib.request.urlopen(request, timeout=30))["usage"]["completion_tokens"])
+print(urllib.request.urlopen(request, timeout=30).read().decode())
 """
-
-
-ASK_ON = """\
-import collections, json, os, sys, time, urllib.request
-body = {"model": "athanor-mini", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-headers = {"Authorization": "Bearer " + sys.argv[1], "Content-Type": "application/json"}
-counts = collections.Counter()
-while not os.path.exists("/root/enough"):
-    request = urllib.request.Request("http://127.0.0.1:8080/v1/chat/completions", json.dumps(body).encode(), headers)
-    try:
-        json.load(urllib.request.urlopen(request, timeout=120))
-        counts["answered"] += 1
-    except OSError as error:
-        counts[repr(getattr(error, "reason", error))] += 1
-    time.sleep(0.05)
-print(json.dumps(counts))
-"""
-NEXT_VERSION = "9.9.0"
-STEP = """
-
-def _mark(folder: Path) -> None:
-    path = folder / "policy.yaml"
-    path.write_text("# of the next form\\n" + path.read_text())
-
-
-MIGRATIONS = (Migration("policies say their form", _mark),)
-"""
-
-
-class Container:
-    """A booted Debian; commands run inside it."""
-
-    def __init__(self, root: Path) -> None:
-        self.keys: dict[str, str] = {}
-        self.root = root
-        packages = sysconfig.get_path("purelib")
-        binds = [f"--bind-ro={ROOT}:/srv/athanor", f"--bind-ro={packages}:/srv/packages"]
-        options = ["-q", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--link-journal=no"]
-        self._log = open(root.parent / "log", "w+")  # noqa: SIM115 - lives as long as the container
-        self._nspawn = subprocess.Popen(
-            ["systemd-nspawn", *options, "--private-network", f"--directory={root}", *binds],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-        )
-        self.init = 0
-        self.until(lambda: self._find_init() and self.run("systemctl", "is-system-running") == "running", 60)
-
-    def _find_init(self) -> bool:
-        children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
-        self.init = int(children[0]) if children else 0
-        return bool(children)
-
-    def run(self, *argv: str) -> str:
-        """What a command inside prints; its status does not matter."""
-        done = subprocess.run([*self._enter(), *argv], capture_output=True, text=True, timeout=180, check=False)
-        return (done.stdout + done.stderr).strip()
-
-    def states(self) -> list[str]:
-        """Of supervisor and gateway."""
-        return self.run("systemctl", "is-active", "athanor-supervisor", "athanor-gateway").split()
-
-    def main_pid(self, unit: str = "athanor-supervisor") -> str:
-        """Of a service; 0 while it has none."""
-        return self.run("systemctl", "show", "--property=MainPID", "--value", unit)
-
-    def ask(self, tenant: str = "alpha") -> str:
-        """Tokens of one answer, or what went wrong."""
-        return self.run("python3", "-c", ASK, self.keys[tenant])
-
-    @contextlib.contextmanager
-    def asking(self):
-        """A client that asks one request after the other, each over a connection of its own, while the block runs; what
-        became of them is in the dictionary afterwards."""
-        counts: dict[str, int] = {}
-        self.run("rm", "-f", "/root/enough")
-        client = subprocess.Popen(
-            [*self._enter(), "python3", "-c", ASK_ON, self.keys["alpha"]], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            yield counts
-        finally:
-            self.run("touch", "/root/enough")
-            counts.update(json.loads(client.communicate(timeout=180)[0]))
-
-    def shell(self, script: str) -> str:
-        """Run a block of the document as root in its home, ended by the first command that fails."""
-        done = subprocess.run(
-            [*self._enter(), f"KEY={self.keys.get('alpha', '')}", "sh", "-ec", f"cd /root\n{script}"],
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, (script, done.stdout, done.stderr)
-        for key in re.findall(r"ath_[a-z]+-1_[0-9a-f]{64}", done.stdout):
-            self.keys[key.split("_")[1].removesuffix("-1")] = key
-        return done.stdout
-
-    def _enter(self) -> list[str]:
-        enter = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--"]
-        return [*enter, "env", "-i", "HOME=/root", "PATH=/usr/sbin:/usr/bin"]
-
-    def left(self) -> str:
-        """Files, users and groups of the appliance, beside what these tests brought."""
-        brought = " -o ".join(f"-path {path}" for path in ("/proc", "/sys", "/srv", "/usr/local", "/root"))
-        files = self.run("sh", "-c", f"find / \\( {brought} \\) -prune -o -iname '*athanor*' -print")
-        return files + self.run("grep", "-h", "athanor", "/etc/passwd", "/etc/group")
-
-    def until(self, condition, seconds: float) -> None:
-        """Look again until it holds, or fail with what the container has said."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline or self._nspawn.poll() is not None:
-                self._log.seek(0)
-                pytest.fail(self._log.read()[-3000:] + self.run("journalctl", "--no-pager", "-n", "50"))
-            time.sleep(0.25)
-
-    def close(self) -> None:
-        """End everything in it."""
-        if self.init:
-            os.kill(self.init, signal.SIGKILL)
-        else:
-            self._nspawn.kill()
-        self._nspawn.wait(30)
-        self._log.close()
-
-
-def fill(root: Path, runsc: Path, package: Path) -> None:
-    """What a machine has before the appliance comes: the package to install; and, put away for an installation
-    without it, the sources' own command and runsc."""
-    shutil.copy(package, root / "root")
-    for place in ("srv/athanor", "srv/packages", "srv/own"):
-        (root / place).mkdir(parents=True)
-    shutil.copy(runsc, root / "srv/own/runsc")
-    (root / "srv/own/athanor").write_text(COMMAND)
-    for path in (root / "srv/own").iterdir():
-        path.chmod(0o755)
 
 
 def blocks(kind: str, document: Path = DOCUMENT) -> list[str]:
     """A document's commands of one kind, block by block."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def next_version(package: Path, folder: Path) -> Path:
-    """A package of a later version, whose state has another form."""
-    tree = folder / "tree"
-    subprocess.run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True)
-    control = tree / "DEBIAN/control"
-    control.write_text(re.sub(r"^Version: .*$", f"Version: {NEXT_VERSION}", control.read_text(), flags=re.MULTILINE))
-    (site,) = (tree / "usr/lib/athanor/lib").glob("python3.*/site-packages")
-    version, schema = site / "appliance/version.py", site / "appliance/install/schema.py"
-    version.write_text(re.sub('VERSION = ".*"', f'VERSION = "{NEXT_VERSION}"', version.read_text()))
-    text = schema.read_text()
-    empty = "MIGRATIONS: tuple[Migration, ...] = ()"
-    assert empty in text
-    schema.write_text(text.replace(empty, STEP))
-    for path in (version, schema):
-        py_compile.compile(str(path), dfile=f"/{path.relative_to(tree)}", doraise=True,
-                           invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)  # fmt: skip
-    made = folder / f"athanor_{NEXT_VERSION}_amd64.deb"
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(made)], check=True)
-    shutil.rmtree(tree)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -225,43 +60,9 @@ def package(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def container(runsc_path, package):
-    """A booted container with both services installed and none started."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    for name in ("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-deb"):
-        if shutil.which(name) is None:
-            pytest.skip(f"no {name} on this machine")
-    text = Path("/etc/os-release").read_text()
-    if "VERSION_CODENAME=" not in text or "ID=debian" not in text or sys.version_info[:2] != (3, 11):
-        pytest.skip("the container's Python is Debian 12's 3.11; the packages here are not for it")
-    groups = [path for top in ("systemd", "unified") for path in own_groups(top)]
-    with tempfile.TemporaryDirectory(prefix="ath-boot-") as place:
-        root = Path(place) / "root"
-        packages = "systemd,systemd-sysv,dbus,python3,curl"
-        done = subprocess.run(
-            ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "bookworm", str(root)],
-            capture_output=True, text=True, check=False, timeout=600,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"no Debian can be installed from here: {done.stderr[-300:]}")
-        fill(root, runsc_path, package)
-        container = Container(root)
+    """A booted container that has the package's file and nothing of it installed."""
+    with booted(runsc_path, package) as container:
         yield container
-        container.close()
-    for path in groups:
-        remove_groups(path)
-
-
-def own_groups(top: str) -> list[Path]:
-    """The groups that systemd-nspawn leaves behind, unless they were there before."""
-    names = (Path("/sys/fs/cgroup", top, name) for name in ("payload", "supervisor"))
-    return [path for path in names if not path.exists()]
-
-
-def remove_groups(path: Path) -> None:
-    """Remove a tree of empty groups."""
-    for top, _, _ in os.walk(path, topdown=False):
-        os.rmdir(top)
 
 
 def test_the_document_leads_to_two_tenants(container):
@@ -270,7 +71,7 @@ def test_the_document_leads_to_two_tenants(container):
         output = container.shell(block)
         if "doctor" in block:
             assert "0 problems" in output, output
-    assert container.states() == ["active", "active"], container.run("journalctl", "--no-pager", "-n", "60")
+    assert container.states() == ["active", "active"], container.journal("-n", "60")
     assert set(container.keys) == {"alpha", "beta"}
     assert int(container.ask("alpha")) > 0
     assert int(container.ask("beta")) > 0
@@ -288,10 +89,41 @@ def test_installing_again_does_nothing(container):
     assert "nothing to do" in container.run("athanor", "install", "--systemd")
 
 
+def test_systemd_finds_the_units_sound(container):
+    """Nothing to say against any of them as they are loaded, and little exposure of both services."""
+    units = [f"athanor{name}" for name in ("-gateway.service", "-supervisor.service", ".target", "-sandboxes.slice")]
+    assert container.run("systemd-analyze", "verify", *units) == ""
+    for unit, most in EXPOSURE.items():
+        said = container.run("systemd-analyze", "security", "--no-pager", unit)
+        (exposure,) = re.findall(r"exposure level for \S+: ([0-9.]+)", said)
+        print(f"{unit}: exposure {exposure}, bar {most}")
+        assert float(exposure) <= most
+
+
+def test_the_journal_is_asked_by_field(container):
+    """A request's line is found by its tenant and by its id, with its priority; a prompt is found nowhere. Control: the
+    other tenant has lines of its own, and the prompt was answered."""
+    word = "quicksilver-and-antimony"
+    answer = json.loads(container.run("python3", "-c", SAY, container.keys["beta"], word))
+    assert answer["usage"]["completion_tokens"] > 0
+    request = re.findall(r'"request_id": "(\w+)"', container.journal("-o", "cat", "ATHANOR_TENANT=beta"))[-1]
+    (line,) = container.journal("-o", "json", f"ATHANOR_REQUEST={request}").splitlines()
+    entry = json.loads(line)
+    assert (entry["_SYSTEMD_UNIT"], entry["_TRANSPORT"]) == ("athanor-gateway.service", "journal")
+    assert (entry["ATHANOR_TENANT"], entry["PRIORITY"], entry["ATHANOR_OUTCOME"]) == ("beta", "6", "ok")
+    assert json.loads(entry["MESSAGE"])["request_id"] == request
+    tenants = {json.loads(line)["ATHANOR_TENANT"] for line in
+               container.journal("-o", "json", "ATHANOR_LOGGER=athanor.request").splitlines()}  # fmt: skip
+    assert tenants == {"alpha", "beta"}
+    assert '"tenant": "alpha"' not in container.journal("-o", "cat", "ATHANOR_TENANT=beta")
+    assert "gateway attached" in container.journal("-o", "cat", "-u", "athanor-supervisor", "_TRANSPORT=journal")
+    assert word not in container.journal("-o", "json", "--all")
+
+
 def test_reload_waits_for_its_outcome(container):
     """A good policy is put in force; a bad one fails the reload and changes nothing."""
     container.shell(blocks("sh")[-2])
-    assert "reloaded policy" in container.run("journalctl", "--no-pager", "-u", "athanor-gateway", "-n", "5")
+    assert "reloaded policy" in container.journal("-u", "athanor-gateway", "-n", "5")
     container.run("sed", "-i", "s/concurrency/concurency/", POLICY)
     assert "failed" in container.run("systemctl", "reload", "athanor-gateway").lower()
     assert f"{POLICY}:" in container.run("athanor", "doctor")
@@ -306,54 +138,55 @@ def test_killed_supervisor_comes_back(container):
     before = container.main_pid()
     container.run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", "athanor-supervisor")
     container.until(lambda: container.main_pid() not in (before, "0"), 30)
-    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
-    unit = ("-u", "athanor-gateway", "--no-pager", "-o", "cat")
-    assert "supervisor is gone" in container.run("journalctl", "-p", "warning", *unit)
-    assert '"event": "ready"' not in container.run("journalctl", "-p", "warning", *unit)
-    assert '"event": "ready"' in container.run("journalctl", *unit)
+    container.wait_answered()
+    unit = ("-u", "athanor-gateway", "-o", "cat")
+    assert "supervisor is gone" in container.journal("-p", "warning", *unit)
+    assert '"event": "ready"' not in container.journal("-p", "warning", *unit)
+    assert '"event": "ready"' in container.journal(*unit)
     assert "warning  supervisor is gone" in container.run("athanor", "logs", "--level", "warning")
 
 
 @pytest.mark.parametrize("unit", ["athanor-supervisor", "athanor-gateway"])
 def test_a_hung_service_is_started_again(container, unit):
     """One that stops answering to the watchdog is ended and started by systemd, and requests are answered again."""
-    folder = f"/run/systemd/system/{unit}.service.d"
-    quick = f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=4\\nTimeoutAbortSec=2\\n' > {folder}/quick.conf"
-    container.run("sh", "-c", f"{quick}; systemctl daemon-reload; systemctl restart {unit}")
-    container.until(lambda: container.ask().isdigit(), 60)
+    folder = container.drop_in(unit, "WatchdogSec=4", "TimeoutAbortSec=2")
+    container.run("systemctl", "restart", unit)
+    container.wait_answered()
     before = container.main_pid(unit)
     container.run("systemctl", "kill", "--signal=STOP", "--kill-whom=main", unit)
     container.until(lambda: container.main_pid(unit) not in (before, "0"), 60)
-    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
-    assert "watchdog" in container.run("journalctl", "--no-pager", "-n", "200").lower()
+    container.wait_answered()
+    assert "watchdog" in container.journal("-n", "200").lower()
     container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload")
 
 
 def test_a_restart_refuses_nobody(container):
-    """While the gateway is started again no connection is refused or lost; control: when systemd may keep no socket,
-    some are. A request that had been accepted as the drain began may get the retryable 503."""
+    """While the gateway is started again, and again, every request is answered, over a new connection and over one that
+    is kept; control: when systemd may keep no socket, connections are refused."""
     unit = "athanor-gateway"
     with container.asking() as counts:
-        container.until(lambda: container.ask().isdigit(), 60)
-        before = container.main_pid(unit)
-        container.run("systemctl", "restart", unit)
-        assert container.main_pid(unit) not in (before, "0")
-        container.until(lambda: container.ask().isdigit(), 60)
-    assert counts.pop("'Service Unavailable'", 0) <= 1 and counts.keys() == {"answered"}, counts
-    folder = f"/run/systemd/system/{unit}.service.d"
-    drop = f"mkdir -p {folder}; printf '[Service]\\nFileDescriptorStoreMax=0\\n' > {folder}/none.conf"
-    container.run("sh", "-c", f"{drop}; systemctl daemon-reload; systemctl stop {unit}; systemctl start {unit}")
+        container.wait_answered()
+        for _ in range(RESTARTS):
+            before = container.main_pid(unit)
+            container.run("sh", "-c", f"systemctl reset-failed; systemctl restart {unit}")  # starts are counted
+            assert container.main_pid(unit) not in (before, "0")
+            container.wait_answered()
+    print(f"{RESTARTS} restarts: {counts}")
+    assert counts.keys() == {"answered"}, counts
+    folder = container.drop_in(unit, "FileDescriptorStoreMax=0")
+    container.run("sh", "-c", f"systemctl stop {unit}; systemctl start {unit}")
     with container.asking() as counts:
-        container.until(lambda: container.ask().isdigit(), 60)
+        container.wait_answered()
         container.run("systemctl", "restart", unit)
-        container.until(lambda: container.ask().isdigit(), 60)
+        container.wait_answered()
+    print(f"without the kept socket: {counts}")
     assert any("refused" in reason for reason in counts), counts
     container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload; systemctl stop {unit}; systemctl start {unit}")
-    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 60)
+    container.wait_answered()
 
 
 def test_an_upgrade_and_the_way_back(container, package, tmp_path):
-    """docs/upgrade.md: a later version with state of another form, and the older one again. No connection is refused
+    """docs/upgrade.md: a later version with state of another form, and the older one again. Every request is answered
     meanwhile, keys go on working, the policy comes back as it was, and the audit log is one chain through all of it."""
     files = (POLICY, "/etc/athanor/credentials.json", "/etc/athanor/pepper")
     kept = container.run("sha256sum", *files)
@@ -378,7 +211,8 @@ def test_an_upgrade_and_the_way_back(container, package, tmp_path):
             assert int(container.ask("alpha")) > 0
             assert audit_entries(container) > entries
             entries = audit_entries(container)
-    assert counts.pop("'Service Unavailable'", 0) <= 2 and counts.keys() == {"answered"}, counts
+    print(f"an upgrade and the way back: {counts}")
+    assert counts.keys() == {"answered"}, counts
     assert container.run("sha256sum", *files) == kept
     state = json.loads(container.run("athanor", "state", "show", "-o", "json"))
     assert (state["form"], state["known"], state["backups"]) == (1, 1, [1, 2])
@@ -400,21 +234,22 @@ def test_images_are_chosen_and_rolled_back(container):
     image = json.loads(subprocess.run(built, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     words = {"image_store": "/var/lib/athanor/images", "image_pin": "/etc/athanor/image.json"}
     words |= {"image_keys": image["signed_by"]}
-    container.run("sh", "-c", f"echo 'sandbox: {json.dumps(words)}' >> /etc/athanor/athanor.yaml")
+    for name, value in words.items():
+        container.run("sed", "-i", f"s|^  # {name}: .*|  {name}: {json.dumps(value)}|", "/etc/athanor/athanor.yaml")
     container.shell(f"athanor image add /srv/image; athanor image use {image['digest'][:12]} --restart")
-    container.until(lambda: container.ask().isdigit(), 60)
+    container.wait_answered()
     assert image["digest"] in container.run("athanor", "audit", "show", "--kind", "sandbox")
     place = f"/var/lib/athanor/images/{image['digest']}"
     victim = f"{place}/text/opt/athanor/engine/text/conversation.py"
     container.run("sh", "-c", f"echo '#' >> {victim}")
     container.run("systemctl", "restart", "athanor-supervisor")
-    assert f"{victim} is not what the image was built with" in container.run("journalctl", "--no-pager", "-n", "50")
+    assert f"{victim} is not what the image was built with" in container.journal("-n", "50")
     container.run("sh", "-c", f"truncate -s -2 {victim}; mv {place}/signatures /root; systemctl stop athanor.target "
                   "athanor-gateway athanor-supervisor; systemctl reset-failed; systemctl start athanor-supervisor")
-    assert "is not signed" in container.run("journalctl", "--no-pager", "-n", "50")
+    assert "is not signed" in container.journal("-n", "50")
     container.run("sh", "-c", f"mv /root/signatures {place}; systemctl stop athanor-supervisor; systemctl reset-failed")
     container.run("systemctl", "start", "athanor-supervisor", "athanor-gateway")
-    container.until(lambda: container.ask().isdigit(), 60)
+    container.wait_answered()
     shutil.rmtree(container.root / "srv/image")
 
 
@@ -447,7 +282,7 @@ def test_installed_without_a_package(container):
     container.shell(policy.replace("athanor policy", f"{command} policy"))
     assert "nothing to do" in container.run(command, "install", "--systemd", "--command", command)
     container.run("systemctl", "start", "athanor.target")
-    container.until(lambda: container.states() == ["active", "active"] and container.ask().isdigit(), 90)
+    container.wait_answered(90)
     print(container.run(command, "uninstall", "--purge"))
     assert container.left() == ""
     assert container.states() == ["inactive", "inactive"]
