@@ -91,7 +91,8 @@ class FrontEndSettings:
     listen: Callable[[str, int, Callable[[str, int], socket.socket]], socket.socket] = field(
         default=lambda host, port, make: make(host, port)
     )
-    """Gives HTTP's listening socket: makes one by the third argument, or takes one that was kept."""
+    """Gives HTTP's listening socket: makes one by the third argument, or takes one that was kept, where connections
+    then wait for ``FrontEnds.accept``."""
 
 
 class FrontEnds:
@@ -113,16 +114,16 @@ class FrontEnds:
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bind both ports and serve.
+        """Bind both ports and serve. At an HTTP socket that was kept, connections wait until ``accept``.
 
         Raises:
             StartError: a port cannot be bound or a TLS file not used.
         """
         # HTTP binds first: it can be unbound again without a trace.
-        bound = _bind(self._settings)
+        bound, kept = _bind(self._settings)
         try:
             await self._start_grpc()
-            await self._start_http(bound)
+            await self._start_http(bound, accepts=not kept)
         except BaseException:
             bound.close()
             if self._rpcs is not None:
@@ -130,6 +131,11 @@ class FrontEnds:
             raise
         await self.refresh()
         self._ticker = asyncio.ensure_future(self._tick())
+
+    async def accept(self) -> None:
+        """Take the connections that wait at a socket that was kept. Idempotent; after ``stop`` nothing happens."""
+        if self._ticker is not None and self._listener is not None:
+            await self._listener.start_serving()
 
     async def stop(self, grace_s: float) -> None:
         """Take no connection any more, give what runs ``grace_s`` seconds, then end it with a retryable error.
@@ -207,7 +213,7 @@ class FrontEnds:
             raise StartError(f"gRPC cannot listen on {address}; is the port in use, the key PEM?") from None
         await self._rpcs.start()
 
-    async def _start_http(self, bound: socket.socket) -> None:
+    async def _start_http(self, bound: socket.socket, *, accepts: bool) -> None:
         settings = self._settings
         context = None if settings.tls is None else _http_tls(settings.tls)
         config = uvicorn.Config(
@@ -234,6 +240,7 @@ class FrontEnds:
             ssl=context,
             ssl_handshake_timeout=None if context is None else settings.http.head_timeout_s,
             backlog=BACKLOG,
+            start_serving=accepts,
         )
         self.http_port = bound.getsockname()[1]
 
@@ -275,18 +282,23 @@ async def serve_front_ends(
         await front_ends.stop(0.0)
 
 
-def _bind(settings: FrontEndSettings) -> socket.socket:
+def _bind(settings: FrontEndSettings) -> tuple[socket.socket, bool]:
+    """The listening socket, and whether it is one that was kept."""
     host, port = settings.http_host, settings.http_port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made: list[socket.socket] = []
+
+    def make(host: str, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        made.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+        return made[0]
+
     try:
-        bound = settings.listen(
-            host, port, lambda host, port: socket.create_server((host, port), family=family, backlog=BACKLOG)
-        )
+        bound = settings.listen(host, port, make)
     except OSError as error:
         raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
     # Accepted sockets inherit it: the kernel ends a connection whose peer takes nothing, dead or alive (RFC 5482).
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.http.stall_s * 1_000))
-    return bound
+    return bound, not made
 
 
 def _http_tls(tls: TlsFiles) -> ssl.SSLContext:

@@ -53,6 +53,10 @@ DRAIN_S = 20.0
 FIRST_READY_S = 600.0
 """How long the first boot of all models may take: large weights are read from slow disks."""
 
+KEPT_WAIT_S = 30.0
+"""How long connections wait, at a socket that was kept over a restart, for a model to answer; then they are taken and
+told what is the matter."""
+
 FIRST_LOOK_S = 0.25
 """How often a gateway that started by itself looks whether its supervisor is there."""
 
@@ -192,9 +196,10 @@ class Gateway:
                 "grpc": _target(listen, front.grpc_port),
                 "admin": admin,
             }
-            announce = asyncio.create_task(self._announce(front, addresses), name="announce")
-            announce.add_done_callback(_log_failure)
-            background.append(announce)
+            for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):
+                task = asyncio.create_task(work, name=name)
+                task.add_done_callback(_log_failure)
+                background.append(task)
             await self._stop.wait()
             notify.stopping()
             log.info("draining", seconds=DRAIN_S)
@@ -252,16 +257,29 @@ class Gateway:
     def _is_ready(self) -> bool:
         return self._report.readiness().ready
 
+    async def _accept(self, front: FrontEnds) -> None:
+        """Take connections at a kept socket once a model answers, or it takes too long."""
+        await self._first_ready(KEPT_WAIT_S)
+        await front.accept()
+
+    async def _first_ready(self, longest_s: float) -> None:
+        """Until a model answers, at most so long."""
+        until = time.monotonic() + FIRST_READY_S
+        firsts = [asyncio.ensure_future(rooms.wait_ready(until)) for rooms in self._rooms.values()]
+        try:
+            await asyncio.wait(firsts, timeout=longest_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for first in firsts:
+                first.cancel()
+            await asyncio.gather(*firsts, return_exceptions=True)
+
     async def _announce(self, front: FrontEnds, addresses: dict[str, str]) -> None:
         """Say READY once every model answers. A model whose sandbox fails meanwhile does not hold up the others: it
         goes on being started, and status shows it."""
         until = time.monotonic() + FIRST_READY_S
         for rooms in self._rooms.values():
             await rooms.wait_settled(until)
-        firsts = [asyncio.ensure_future(rooms.wait_ready(until)) for rooms in self._rooms.values()]
-        await asyncio.wait(firsts, return_when=asyncio.FIRST_COMPLETED)
-        for first in firsts:
-            first.cancel()
+        await self._first_ready(FIRST_READY_S)
         late = [name for name, rooms in self._rooms.items() if not rooms.ready]
         if late:
             log.error("models that failed to start are not served yet", models=late)

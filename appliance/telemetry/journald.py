@@ -8,6 +8,7 @@ nothing that a value holds can become a field.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import socket
@@ -29,6 +30,8 @@ MAX_FIELDS = 48
 _OURS = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names that can be fields: journald takes capitals, digits and underscores, at most 64 of them."""
 
+_LENGTH = struct.Struct("<Q")
+
 _STANDARD = ("timestamp", "level", "event")
 """Not repeated as fields: the journal has a time and a priority of its own, and the event is in the message."""
 
@@ -38,18 +41,25 @@ def fields_of(values: Mapping[str, object]) -> dict[str, str]:
     in the message."""
     fields: dict[str, str] = {}
     for name, value in values.items():
-        if isinstance(value, str | int | float) and name not in _STANDARD and _OURS.fullmatch(name):
-            text = value if isinstance(value, str) else json.dumps(value)
-            fields.setdefault(PREFIX + SAME.get(name, name).upper(), text)
-    return dict(list(fields.items())[:MAX_FIELDS])
+        if isinstance(value, str | int | float) and (field := _field(name)) and len(fields) < MAX_FIELDS:
+            fields.setdefault(field, value if isinstance(value, str) else json.dumps(value))
+    return fields
+
+
+@functools.lru_cache(maxsize=256)
+def _field(name: str) -> str:
+    """The journal's name of a line's field; empty where it has none."""
+    if name in _STANDARD or not _OURS.fullmatch(name):
+        return ""
+    return PREFIX + SAME.get(name, name).upper()
 
 
 def datagram(fields: Mapping[str, str]) -> bytes:
     """The bytes of one entry."""
-    pieces = []
+    pieces: list[bytes] = []
     for name, value in fields.items():
         data = value.encode("utf-8", "replace")
-        pieces.append(b"%b\n%b%b\n" % (name.encode("ascii"), struct.pack("<Q", len(data)), data))
+        pieces += (name.encode("ascii"), b"\n", _LENGTH.pack(len(data)), data, b"\n")
     return b"".join(pieces)
 
 

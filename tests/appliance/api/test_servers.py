@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from appliance.api import servers
 from appliance.api.auth import Resolver
 from appliance.api.generated import inference_pb2 as pb
 from appliance.api.generated.inference_pb2_grpc import InferenceServiceStub
@@ -46,6 +47,13 @@ async def _chat(client: openai.AsyncOpenAI) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Open connections have longer than a slow machine needs; a drain ends before that once they are gone."""
+    monkeypatch.setattr(servers, "LINGER_S", 15.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_a_drain_lets_running_answers_finish():
     """Both front ends: what runs ends whole, health says no, no connection is taken, and stop returns early."""
     async with serving() as running:
@@ -95,13 +103,16 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("grace_s", [20.0, 0.0])
 async def test_a_drain_answers_what_is_on_its_way(grace_s):
     """Connections that were open as the drain began bring their requests: one that was never used, one that is kept
-    alive. They are answered and closed; whoever connects later is answered by the next front ends at the same socket.
+    alive. They are answered and closed; whoever connects later is answered by the next front ends at the same socket,
+    once those accept.
     Control: without a grace the two are closed without an answer."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         async with _serving_at(held) as (front_ends, request):
+            await front_ends.accept()
             silent, kept = [await asyncio.open_connection(*held.getsockname()) for _ in range(2)]
             kept[1].write(request.replace(b"connection: close\r\n", b""))
             head = await kept[0].readuntil(b"\r\n\r\n")
@@ -119,6 +130,9 @@ async def test_a_drain_answers_what_is_on_its_way(grace_s):
                 assert not any(answers)
             await asyncio.wait_for(stopping, 5.0)
         async with _serving_at(held) as (front_ends, _):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(later[0].read(1), 0.1)
+            await front_ends.accept()
             assert b"401 Unauthorized" in await later[0].readuntil(b"\r\n\r\n"), "another key, so the next one's answer"
             for _, writer in (silent, kept, later):
                 writer.close()
