@@ -12,6 +12,7 @@ import grpc
 import httpx
 import openai
 import pytest
+import uvloop
 
 from appliance.api import servers
 from appliance.api.auth import Resolver
@@ -104,12 +105,17 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("grace_s", [20.0, 0.0])
-async def test_a_drain_answers_what_is_on_its_way(grace_s):
+def test_a_drain_answers_what_is_on_its_way(grace_s, loop):
     """Connections that were open as the drain began bring their requests: one that was never used, one that is kept
     alive. They are answered and closed; whoever connects later is answered by the next front ends at the same socket,
-    once those accept.
-    Control: without a grace the two are closed without an answer."""
+    once those accept. Control: without a grace the two are closed without an answer."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(_walk_through_a_drain(grace_s))
+
+
+async def _walk_through_a_drain(grace_s: float) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         async with _serving_at(held) as (front_ends, request):
             await front_ends.accept()
