@@ -280,6 +280,8 @@ class Gateway:
         for rooms in self._rooms.values():
             await rooms.wait_settled(until)
         await self._first_ready(FIRST_READY_S)
+        if self._stop.is_set():
+            return  # the drain woke us: nothing is ready
         late = [name for name, rooms in self._rooms.items() if not rooms.ready]
         if late:
             log.error("models that failed to start are not served yet", models=late)
