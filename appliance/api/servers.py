@@ -109,7 +109,7 @@ class FrontEnds:
         self._ready = ready
         self._state = ServerState()
         self._counts = Connections(settings.http.max_connections_each)
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: asyncio.Server | None = None
         self._rpcs: Any = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -169,7 +169,7 @@ class FrontEnds:
         await self._listener.wait_closed()
         await rpcs_ended
 
-    async def _stop_listening(self, listener: asyncio.AbstractServer) -> None:
+    async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Accept nothing more; what has been accepted becomes a connection, which asyncio's own loop would forget if
         the listener were closed at once."""
         for bound in listener.sockets:
