@@ -112,9 +112,7 @@ def test_the_journal_is_asked_by_field(container):
     assert (entry["_SYSTEMD_UNIT"], entry["_TRANSPORT"]) == ("athanor-gateway.service", "journal")
     assert (entry["ATHANOR_TENANT"], entry["PRIORITY"], entry["ATHANOR_OUTCOME"]) == ("beta", "6", "ok")
     assert json.loads(entry["MESSAGE"])["request_id"] == request
-    tenants = {json.loads(line)["ATHANOR_TENANT"] for line in
-               container.journal("-o", "json", "ATHANOR_LOGGER=athanor.request").splitlines()}  # fmt: skip
-    assert tenants == {"alpha", "beta"}
+    assert set(container.journal("-F", "ATHANOR_TENANT").split()) == {"alpha", "beta"}
     assert '"tenant": "alpha"' not in container.journal("-o", "cat", "ATHANOR_TENANT=beta")
     assert "gateway attached" in container.journal("-o", "cat", "-u", "athanor-supervisor", "_TRANSPORT=journal")
     assert word not in container.journal("-o", "json", "--all")

@@ -176,6 +176,7 @@ class FrontEnds:
             asyncio.get_running_loop().remove_reader(bound.fileno())
         self._counts.ending = True
         for connection in list(self._state.connections):
+            assert isinstance(connection, GuardedProtocol), "the listener makes no others"
             connection.end_after_answer()
         await asyncio.sleep(0)
         listener.close()

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
 SOCKET = Path("/run/systemd/journal/socket")
 """Where journald listens."""
@@ -63,20 +64,27 @@ def datagram(fields: Mapping[str, str]) -> bytes:
     return b"".join(pieces)
 
 
-class Journal:
-    """Takes lines of JSON with their priority before them (``<6>{...}``) to journald. Never waits for it."""
+class JournalStream:
+    """A stream for lines of JSON with their priority before them (``<6>{...}``), which go to journald; what it does not
+    take, because it is gone, full, or the line too long for a datagram, goes to the stream beside it, which the journal
+    reads as well. Never waits for journald."""
 
-    def __init__(self, address: Path = SOCKET) -> None:
+    def __init__(self, beside: TextIO, address: Path = SOCKET) -> None:
+        self._beside = beside
         self._address = str(address)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
-    def send(self, line: str) -> bool:
-        """Whether the journal has taken it; else it is gone or full, or the line too long for a datagram."""
-        priority, message = line[1], line[3:]
+    def write(self, text: str) -> int:
+        """Write one line, its end included."""
+        priority, message = text[1], text[3:].removesuffix("\n")
         entry = {"MESSAGE": message, "PRIORITY": priority, "SYSLOG_IDENTIFIER": "athanor"}
         try:
             # By address each time: a journald that was started again has a new socket there.
             self._socket.sendto(datagram(entry | fields_of(json.loads(message))), self._address)
         except OSError:
-            return False
-        return True
+            self._beside.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on what lies in the stream beside."""
+        self._beside.flush()

@@ -23,7 +23,7 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from appliance.telemetry.journald import SOCKET, Journal
+from appliance.telemetry.journald import SOCKET, JournalStream
 
 MAX_TEXT_CHARS = 4_096
 """Characters of one text in a log line; a traceback of a deep stack fits."""
@@ -74,7 +74,7 @@ def configure(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    handler = _Handler(stream, Journal(journal) if style is LogStyle.JOURNAL else None)
+    handler = _Handler(JournalStream(stream, journal) if style is LogStyle.JOURNAL else stream)
     handler.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -106,26 +106,9 @@ def capture_logs() -> Iterator[list[dict[str, Any]]]:
         root.setLevel(before[2])
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    """Writes a line to the journal, or to the stream where there is none or it does not take it.
-
-    Loses a line that cannot be written (a full disk, a closed pipe) and says nothing: the base class would print a
-    traceback for each, into the same full disk, with the line's arguments, which nobody has looked through.
-    """
-
-    def __init__(self, stream: TextIO, journal: Journal | None = None) -> None:
-        super().__init__(stream)
-        self._journal = journal
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
-        try:
-            line = self.format(record)
-            if self._journal is None or not self._journal.send(line):
-                self.stream.write(line + self.terminator)
-                self.flush()
-        except Exception:  # noqa: BLE001 - logging's own boundary: a line that cannot be written harms nobody
-            self.handleError(record)
+class _Handler(logging.StreamHandler[TextIO | JournalStream]):
+    """Loses a line that cannot be written (a full disk, a closed pipe) and says nothing: the base class would print a
+    traceback for each, into the same full disk, with the line's arguments, which nobody has looked through."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Pass over what the medium refuses; a line that cannot be made is a defect and is told as ever."""
