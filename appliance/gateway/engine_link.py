@@ -91,7 +91,7 @@ class EngineLink:
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
-        self._heard_at = time.monotonic()
+        self._heard_at = self._checked_at = time.monotonic()
         self._width = 0
         """Numbers of a vector, once the engine has given one."""
         self._delivery = Delivery(lambda: len(self._live), self._look)
@@ -214,9 +214,12 @@ class EngineLink:
     def check_progress(self, limit_s: float) -> None:
         """End an engine that has requests and has finished no step for so long: it hangs. A step that computes
         anything sends a frame, part of a long prompt included. Of requests whose masks the text sandbox owes it can
-        compute nothing. To be called every few seconds."""
+        compute nothing. While this process stood still itself it heard nobody and relayed no masks: such time says
+        nothing of the engine. To be called every few seconds."""
         now = time.monotonic()
-        if all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values()):
+        stood_still, self._checked_at = now - self._checked_at > limit_s, now
+        owed = all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values())
+        if owed or stood_still:
             self._heard_at = now
         elif now - self._heard_at > limit_s:
             self._link.close()

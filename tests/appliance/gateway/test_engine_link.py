@@ -254,6 +254,27 @@ async def test_an_engine_that_finishes_no_step_is_ended(watched: Watched, monkey
     assert len(watched.ends) == 1
 
 
+async def test_an_engine_is_not_ended_for_a_pause_of_the_gateways_own(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that comes later than any silence may last says nothing of the engine; a silence between looks that come
+    in time is one (control)."""
+    now = [100.0]
+    monkeypatch.setattr("appliance.gateway.engine_link.time.monotonic", lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+        watched.link.check_progress(10.0)
+
+    pass_time(1.0)
+    watched.submit(1)
+    pass_time(60.0)
+    pass_time(9.0)
+    assert watched.ends == []
+    pass_time(9.0)
+    assert watched.ends == [("finished no step for 10 s", True)]
+
+
 async def test_an_engine_is_not_ended_for_masks_that_the_text_sandbox_owes(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
