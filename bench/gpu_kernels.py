@@ -93,7 +93,7 @@ class Case:
     def decode(self, q: Tensor) -> Callable[[], Tensor]:
         """Attention of one token a row, as a step computes it in each layer."""
         lengths = torch.tensor(self.lengths, device=self.device)
-        attend = self.kernels.decoding(lengths, self.tables)
+        attend = self.kernels.decoding(lengths, (self.tables,))
         return lambda: attend(q, self.layer, self.rule)
 
     def prefill(self, q: Tensor) -> Callable[[], Tensor]:
@@ -101,7 +101,7 @@ class Case:
         lengths = torch.tensor(self.lengths, device=self.device)
         begins = lengths.cumsum(0) - lengths
         spans = tuple(zip(begins.tolist(), self.lengths, strict=True))
-        attend = self.kernels.prefilling(Chunks(begins, lengths, torch.zeros_like(lengths), self.tables, spans))
+        attend = self.kernels.prefilling(Chunks(begins, lengths, torch.zeros_like(lengths), (self.tables,), spans))
         return lambda: attend(q, self.layer, self.rule)
 
 

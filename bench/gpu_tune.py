@@ -108,7 +108,7 @@ def tune(report: Report, dim: int) -> None:
             found = []
             for one in (getattr(present, field), value):
                 case.kernels = operations.KernelOperations(
-                    (shape.heads, shape.kv_heads), dim, 1, replace(present, **{field: one}),
+                    (shape.heads, shape.kv_heads), 1, replace(present, **{field: one}),
                     properties.multi_processor_count,
                 )  # fmt: skip
                 count = len(lengths) if field == "decode" else sum(lengths)

@@ -10,7 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.configuration import launch_configuration
-from engine.device.model import DeviceModel, supported_layers
+from engine.device.model import DeviceModel, check_supported
 from engine.device.operations import Operations
 from engine.device.plain import PlainOperations
 from engine.device.presence import gpu_starts
@@ -54,10 +54,10 @@ def without_spares(layout: KvLayout, rows: int) -> KvLayout:
     """
     left = layout.num_blocks - (spare_bytes(layout, rows) // layout.block_bytes)
     if left < MIN_BLOCKS:
-        needed = (rows + 1 + MIN_BLOCKS + 1) * layout.block_bytes
+        needed = spare_bytes(layout, rows) + (MIN_BLOCKS + 1) * layout.block_bytes
         raise ConfigurationError(
-            f"the device backend keeps a spare block for each of {rows} rows, and then too few are left: "
-            f"give kv_bytes of at least {needed}, or fewer max_num_seqs"
+            f"the device backend keeps a spare block for each of {len(layout.tables)} block tables of {rows} rows, and "
+            f"then too few are left: give kv_bytes of at least {needed}, or fewer max_num_seqs"
         )
     return replace(layout, num_blocks=left)
 
@@ -75,7 +75,7 @@ def make_operations(model: Decoder, compiled: str = "", configuration: str = "")
     """
     if model.device.type != "cuda":
         return PlainOperations()
-    config = model.config
+    layer, config = model.config.kv_layers[0], model.config
     if compiled:
         major, minor = torch.cuda.get_device_capability(model.device)
         cache = importlib.import_module("engine.kernels.gpu.cache")
@@ -83,7 +83,7 @@ def make_operations(model: Decoder, compiled: str = "", configuration: str = "")
     # Not at the top: torch's build for CPUs comes without Triton.
     kernels = importlib.import_module("engine.kernels.gpu.operations")
     found: Operations = kernels.kernel_operations(
-        (config.num_heads, config.num_kv_heads), config.head_dim, config.vocab_size, model.device
+        (config.num_heads, layer.heads), max(layer.key_dim, layer.value_dim), config.vocab_size, model.device
     )
     return found
 
@@ -110,14 +110,13 @@ def make_device_runner(
         most_ahead: steps that are run ahead at once.
 
     Raises:
-        ConfigurationError: the backend does not compute this model yet.
+        ConfigurationError: the backend does not compute this model.
     """
-    layers = supported_layers(model, limits.max_context, int8=config.quantization == "int8")
+    check_supported(model, int8=config.quantization == "int8")
     configuration = launch_configuration(model.config, model.dtype, layout.block_size, limits.max_num_seqs)
     run = operations or make_operations(model, config.gpu_kernels, configuration)
     storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
+    forward = DeviceModel(model, storage, run)
     if not model.packed:
         model.pack()
-    return DeviceRunner(
-        DeviceModel(model, layers, storage, run), storage, limits, run, eager=eager, most_ahead=most_ahead
-    )
+    return DeviceRunner(forward, storage, limits, run, eager=eager, most_ahead=most_ahead)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from engine.device.rows import Deltas, Numbers
 from engine.device.storage import DeviceStorage
+from engine.device.tables import Tables
+from engine.kv.layout import FULL
 from engine.kv.tags import NO_STAMP
 from engine.sampler import WIDEST
 from engine.scheduler.limits import SchedulerLimits
@@ -28,22 +30,23 @@ UNKNOWN = -1
 """In ``ahead``: the device has to be told where the row is."""
 
 
-def spare_stamp(row: int) -> int:
-    """The stamp of a row's spare block: below all that a pool gives."""
-    return -2 - row
+def spare_stamp(spare: int) -> int:
+    """The stamp of a spare block by its number: below all that a pool gives."""
+    return -2 - spare
 
 
 class HostRows:
     """Rows ``0 .. max_num_seqs``."""
 
-    def __init__(self, limits: SchedulerLimits, storage: DeviceStorage, deltas: Deltas) -> None:
+    def __init__(self, limits: SchedulerLimits, storage: DeviceStorage, deltas: Deltas, tables: Tables) -> None:
         rows = limits.max_num_seqs
         self._storage = storage
         self._deltas = deltas
         self._vocab_size = limits.vocab_size
         self._max_context = limits.max_context
-        self._size = storage.layout.block_size
-        self._moves: list[tuple[int, int, int, int]] = []
+        self._tables = tables
+        self._keeps_all = tables.groups[0].reach == FULL
+        self._moves: list[list[tuple[int, int, int, int]]] = [[] for _ in tables.groups]
         self.known: list[Ints] = [np.zeros(0, dtype=np.int64)] * rows
         self.position: Ints = np.zeros(rows, dtype=np.int64)
         self.last: Ints = np.zeros(rows, dtype=np.int64)
@@ -74,25 +77,30 @@ class HostRows:
         )
         limit = self.limit[row] = admission.limit or self._max_context
         self._deltas.admit(row, limit, sorted(admission.stop_ids)[:DEVICE_STOPS], numbers)
-        stamps = admission.stamps or (NO_STAMP,) * len(admission.blocks)
-        for index, (block, stamp) in enumerate(zip(admission.blocks, stamps, strict=True)):
-            self._deltas.put(row, index, block, stamp)
-        self._put_spare(row, len(admission.blocks))
+        given, expected = admission.local, admission.local_stamps
+        if self._keeps_all:
+            given, expected = (admission.blocks, *given), (admission.stamps, *expected)
+        for table in range(len(self._tables.groups)):
+            blocks = given[table] if table < len(given) else ()
+            stamps = (expected[table] if table < len(expected) else ()) or (NO_STAMP,) * len(blocks)
+            for index, (block, stamp) in enumerate(zip(blocks, stamps, strict=True)):
+                self._deltas.put(row, self._tables.place(table, index), block, stamp)
+            self._put_spare(row, table, len(blocks))
 
-    def grow(self, row: int, index: int, block: int, stamp: int) -> None:
-        """A row gets one more block. What the device has written into the spare one meanwhile is to be moved."""
-        self._deltas.put(row, index, block, stamp)
-        self._put_spare(row, index + 1)
-        spare = self._storage.spare(row)
-        for place in range(int(self.ahead[row]) - index * self._size):
-            self._moves.append((spare, place, block, place))
+    def grow(self, row: int, table: int, index: int, block: int, stamp: int) -> None:
+        """A row's table gets one more block. What the device has written into the spare one meanwhile is to be
+        moved."""
+        self._deltas.put(row, self._tables.place(table, index), block, stamp)
+        self._put_spare(row, table, index + 1)
+        spare = self._storage.spare(row, table)
+        for place in range(int(self.ahead[row]) - index * self._tables.groups[table].block_size):
+            self._moves[table].append((spare, place, block, place))
 
-    def take_moves(self) -> Ints | None:
-        """Tokens to be moved, ``(4, tokens)`` as ``DeviceStorage.move`` wants them."""
-        if not self._moves:
-            return None
-        moves = np.array(self._moves, dtype=np.int64).T
-        self._moves.clear()
+    def take_moves(self) -> list[tuple[int, Ints]]:
+        """Tokens to be moved: the table, and ``(4, tokens)`` as ``DeviceStorage.move`` wants them."""
+        moves = [(table, np.array(some, dtype=np.int64).T) for table, some in enumerate(self._moves) if some]
+        for some in self._moves:
+            some.clear()
         return moves
 
     def resume(self, rows: Ints) -> None:
@@ -101,5 +109,6 @@ class HostRows:
             self._deltas.resume(row, int(self.last[row]), int(self.position[row]))
         self.ahead[rows] = self.position[rows]
 
-    def _put_spare(self, row: int, index: int) -> None:
-        self._deltas.put(row, index, self._storage.spare(row), spare_stamp(row))
+    def _put_spare(self, row: int, table: int, index: int) -> None:
+        spare = self._storage.spare(row, table)
+        self._deltas.put(row, self._tables.place(table, index), spare, spare_stamp(self._storage.number(spare)))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.device.operations import Operations, SamplingColumns
 from engine.device.rows import Deltas, Field, RowLayout, Words
+from engine.device.tables import Tables
 
 NOTHING = -2
 """In the ring: the lane computed no row in this step."""
@@ -36,14 +37,16 @@ RING_STEPS = 64
 class StepModel(Protocol):
     """What a step computes between its rows and their logits."""
 
-    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+    def decode(
+        self, tokens: Tensor, positions: Tensor, slots: tuple[Tensor, ...], tables: tuple[Tensor, ...], lengths: Tensor
+    ) -> Tensor:
         """Logits of every lane, ``(bucket, vocab)``.
 
         Args:
             tokens: int64 ``(bucket,)``.
             positions: of the tokens.
-            slots: where their keys and values go; negative: nowhere.
-            tables: block tables, ``(bucket, width)``.
+            slots: by each of the layout's tables where their keys and values go; negative: nowhere.
+            tables: the same of block tables, ``(bucket, width)``.
             lengths: positions that each lane attends to, its own included; 0: none.
         """
         ...
@@ -53,14 +56,14 @@ class DeviceLoop:
     """Rows that advance alone. Nothing here reads a tensor's content on the host."""
 
     def __init__(
-        self, layout: RowLayout, model: StepModel, operations: Operations, stamps: Tensor, shape: tuple[int, int]
+        self, layout: RowLayout, model: StepModel, operations: Operations, stamps: Tensor, tables: Tables
     ) -> None:
-        """``stamps``: int64, of all blocks; ``shape``: tokens of a block, and slots from one block to the next."""
+        """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie."""
         self.layout = layout
         self._model = model
         self._operations = operations
         self._stamps = stamps
-        self._block_size, self._stride = shape
+        self.tables = tables
         device = stamps.device
         self._words = torch.from_numpy(layout.fresh()).to(device)
         self._fields = self._words[: layout.first_stop].view(-1, layout.lines)
@@ -90,26 +93,29 @@ class DeviceLoop:
             count += 1
         return count
 
-    def rows(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Block tables of these rows (int64), and whether all blocks before entry ``ends`` of each are its own."""
-        tables = self._tables.index_select(0, rows)
+    def rows(self, rows: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Block tables of these rows (int64, all of a row's together), and whether all blocks are its own that tokens
+        from ``positions`` on, ``lengths`` with what is before them, read or are written to."""
+        entries = self._tables.index_select(0, rows)
         expected = self._expected.index_select(0, rows)
-        return tables, self._operations.faults(tables, expected, ends, self._stamps) == 0
+        faults = [
+            self._operations.faults(entries, expected, seen, self._stamps)
+            for seen in self.tables.read(positions, lengths)
+        ]
+        return entries, sum(faults[1:], faults[0]) == 0
 
     def step(self, bucket: int) -> Tensor:
         """One step of the first ``bucket`` lanes; gives their logits. This is what is recorded."""
-        size = self._block_size
         rows = self._lanes[:bucket]
         tokens, positions, _, done = self._fields[: Field.DONE + 1].index_select(1, rows).unbind(0)
         live = done == 0
         # Filled, and not chosen between with a number of the host: that would be copied to a GPU, which no graph takes.
-        tables, sound = self.rows(rows, (positions // size + 1).masked_fill(~live, 0))
+        entries, sound = self.rows(rows, positions, (positions + 1).masked_fill(~live, 0))
         computed = live & sound
-        places = (positions // size).clamp(max=self.layout.width - 1)
-        blocks = tables.gather(1, places.unsqueeze(1)).squeeze(1)
         idle = ~computed
-        slots = (blocks * self._stride + positions % size).masked_fill(idle, -1)
-        logits = self._model.decode(tokens, positions, slots, tables, (positions + 1).masked_fill(idle, 0))
+        slots = self.tables.slots(entries, torch.arange(bucket, device=rows.device), positions, idle)
+        lengths = (positions + 1).masked_fill(idle, 0)
+        logits = self._model.decode(tokens, positions, slots, self.tables.split(entries), lengths)
         chosen = self._operations.sample(logits, rows, positions + 1, self.columns)
         # A row that has failed is done, but its lane looks up a vector all the same: that of an id that there is.
         self._put(Field.LAST, rows, torch.where(computed, chosen, tokens).clamp(min=0))

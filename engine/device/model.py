@@ -1,52 +1,55 @@
 """A decoder's forward pass on a device: the model's own maps between the operations of ``engine.device.operations``.
 
-The form is that of ``engine.kernels.plain_form``: Llama's, with biases, norms of heads and layers without positions.
-The specification is ``Decoder.forward``; the residual stream has the model's dtype here as there.
+The specification is ``Decoder.forward``; the residual stream has the model's dtype here as there. What a block gives is
+added to it together with the norm that comes next, in one operation.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from engine.device.operations import Attend, Chunks, Operations, Turn
+from engine.device.blocks import NO_BATCH, DeviceAttention, DeviceStep, device_parts
+from engine.device.operations import Attend, Chunks, Operations
 from engine.device.storage import DeviceStorage
 from engine.errors import ConfigurationError
-from engine.kernels.library import UnusableKernelsError
-from engine.kernels.plain_form import PlainLayer, check_supported
-from engine.model.attention import AttentionRule
+from engine.model.attention import PagedAttention
+from engine.model.blocks import StepContext
 from engine.model.decoder import Decoder
-from engine.model.rotary import Rotary
+from engine.model.layers import RmsNorm
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""What the operations compute in."""
 
 
 class ChunkTokens(NamedTuple):
-    """All tokens of a step's prompt chunks, int64."""
+    """All tokens of a step, int64."""
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
-    """Negative: nowhere."""
+    slots: tuple[Tensor, ...]
+    """By each of the layout's tables; negative: nowhere."""
 
 
 class DeviceModel:
     """Computes decoding rows and prompt chunks. Whatever is needed is there when it is made."""
 
-    def __init__(
-        self, model: Decoder, layers: list[PlainLayer], storage: DeviceStorage, operations: Operations
-    ) -> None:
-        self._model = model
-        self._operations = operations
-        self._eps = model.config.rms_norm_eps
-        self._rotary = Rotary(model.config.rope, model.config.head_dim, model.device)
-        self._dim = model.config.head_dim
-        self._layers = [
-            (layer, storage.layers[layer.place], AttentionRule(layer.scale), _gains(layer, self._dim))
-            for layer in layers
-        ]
+    def __init__(self, model: Decoder, storage: DeviceStorage, operations: Operations) -> None:
+        """Take a model that is loaded and not packed yet: maps of experts are taken over from it.
 
-    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+        Raises:
+            ConfigurationError: no operation computes one of its layers.
+        """
+        self._model = model
+        self._layers = storage.layers
+        self._operations = operations
+        self._parts = device_parts(model, storage.layers)
+
+    def decode(
+        self, tokens: Tensor, positions: Tensor, slots: tuple[Tensor, ...], tables: tuple[Tensor, ...], lengths: Tensor
+    ) -> Tensor:
         """Logits of one token a row; see ``engine.device.loop.StepModel``."""
         attend = self._operations.decoding(lengths, tables)
         return self._logits(*self._stream(ChunkTokens(tokens, positions, slots), attend))
@@ -54,54 +57,61 @@ class DeviceModel:
     def prefill(self, tokens: ChunkTokens, chunks: Chunks, wanted: Tensor) -> Tensor:
         """Logits of some tokens (int64, ``(M,)``) of prompt chunks, ``(M, vocab)``."""
         x, residual = self._stream(tokens, self._operations.prefilling(chunks))
-        return self._logits(x.index_select(0, wanted), residual.index_select(0, wanted))
+        return self._logits(None if x is None else x.index_select(0, wanted), residual.index_select(0, wanted))
 
-    def _stream(self, tokens: ChunkTokens, attend: Attend) -> tuple[Tensor, Tensor]:
-        """What the last layer gave, and the residual stream that it is still to be added to."""
+    def _stream(self, tokens: ChunkTokens, attend: Attend) -> tuple[Tensor | None, Tensor]:
+        """What the last block gave, if it is still to be added, and the residual stream."""
         run = self._operations
+        step = self._step(tokens, attend)
         residual, x = self._model.embed(tokens.token_ids), None
-        cosines, sines = self._rotary.tables(tokens.positions, self._model.dtype)
-        for layer, kv, rule, gains in self._layers:
-            if x is None:
-                normed = run.norm(residual, None, layer.attention_norm.weight, self._eps)
+        for part in self._parts:
+            if part.before is not None:
+                inner = self._normed(x, residual, part.before)
             else:
-                normed = run.norm(x, residual, layer.attention_norm.weight, self._eps)
-            turn = Turn(cosines, sines, gains, self._eps)
-            if not layer.rotated:
-                turn = Turn(torch.ones_like(cosines), torch.zeros_like(sines), gains, self._eps)
-            qkv = layer.qkv(normed).view(len(normed), -1, self._dim)
-            q = run.turn_and_write(qkv, kv, tokens.slots, turn)
-            x = layer.out(attend(q, kv, rule))
-            normed = run.norm(x, residual, layer.mlp_norm.weight, self._eps)
-            x = layer.down(run.gate(layer.gate_up(normed)))
-        assert x is not None, "a model has layers"
+                inner = residual if x is None else residual.add_(x)
+            x = part.block(inner, step)
+            if part.after is not None:
+                x = run.norm(x, None, part.after)
+            if part.share != 1.0:
+                # At once, as the model does: a share that is rounded by itself would be another number.
+                residual.add_(x, alpha=part.share)
+                x = None
         return x, residual
 
-    def _logits(self, x: Tensor, residual: Tensor) -> Tensor:
+    def _step(self, tokens: ChunkTokens, attend: Attend) -> DeviceStep:
+        tables = self._model.rotations(tokens.positions)
+        cosines, sines = tables[0]
+        own = DeviceAttention(self._layers, attend, tokens.slots)
+        # Blocks take whatever object attends, and hand the metadata through.
+        context = StepContext(tokens.positions, tables, cast("PagedAttention", own), NO_BATCH)
+        still = torch.ones_like(cosines), torch.zeros_like(sines)
+        return DeviceStep(self._operations, attend, tokens.slots, context, still)
+
+    def _normed(self, x: Tensor | None, residual: Tensor, norm: RmsNorm) -> Tensor:
+        if x is None:
+            return self._operations.norm(residual, None, norm)
+        return self._operations.norm(x, residual, norm)
+
+    def _logits(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """The last norm and the vocabulary's projection."""
-        return self._model.head(self._operations.norm(x, residual, self._model.norm.weight, self._eps))
+        return self._model.project(self._normed(x, residual, self._model.norm))
 
 
-def supported_layers(model: Decoder, max_context: int, *, int8: bool) -> list[PlainLayer]:
-    """The layers of a model that this backend computes.
+def check_supported(model: Decoder, *, int8: bool) -> None:
+    """Check that this backend computes a model.
 
     Raises:
-        ConfigurationError: it does not compute this one yet.
+        ConfigurationError: it does not; the message says what of it.
     """
-    reason = "it multiplies no int8" if int8 else ""
-    if not reason:
-        try:
-            return check_supported(model, max_context)
-        except UnusableKernelsError as error:
-            reason = f"of its operations, {error}"
-    raise ConfigurationError(
-        f"the device backend does not compute this model yet: {reason}; "
-        "set backend to plain, which computes every supported model on the CPU"
-    )
-
-
-def _gains(layer: PlainLayer, dim: int) -> tuple[Tensor, Tensor] | None:
-    """Gains of query and of key heads."""
-    if layer.head_gains is None:
-        return None
-    return layer.head_gains[:dim].contiguous(), layer.head_gains[dim:].contiguous()
+    reason = ""
+    if int8:
+        reason = "it multiplies no int8"
+    elif model.dtype not in DTYPES:
+        reason = f"it computes float32 and bfloat16, not {str(model.dtype).removeprefix('torch.')}"
+    elif model.parallel.size > 1 or len(model.layers) != model.config.num_layers:
+        reason = "it runs a whole model on one rank"
+    if reason:
+        raise ConfigurationError(
+            f"the device backend does not compute this model: {reason}; "
+            "set backend to plain, which computes every supported model on the CPU"
+        )

@@ -6,12 +6,20 @@ shapes and without a look at any number, so that on a CPU the same step can be r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from engine.kv.layout import FULL, Reach
 from engine.model.attention import AttentionRule
+from engine.model.layers import RmsNorm
+from engine.model.routing import Router, Rule
+
+Activation = Callable[[Tensor], Tensor]
+"""What stands between the two maps of a gated MLP: rows ``(N, 2 I)`` to ``(N, I)``; the model's own object, which tells
+an operation what to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +28,25 @@ class KvLayer:
 
     keys: Tensor
     values: Tensor
+    """Of a latent layer the first numbers of the keys."""
+    table: int = 0
+    """Which of a row's block tables it uses."""
+    reach: Reach = FULL
+    latent: bool = False
 
     @property
     def heads(self) -> int:
         """Key-value heads."""
         return self.keys.shape[2]
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor | None) -> None:
+        """Store tokens ``(N, kv_heads, dim)`` at ``slots`` (int64, counted from the layer's first token; negative:
+        nowhere); no values for a latent layer."""
+        for memory, part in ((self.keys, k), (self.values, v)):
+            if part is not None:
+                lines = _lines(memory)
+                # What goes nowhere goes to the last line, which is of a block that nobody has.
+                lines.index_copy_(0, slots.masked_fill(slots < 0, len(lines) - 1), part.flatten(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +54,11 @@ class Turn:
     """How heads of query and key are made ready in one layer."""
 
     cosines: Tensor
-    """``(N, 1, D)``, as ``engine.model.rotary`` makes them."""
+    """``(N, 1, width)``, as ``engine.model.rotary`` makes them: the first ``width`` numbers of a head are rotated."""
     sines: Tensor
     """The same, with the sign of the first half."""
-    gains: tuple[Tensor, Tensor] | None
-    """Of the norms of query heads and of key heads, ``(D,)`` each; None where heads are not normalised."""
-    eps: float
+    norms: tuple[RmsNorm, RmsNorm] | None = None
+    """Of query heads and of key heads; None where heads are not normalised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +70,30 @@ class Chunks:
     lengths: Tensor
     starts: Tensor
     """Position of the first token in its sequence."""
-    tables: Tensor
-    """Block tables, int64 ``(chunks, width)``."""
+    tables: tuple[Tensor, ...]
+    """By each of the layout's tables, int64 ``(chunks, width)``."""
     spans: tuple[tuple[int, int], ...]
     """First token in the step, and length, as the host planned them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMaps:
+    """The experts of one layer: what ``engine.model.experts`` computes, with all experts' maps of a kind together."""
+
+    router: Router
+    route: Rule
+    """The router's."""
+    gate_up: Tensor
+    """``(E, 2 I, hidden)``."""
+    down: Tensor
+    """``(E, hidden, I)``."""
+    gate_up_bias: Tensor | None
+    """``(E, 2 I)``."""
+    down_bias: Tensor | None
+    """``(E, hidden)``."""
+    activation: Activation
+    weigh_inputs: bool
+    """A row is multiplied by its weight before an expert, not after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +114,15 @@ class Attend(Protocol):
     """Attention of one step's tokens; what the layers share was computed when it was made."""
 
     def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule, /) -> Tensor:
-        """Attend with ``q`` of shape ``(N, heads, D)``; gives ``(N, heads * D)``."""
+        """Attend with ``q`` of shape ``(N, heads, D)``; gives ``(N, heads * value_dim)``."""
         ...
 
 
 class Operations(Protocol):
     """The step's operations. Nothing here reads a tensor's content on the host."""
 
-    def norm(self, x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, /) -> Tensor:
-        """RMS norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""
+    def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm, /) -> Tensor:
+        """A norm of ``x`` ``(N, size)``; with a residual ``x`` is added to it in place, and the sum is normalised."""
         ...
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: Turn, /) -> Tensor:
@@ -89,17 +130,22 @@ class Operations(Protocol):
         layer's first token; negative: nowhere); gives the queries ``(N, H, D)``."""
         ...
 
-    def decoding(self, lengths: Tensor, tables: Tensor, /) -> Attend:
-        """Attention of one token a row: ``lengths`` int64 ``(rows,)``, 0 for none; ``tables`` int64 ``(rows, width)``.
-        Rows of no length get zeros."""
+    def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...], /) -> Attend:
+        """Attention of one token a row: ``lengths`` int64 ``(rows,)``, 0 for none; ``tables`` by each of the layout's
+        tables, int64 ``(rows, width)``. Rows of no length get zeros."""
         ...
 
     def prefilling(self, chunks: Chunks, /) -> Attend:
         """Attention of prompt chunks; tokens of chunks of no length get anything finite or not."""
         ...
 
-    def gate(self, x: Tensor, /) -> Tensor:
-        """SwiGLU of rows ``(N, 2 I)`` that hold all gates, then all inputs."""
+    def gate(self, x: Tensor, activation: Activation, /) -> Tensor:
+        """The activation of rows ``(N, 2 I)``."""
+        ...
+
+    def experts(self, x: Tensor, maps: ExpertMaps, /) -> Tensor:
+        """Rows ``(N, hidden)`` through the experts that the router chooses for them, weighed and added up in float32
+        in the order of experts; a fresh tensor of the dtype of ``x``."""
         ...
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns, /) -> Tensor:
@@ -107,11 +153,19 @@ class Operations(Protocol):
         ``positions`` where the token will stand."""
         ...
 
-    def faults(self, tables: Tensor, expected: Tensor, ends: Tensor, stamps: Tensor, /) -> Tensor:
-        """Of the first ``ends`` entries of each block table how many name a block that does not exist or has another
-        stamp than is expected."""
+    def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor, /) -> Tensor:
+        """Of the entries from the first to before the second of ``seen`` (int64, one a row) how many name a block that
+        does not exist or has another stamp than is expected."""
         ...
 
     def zero(self, memory: Tensor, blocks: Tensor, /) -> None:
         """Make whole blocks (int64 ids) zero; the first axis of ``memory`` counts them."""
         ...
+
+
+def _lines(memory: Tensor) -> Tensor:
+    """A layer's tokens, ``(slots, heads * dim)``: slots are counted from the layer's first token, those of other layers
+    between two blocks included."""
+    blocks, _, heads, dim = memory.shape
+    slots = (memory.stride(0) // memory.stride(1)) * (blocks - 1) + memory.shape[1]
+    return memory.as_strided((slots, heads * dim), (memory.stride(1), 1))

@@ -1,8 +1,8 @@
 """The device's operations as tensor operations: what a CPU computes, and the specification of the recorded step.
 
 Shapes follow from shapes alone, and no number comes to the host: so a step made of these can be recorded once and
-replayed (``engine.device.replay``), as a graph of launches is. Attention gathers whole block tables; that is right for
-tests and for machines without a GPU, and slow.
+replayed (``engine.device.replay``), as a graph of launches is. Attention gathers whole block tables, and every row goes
+through every expert; that is right for tests and for machines without a GPU, and slow.
 """
 
 from __future__ import annotations
@@ -11,37 +11,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.device.operations import Attend, Chunks, KvLayer, SamplingColumns, Turn
+from engine.device.operations import Activation, Attend, Chunks, ExpertMaps, KvLayer, SamplingColumns, Turn
 from engine.device.plain_sampling import sample
+from engine.device.tables import first_seen
 from engine.model.attention import AttentionRule, weigh
-from engine.model.layers import silu_mul
+from engine.model.layers import RmsNorm
 from engine.model.rotary import rotate
 
 
 class PlainOperations:
     """See ``engine.device.operations.Operations``."""
 
-    def norm(self, x: Tensor, residual: Tensor | None, gain: Tensor, eps: float) -> Tensor:
-        """RMS norm with the residual stream's addition in front of it."""
-        if residual is not None:
-            x = residual.add_(x)
-        return F.rms_norm(x, (x.shape[1],), gain, eps)
+    def norm(self, x: Tensor, residual: Tensor | None, norm: RmsNorm) -> Tensor:
+        """A norm with the residual stream's addition in front of it."""
+        return norm(x if residual is None else residual.add_(x))
 
     def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: Turn) -> Tensor:
         """Norms, rotation and the write into the cache."""
         kv_heads = layer.heads
-        heads, dim = qkv.shape[1] - 2 * kv_heads, qkv.shape[2]
+        heads = qkv.shape[1] - 2 * kv_heads
         q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if turn.gains is not None:
-            q, k = (F.rms_norm(part, (dim,), gain, turn.eps) for part, gain in zip((q, k), turn.gains, strict=True))
+        if turn.norms is not None:
+            q, k = (norm(part) for norm, part in zip(turn.norms, (q, k), strict=True))
         q, k = rotate(q, turn.cosines, turn.sines), rotate(k, turn.cosines, turn.sines)
-        for memory, part in ((layer.keys, k), (layer.values, v)):
-            lines = _lines(memory)
-            # What goes nowhere goes to the last line, which is of a block that nobody has.
-            lines.index_copy_(0, torch.where(slots < 0, len(lines) - 1, slots), part.flatten(1))
+        layer.write(slots, k, v)
         return q
 
-    def decoding(self, lengths: Tensor, tables: Tensor) -> Attend:
+    def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> Attend:
         """One token a row, over all of its block table."""
         return _Decoding(lengths, tables)
 
@@ -49,20 +45,35 @@ class PlainOperations:
         """A chunk after the other, over all of its block table."""
         return _Prefilling(chunks)
 
-    def gate(self, x: Tensor) -> Tensor:
-        """SwiGLU."""
-        return silu_mul(x)
+    def gate(self, x: Tensor, activation: Activation) -> Tensor:
+        """The activation itself."""
+        return activation(x)
+
+    def experts(self, x: Tensor, maps: ExpertMaps) -> Tensor:
+        """All rows through each expert; those that are not sent to it add nothing."""
+        weights, chosen = maps.router(x)
+        factors = torch.zeros(len(x), len(maps.down), device=x.device).scatter_(1, chosen, weights)
+        sent = torch.zeros_like(factors, dtype=torch.bool).scatter_(1, chosen, True)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for number in range(len(maps.down)):
+            factor = factors[:, number : number + 1]
+            given = x * factor.to(x.dtype) if maps.weigh_inputs else x
+            inner = maps.activation(F.linear(given, maps.gate_up[number], _of(maps.gate_up_bias, number)))
+            y = F.linear(inner, maps.down[number], _of(maps.down_bias, number)).float()
+            out += (y if maps.weigh_inputs else y * factor).masked_fill_(~sent[:, number : number + 1], 0.0)
+        return out.to(x.dtype)
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Tensor:
         """A token for each line."""
         return sample(logits, rows, positions, columns)
 
-    def faults(self, tables: Tensor, expected: Tensor, ends: Tensor, stamps: Tensor) -> Tensor:
+    def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
         """Entries whose block is not the one that is expected."""
-        seen = torch.arange(tables.shape[1], device=tables.device) < ends.unsqueeze(1)
+        place = torch.arange(tables.shape[1], device=tables.device)
+        read = (place >= seen[0].unsqueeze(1)) & (place < seen[1].unsqueeze(1))
         exists = (tables >= 0) & (tables < len(stamps))
         found = stamps[torch.where(exists, tables, 0)]
-        return (((found != expected) | ~exists) & seen).sum(1)
+        return (((found != expected) | ~exists) & read).sum(1)
 
     def zero(self, memory: Tensor, blocks: Tensor) -> None:
         """Whole blocks."""
@@ -72,14 +83,16 @@ class PlainOperations:
 class _Decoding:
     """Attention of one token a row."""
 
-    def __init__(self, lengths: Tensor, tables: Tensor) -> None:
+    def __init__(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> None:
         self._lengths = lengths
         self._tables = tables
 
     def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
-        rows = q.shape[0]
-        seen = torch.arange(self._tables.shape[1] * layer.keys.shape[1], device=q.device) < self._lengths.unsqueeze(1)
-        keys, values = (_gathered(memory, self._tables, seen) for memory in (layer.keys, layer.values))
+        rows, table = q.shape[0], self._tables[layer.table]
+        place = torch.arange(table.shape[1] * layer.keys.shape[1], device=q.device)
+        first = first_seen(layer.reach, (self._lengths - 1).clamp(min=0))
+        seen = (place < self._lengths.unsqueeze(1)) & (place >= first.unsqueeze(1))
+        keys, values = _gathered(layer, table, seen)
         # A row of no length attends to one zero; what comes out is a zero.
         seen = seen | (self._lengths == 0).unsqueeze(1)
         mask = torch.where(seen, 0.0, -torch.inf).view(rows, 1, 1, 1, -1)
@@ -97,28 +110,30 @@ class _Prefilling:
         out = q.new_zeros(q.shape[0], q.shape[1], layer.values.shape[3])
         for number, (begin, length) in enumerate(self._chunks.spans):
             place = self._chunks.starts[number] + torch.arange(length, device=q.device)
+            first = first_seen(layer.reach, place)
             ends = torch.where(self._chunks.lengths[number] > 0, place[-1] + 1, 0)
-            table = self._chunks.tables[number : number + 1]
+            table = self._chunks.tables[layer.table][number : number + 1]
             every = torch.arange(table.shape[1] * layer.keys.shape[1], device=q.device)
-            keys, values = (_gathered(memory, table, every < ends) for memory in (layer.keys, layer.values))
-            mask = torch.where(every <= place.unsqueeze(1), 0.0, -torch.inf)
+            keys, values = _gathered(layer, table, ((every >= first[0]) & (every < ends)).unsqueeze(0))
+            seen = (every <= place.unsqueeze(1)) & (every >= first.unsqueeze(1))
             part = q[begin : begin + length].transpose(0, 1).reshape(1, layer.heads, -1, length, q.shape[2])
-            attended = weigh(part, keys, values, mask, rule)[0].flatten(0, 1)
+            attended = weigh(part, keys, values, torch.where(seen, 0.0, -torch.inf), rule)[0].flatten(0, 1)
             out[begin : begin + length] = attended.transpose(0, 1)
         return out.flatten(1)
 
 
-def _lines(memory: Tensor) -> Tensor:
-    """A layer's tokens, ``(slots, heads * dim)``: slots are counted from the layer's first token, those of other layers
-    between two blocks included."""
-    blocks, _, heads, dim = memory.shape
-    width = heads * dim
-    slots = (memory.stride(0) // memory.stride(1)) * (blocks - 1) + memory.shape[1]
-    return memory.as_strided((slots, width), (memory.stride(1), 1))
-
-
-def _gathered(memory: Tensor, tables: Tensor, seen: Tensor) -> Tensor:
-    """Tokens of whole block tables, ``(rows, heads, slots, dim)``; zeros for what is not seen, whatever lies there."""
+def _gathered(layer: KvLayer, table: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of whole block tables, ``(rows, heads, slots, dim)``; zeros for what is not seen, whatever lies
+    there."""
     # A table that was found to name a block that does not exist is not attended to, and gathered all the same.
-    rows = memory[tables.clamp(0, len(memory) - 1)].flatten(1, 2)
-    return torch.where(seen.view(len(tables), -1, 1, 1), rows, 0.0).transpose(1, 2)
+    blocks = table.clamp(0, len(layer.keys) - 1)
+    keys, values = (
+        torch.where(seen.view(len(table), -1, 1, 1), memory[blocks].flatten(1, 2), 0.0).transpose(1, 2)
+        for memory in (layer.keys, layer.values)
+    )
+    return keys, values
+
+
+def _of(biases: Tensor | None, number: int) -> Tensor | None:
+    """The bias of one expert."""
+    return None if biases is None else biases[number]

@@ -41,22 +41,21 @@ class Prefill:
     ) -> None:
         self._loop = loop
         self._model = model
-        self._storage = storage
+        self._device = storage.device
         self._operations = operations
         self._host = host
 
     def run(self, chunks: list[Chunk]) -> Prefilled:
         """Start a step's chunks; what changed in tables was announced before. Rows whose prompts end decode from the
         next step on, with the token that the device has chosen."""
-        size = self._storage.layout.block_size
         parts, spans = self._described(chunks)
         sizes = [len(part) for part in parts]
-        sent = torch.split(upload(np.concatenate(parts), self._storage.device), sizes)
+        sent = torch.split(upload(np.concatenate(parts), self._device), sizes)
         token_ids, positions, numbers, rows, starts, lengths, begins, wanted, ending = sent
-        tables, sound = self._loop.rows(rows, (starts + lengths + size - 1) // size)
-        blocks = tables[numbers, positions // size]
-        slots = (blocks * self._storage.stride + positions % size).masked_fill(~sound[numbers], -1)
-        placed = Chunks(begins, lengths.masked_fill(~sound, 0), starts, tables, spans)
+        tables = self._loop.tables
+        entries, sound = self._loop.rows(rows, starts, starts + lengths)
+        slots = tables.slots(entries, numbers, positions, ~sound[numbers])
+        placed = Chunks(begins, lengths.masked_fill(~sound, 0), starts, tables.split(entries), spans)
         logits = self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, wanted)
         chosen = torch.zeros_like(ending)
         if len(ending):

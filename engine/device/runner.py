@@ -29,6 +29,7 @@ from engine.device.prefill import Prefill, Prefilled
 from engine.device.replay import make_replayer
 from engine.device.rows import Deltas, RowLayout
 from engine.device.storage import DeviceStorage
+from engine.device.tables import Tables
 from engine.kv.tags import NO_STAMP
 from engine.masks import MaskedLogits
 from engine.sampler import Sampler, Samples
@@ -61,21 +62,20 @@ class DeviceRunner:
         self.limits = limits
         self.storage = storage
         self._device = storage.device
-        size = storage.layout.block_size
-        self._most_ahead = min(most_ahead, size)
-        layout = RowLayout(
-            limits.max_num_seqs, limits.max_num_seqs, DEVICE_STOPS, -(-limits.max_context // size) + 1
-        )
+        tables = Tables.of(storage.layout, limits.max_context)
+        self._most_ahead = min(most_ahead, *(group.block_size for group in tables.groups))
+        layout = RowLayout(limits.max_num_seqs, limits.max_num_seqs, DEVICE_STOPS, tables.width)
         self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
-        spares = [storage.spare(row) for row in range(limits.max_num_seqs)]
-        self._stamps[spares] = torch.tensor([spare_stamp(row) for row in range(len(spares))], device=self._device)
-        loop = self._loop = DeviceLoop(layout, model, operations, self._stamps, (size, storage.stride))
+        spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
+        stamps = [spare_stamp(storage.number(spare)) for spare in spares]
+        self._stamps[spares] = torch.tensor(stamps, device=self._device)
+        loop = self._loop = DeviceLoop(layout, model, operations, self._stamps, tables)
         self._deltas = Deltas(layout)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._launcher = Launcher(loop, make_replayer(loop.step, self._stream, eager=eager), self._deltas)
-        self._rows = HostRows(limits, storage, self._deltas)
+        self._rows = HostRows(limits, storage, self._deltas, tables)
         self._prefill = Prefill(loop, model, storage, operations, self._rows)
         self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
         self._chooser = Chooser(self._sampler, MaskedLogits(limits.eos_ids), limits.vocab_size)
@@ -139,7 +139,7 @@ class DeviceRunner:
 
     def _prepare(self, plan: StepPlan) -> None:
         """Clean blocks, admit rows, and give rows their blocks."""
-        spares = [self.storage.spare(admission.row) for admission in plan.admissions]
+        spares = [spare for admission in plan.admissions for spare in self.storage.spares(admission.row)]
         if plan.zero_blocks or spares:
             dirty = upload(np.array(plan.zero_blocks + spares, dtype=np.int64), self._device)
             self.storage.zero(dirty)
@@ -151,11 +151,11 @@ class DeviceRunner:
             self._rows.admit(admission)
             self._sampler.admit(admission)
         stamps = plan.grown_stamps or [NO_STAMP] * len(plan.grown_rows)
-        for grown in zip(plan.grown_rows, plan.grown_indices, plan.grown_blocks, stamps, strict=True):
+        tables = plan.grown_tables or [0] * len(plan.grown_rows)
+        for grown in zip(plan.grown_rows, tables, plan.grown_indices, plan.grown_blocks, stamps, strict=True):
             self._rows.grow(*grown)
-        moves = self._rows.take_moves()
-        if moves is not None:
-            self.storage.move(upload(moves, self._device))
+        for table, moves in self._rows.take_moves():
+            self.storage.move(table, upload(moves, self._device))
 
     def _stamp(self, blocks: Ints | torch.Tensor, stamps: Ints) -> None:
         ids = blocks if isinstance(blocks, torch.Tensor) else upload(blocks, self._device)

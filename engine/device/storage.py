@@ -1,9 +1,12 @@
 """KV memory on a device: all layers of a block together, so that blocks are cleaned or moved in one launch.
 
-Behind the blocks that the scheduler gives out lies one *spare* block a row, which no plan ever names: the device may
-run ahead of the scheduler, and a row that comes to the end of its last block goes on in its spare one. As soon as the
-scheduler has given it the next block, what was written there is moved. The last block is nobody's: what is not to be
-written at all goes there where an operation cannot leave it out.
+A block holds tokens of all layers that share a block table, those of the first layer, then those of the next; blocks of
+all tables are equally large and lie in one pool (``engine.kv.layout``).
+
+Behind the blocks that the scheduler gives out lie the *spare* blocks, one for each table of each row, which no plan
+ever names: the device may run ahead of the scheduler, and a row that comes to the end of its last block goes on in its
+spare one. As soon as the scheduler has given it the next block, what was written there is moved. The last block is
+nobody's: what is not to be written at all goes there where an operation cannot leave it out.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from engine.device.operations import KvLayer, Operations
 from engine.errors import ConfigurationError
-from engine.kv.layout import ITEM_BYTES, KvLayout
+from engine.kv.layout import ITEM_BYTES, KvLayout, LayerLayout
 
 
 class DeviceStorage:
@@ -22,41 +25,64 @@ class DeviceStorage:
     def __init__(
         self, layout: KvLayout, rows: int, operations: Operations, dtype: torch.dtype, device: torch.device
     ) -> None:
-        if len(layout.tables) > 1 or any(layer != layout.layers[0] or layer.latent for layer in layout.layers):
-            raise ConfigurationError("on a device all layers must keep keys and values alike; run this model on a CPU")
+        """Take the memory.
+
+        Raises:
+            ConfigurationError: the layers keep keys and values of different shapes.
+        """
+        like = layout.layers[0]
+        if any(_shape(layer) != _shape(like) for layer in layout.layers):
+            raise ConfigurationError(
+                "the device backend keeps all layers of a block together, and this model's layers have keys and values "
+                "of different shapes; set backend to plain, which computes every supported model on the CPU"
+            )
         self.layout = layout
         self.device = device
         self._operations = operations
-        size, like = layout.block_size, layout.layers[0]
-        self.num_blocks = layout.num_blocks + 1 + rows + 1
-        self.nowhere = self.num_blocks - 1
         self._first_spare = layout.num_blocks + 1
-        self.stride = len(layout.layers) * size
+        self.num_blocks = self._first_spare + rows * len(layout.tables) + 1
+        self.stride = layout.block_rows
         """Slots from a token of one block to that of the next."""
         shape = (self.num_blocks, self.stride, like.heads)
-        self.memory = (
-            torch.zeros(*shape, like.key_dim, dtype=dtype, device=device),
-            torch.zeros(*shape, like.value_dim, dtype=dtype, device=device),
-        )
-        keys, values = self.memory
-        cuts = [slice(place * size, (place + 1) * size) for place in range(len(layout.layers))]
-        self.layers = [KvLayer(keys[:, cut], values[:, cut]) for cut in cuts]
+        keys = torch.zeros(*shape, like.key_dim, dtype=dtype, device=device)
+        values = keys[..., : like.value_dim]
+        if not like.latent:
+            values = torch.zeros(*shape, like.value_dim, dtype=dtype, device=device)
+        self.memory = (keys,) if like.latent else (keys, values)
+        """What holds tokens; the first axis counts blocks, the second their slots."""
+        self.layers: list[KvLayer] = []
+        self._counts = [0] * len(layout.tables)
+        for layer in layout.layers:
+            table = layout.table_of(layer.reach)
+            size = layout.tables[table].block_size
+            cut = slice(self._counts[table] * size, (self._counts[table] + 1) * size)
+            self._counts[table] += 1
+            self.layers.append(KvLayer(keys[:, cut], values[:, cut], table, layer.reach, like.latent))
 
-    def spare(self, row: int) -> int:
-        """The row's spare block."""
-        return self._first_spare + row
+    def spare(self, row: int, table: int = 0) -> int:
+        """The spare block of a row's table."""
+        return self._first_spare + row * len(self.layout.tables) + table
+
+    def spares(self, row: int) -> list[int]:
+        """All spare blocks of a row."""
+        return [self.spare(row, table) for table in range(len(self.layout.tables))]
+
+    def number(self, spare: int) -> int:
+        """Which of all spare blocks this one is."""
+        return spare - self._first_spare
 
     def zero(self, blocks: Tensor) -> None:
         """Make these blocks (int64) zero."""
         for memory in self.memory:
             self._operations.zero(memory, blocks)
 
-    def move(self, pairs: Tensor) -> None:
-        """Copy tokens, in all layers: int64 ``(4, pairs)``: block and place in it of the source, then of the target."""
-        size, layers = self.layout.block_size, len(self.layout.layers)
+    def move(self, table: int, pairs: Tensor) -> None:
+        """Copy tokens, in all layers of a table: int64 ``(4, pairs)``: block and place in it of the source, then of the
+        target."""
+        size, layers = self.layout.tables[table].block_size, self._counts[table]
         source, source_place, target, target_place = pairs
         for memory in self.memory:
-            tokens = memory.view(self.num_blocks, layers, size, -1).transpose(1, 2)
+            tokens = memory[:, : layers * size].unflatten(1, (layers, size)).transpose(1, 2)
             tokens[target, target_place] = tokens[source, source_place]
 
     def touch(self) -> None:
@@ -68,4 +94,8 @@ class DeviceStorage:
 def spare_bytes(layout: KvLayout, rows: int) -> int:
     """Bytes that the spare blocks of so many rows take, and nobody's."""
     assert layout.dtype in ITEM_BYTES, "a layout has a known dtype"
-    return (rows + 1) * layout.block_bytes
+    return (rows * len(layout.tables) + 1) * layout.block_bytes
+
+
+def _shape(layer: LayerLayout) -> tuple[int, int, int, bool]:
+    return layer.heads, layer.key_dim, layer.value_dim, layer.latent

@@ -48,8 +48,24 @@ class Block(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """One step of the residual stream: ``x += share * after(block(before(x)))``."""
+
+    before: RmsNorm | None
+    """None: the block takes the stream itself."""
+    block: Block
+    after: RmsNorm | None = None
+    share: float = 1.0
+
+
 class Layer(Protocol):
     """One decoder layer."""
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """What it does, one after the other: for backends that put something of their own in a block's place."""
+        ...
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
         """Advance the residual stream ``x`` of shape ``(N, hidden)``; may be done in place."""
@@ -93,7 +109,9 @@ class GroupedAttention:
         first, last = parallel.heads(config.num_heads)
         kv_first, kv_last = parallel.kv_heads(config.num_kv_heads)
         self.form = form
-        self._place, self._dim = place, dim
+        self.place = place
+        """In the KV."""
+        self._dim = dim
         self.heads, self._rotated = last - first, last - first + kv_last - kv_first
         wide, narrow = config.num_heads * dim, config.num_kv_heads * dim
         kv_part = kv_first * dim, kv_last * dim
@@ -113,6 +131,13 @@ class GroupedAttention:
         self.rule = AttentionRule(dim**-0.5 if form.scale is None else form.scale, form.cap, sinks)
 
     @property
+    def head_norms(self) -> tuple[RmsNorm, RmsNorm] | None:
+        """Norms of single heads of query and of key; None where there are none, or where they are of all heads."""
+        if isinstance(self._q_norm, RmsNorm) and isinstance(self._k_norm, RmsNorm):
+            return self._q_norm, self._k_norm
+        return None
+
+    @property
     def head_gains(self) -> Tensor | None:
         """Gains of query heads, then of key heads, ``(2 D)``; None where heads are not normalised."""
         if self._q_norm is None or self._k_norm is None:
@@ -126,7 +151,7 @@ class GroupedAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepContext) -> Tensor:
         """What comes after query and key are rotated; gives ``(N, hidden)``."""
-        return self.out(step.attend(self._place, (q, k, v), step.batch, self.rule))
+        return self.out(step.attend(self.place, (q, k, v), step.batch, self.rule))
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Attend; rows of shape ``(N, hidden)``."""
@@ -191,6 +216,11 @@ class PreNormLayer:
     mlp_norm: RmsNorm
     mlp: Block
 
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """Attention, then the MLP."""
+        return Sublayer(self.attention_norm, self.attention), Sublayer(self.mlp_norm, self.mlp)
+
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Advance the residual stream, in place."""
         x += self.attention(self.attention_norm(x), step)
@@ -218,6 +248,14 @@ class SandwichLayer:
     mlp_norm: RmsNorm | None
     mlp: Block
     mixed_norm: RmsNorm
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """Attention, then the MLP."""
+        return (
+            Sublayer(self.attention_norm, self.attention, self.attended_norm),
+            Sublayer(self.mlp_norm, self.mlp, self.mixed_norm),
+        )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Advance the residual stream, in place."""

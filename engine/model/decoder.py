@@ -53,6 +53,8 @@ class Decoder:
         self.config = config
         self.form = form
         self.dtype, self.device = checklist.memory
+        # The factor has the model's dtype, as published models were trained; it stays on the host.
+        self._embedding_scale = torch.tensor(form.embedding_scale, dtype=self.dtype).item()
         self.parallel = checklist.parallel
         self._rotaries = rotaries
         self._linears = checklist.linears
@@ -98,9 +100,11 @@ class Decoder:
         return self._head
 
     def pack(self, *, int8: bool = False) -> None:
-        """Bring all matrices into their fastest form, or into int8. Call once, after loading."""
+        """Bring all matrices into their fastest form, or into int8; those that somebody has taken over stay as they
+        are. Call once, after loading."""
         for linear in self._linears:
-            linear.pack(int8=int8)
+            if linear.weight is not None:
+                linear.pack(int8=int8)
         self.packed = True
 
     def release_embedding(self) -> None:
@@ -127,22 +131,26 @@ class Decoder:
     def embed(self, token_ids: Tensor) -> Tensor:
         """The residual stream of these ids (int64, ``(N,)``) before the first layer, ``(N, hidden)``."""
         x = self.embedding(token_ids)
-        if self.form.embedding_scale != 1.0:
-            # The factor has the model's dtype, as published models were trained.
-            x *= torch.tensor(self.form.embedding_scale, dtype=self.dtype, device=self.device)
-        return x
+        return x if self.form.embedding_scale == 1.0 else x.mul_(self._embedding_scale)
+
+    def rotations(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Cosines and signed sines of these positions, one pair for each rotary embedding."""
+        return tuple(rotary.tables(positions, self.dtype) for rotary in self._rotaries)
 
     def advance(self, x: Tensor, positions: Tensor, attend: PagedAttention, batch: AttentionBatch) -> Tensor:
         """Take the residual stream through this stage's layers; ``x`` may be changed."""
-        tables = tuple(rotary.tables(positions, self.dtype) for rotary in self._rotaries)
-        step = StepContext(positions, tables, attend, batch)
+        step = StepContext(positions, self.rotations(positions), attend, batch)
         for layer in self.layers:
             x = layer(x, step)
         return x
 
     def logits(self, x: Tensor, wanted: Tensor) -> Tensor:
         """Logits of some rows of the residual stream behind the last layer."""
-        logits = self.head(self.norm(x.index_select(0, wanted)))
+        return self.project(self.norm(x.index_select(0, wanted)))
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Logits of rows behind the last norm, ``(M, hidden)``."""
+        logits = self.head(normed)
         if self.form.logit_divisor != 1.0:
             logits = logits.div_(self.form.logit_divisor)
         if self.form.logit_cap:

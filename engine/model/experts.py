@@ -133,28 +133,28 @@ class MixtureOfExperts:
             weigh_inputs: a row is multiplied by its weight before an expert, not after.
         """
         self._parallel = parallel
-        self._router = router
-        self._experts = experts
-        self._shared = shared
-        self._activation = activation
-        self._weigh_inputs = weigh_inputs
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+        self.activation = activation
+        self.weigh_inputs = weigh_inputs
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
         """Apply to rows of shape ``(N, hidden)``."""
         out = self._parallel.all_reduce(self._tiled(x) if step.tiled else self._routed(x)).to(x.dtype)
-        return out if self._shared is None else out.add_(self._shared(x, step))
+        return out if self.shared is None else out.add_(self.shared(x, step))
 
     def _routed(self, x: Tensor) -> Tensor:
         """This rank's part of every row's sum, float32."""
-        weights, chosen = self._router(x)
+        weights, chosen = self.router(x)
         # Stable: an expert sees its rows in the order of the batch.
         order = chosen.flatten().argsort(stable=True)
         rows = order // chosen.shape[1]
         factors = weights.flatten()[order].unsqueeze(1)
-        counts = chosen.flatten().bincount(minlength=self._experts.total).tolist()
+        counts = chosen.flatten().bincount(minlength=self.experts.total).tolist()
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        start = sum(counts[: self._experts.first])
-        for expert, count in zip(self._experts.held, counts[self._experts.first :], strict=False):
+        start = sum(counts[: self.experts.first])
+        for expert, count in zip(self.experts.held, counts[self.experts.first :], strict=False):
             if count:
                 part = slice(start, start + count)
                 y = self._apply(expert, x.index_select(0, rows[part]), factors[part])
@@ -166,18 +166,18 @@ class MixtureOfExperts:
     def _tiled(self, x: Tensor) -> Tensor:
         """The same with products of all rows for each expert that any is sent to: of the shape of the tile, however
         its rows are routed."""
-        weights, chosen = self._router(x)
+        weights, chosen = self.router(x)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        factors = torch.zeros(len(x), self._experts.total, device=x.device).scatter_(1, chosen, weights)
+        factors = torch.zeros(len(x), self.experts.total, device=x.device).scatter_(1, chosen, weights)
         sent = torch.zeros_like(factors, dtype=torch.bool).scatter_(1, chosen, True)
         hit = sent.any(0).tolist()
-        for number, expert in enumerate(self._experts.held, self._experts.first):
+        for number, expert in enumerate(self.experts.held, self.experts.first):
             if hit[number]:
                 y = self._apply(expert, x, factors[:, number : number + 1])
                 out += y.masked_fill_(~sent[:, number : number + 1], 0.0)
         return out
 
     def _apply(self, expert: Expert, x: Tensor, factors: Tensor) -> Tensor:
-        if self._weigh_inputs:
-            return expert.down(self._activation(expert.gate_up(x * factors.to(x.dtype)))).float()
-        return expert.down(self._activation(expert.gate_up(x))).float() * factors
+        if self.weigh_inputs:
+            return expert.down(self.activation(expert.gate_up(x * factors.to(x.dtype)))).float()
+        return expert.down(self.activation(expert.gate_up(x))).float() * factors

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from engine.model import llama
-from engine.model.blocks import AttentionForm, GatedMlp, GroupedAttention, PreNormLayer, StepContext, pre_norm_layer
+from engine.model.blocks import (
+    AttentionForm,
+    GatedMlp,
+    GroupedAttention,
+    PreNormLayer,
+    StepContext,
+    Sublayer,
+    pre_norm_layer,
+)
 from engine.model.checklist import Checklist
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, DecoderForm, Family
@@ -35,6 +43,11 @@ class ScaledLayer:
 
     parts: PreNormLayer
     share: float
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """Attention, then the MLP."""
+        return tuple(replace(one, share=self.share) for one in self.parts.sublayers)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Advance the residual stream, in place."""

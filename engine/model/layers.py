@@ -7,7 +7,7 @@ are in the batch only up to rounding.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -104,22 +104,27 @@ class Linear:
 class RmsNorm:
     """Root mean square norm with a learnt gain (Zhang and Sennrich, arXiv 1910.07467)."""
 
+    offset: ClassVar[bool] = False
+    """Whether the gain is published less one."""
+
     def __init__(self, size: int, eps: float, memory: Memory) -> None:
         self.weight = memory.empty(size)
+        self.eps = eps
         self._shape = (size,)
-        self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise rows ``x`` of shape ``(N, size)``."""
-        return F.rms_norm(x, self._shape, self.weight, self._eps)
+        return F.rms_norm(x, self._shape, self.weight, self.eps)
 
 
 class OffsetRmsNorm(RmsNorm):
     """A norm whose gain is published less one (Gemma). The product with the gain is taken in float32."""
 
+    offset = True
+
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise rows ``x`` of shape ``(N, size)``."""
-        y = F.rms_norm(x.float(), self._shape, None, self._eps)
+        y = F.rms_norm(x.float(), self._shape, None, self.eps)
         return torch.addcmul(y, y, self.weight.float()).to(x.dtype)
 
 

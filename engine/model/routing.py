@@ -106,6 +106,10 @@ class GroupedSigmoid:
         return weights * self.factor, experts
 
 
+Rule = Softmax | SoftmaxOfTop | SigmoidOfTop | GroupedSigmoid
+"""The ways above, as a backend takes them apart that computes them by itself."""
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """In float32, by way of float64: a number's float32 sigmoid may differ in its last bit by where in the batch it
     stands, since the ends of a vector loop are computed by other instructions than the rest."""
@@ -119,9 +123,13 @@ class Router:
     linear: Linear
     route: Route
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Of rows ``x`` of shape ``(N, hidden)``: ``(N, E)``, in the router's dtype."""
+        return self.linear(x.to(self.linear.loaded.dtype))
+
     def __call__(self, x: Tensor) -> Choice:
         """Experts and weights of rows ``x`` of shape ``(N, hidden)``."""
-        return self.route(self.linear(x.to(self.linear.loaded.dtype)).float())
+        return self.route(self.logits(x).float())
 
 
 def read_experts(fields: Fields, key: str, num_layers: int, *, default: int, default_top: int) -> tuple[int, int]:

@@ -13,14 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.gpu.dialect import power_of_two, sigmoid
-from engine.model.routing import LEAST_SUM, GroupedSigmoid, SigmoidOfTop, Softmax, SoftmaxOfTop
+from engine.model.routing import LEAST_SUM, GroupedSigmoid, Rule, SigmoidOfTop, Softmax, SoftmaxOfTop
 
 SOFTMAX, SOFTMAX_OF_TOP, SIGMOID_OF_TOP, GROUPED_SIGMOID = range(4)
 
 LEAST = tl.constexpr(LEAST_SUM)
 NO_EXPERT = tl.constexpr(1 << 30)
-
-Rule = Softmax | SoftmaxOfTop | SigmoidOfTop | GroupedSigmoid
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.device.build import device_for, uses_device
 from engine.device.runner import DeviceRunner
 from engine.errors import ConfigurationError
-from engine.kv.layout import FULL, LayerLayout, Reach
+from engine.kv.layout import LayerLayout
 from engine.load import check_config, spill_obstacle
 from engine.loop import Engine
 from engine.offline import Answer, collect, generate
@@ -206,12 +206,14 @@ def test_warm_up_leaves_nothing_behind() -> None:
     assert same(generate(plain, requests(3)), generate(device, requests(3)))
 
 
-def test_models_that_it_does_not_compute_yet_are_named() -> None:
-    """A window, an int8 engine and an unknown backend get an error that says what to do."""
-    window = LayerLayout(heads=2, key_dim=8, value_dim=8, reach=Reach("window", 8))
-    like = replace(window, reach=FULL)
-    with pytest.raises(ConfigurationError, match=r"window of 8.*set backend to plain"):
-        make_engine(random_model(model_config(layers=(window, like)), packed=False), backend="device")
+def test_what_it_does_not_compute_is_named() -> None:
+    """Layers that keep different shapes, another dtype, an int8 engine, too little memory for spare blocks and an
+    unknown backend get an error that says what to do."""
+    like = LayerLayout(heads=2, key_dim=8, value_dim=8)
+    with pytest.raises(ConfigurationError, match=r"different shapes; set backend to plain"):
+        make_engine(random_model(model_config(layers=(like, replace(like, heads=1))), packed=False), backend="device")
+    with pytest.raises(ConfigurationError, match=r"not float16; set backend to plain"):
+        make_engine(random_model(model_config(), dtype=torch.float16, packed=False), backend="device")
     with pytest.raises(ConfigurationError, match="multiplies no int8"):
         make_engine(random_model(model_config(), packed=False), backend="device", quantization="int8")
     with pytest.raises(ConfigurationError, match="spare block"):

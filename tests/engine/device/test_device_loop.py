@@ -12,8 +12,9 @@ from engine.device.plain import PlainOperations
 from engine.device.replay import RecordedSteps, UnrecordableError
 from engine.device.rows import Deltas, Field, Numbers, RowLayout
 from engine.device.storage import DeviceStorage
+from engine.device.tables import Tables
 from engine.errors import ConfigurationError
-from engine.kv.layout import KvLayout, LayerLayout
+from engine.kv.layout import FULL, KvGroup, KvLayout, LayerLayout
 from engine.scheduler.plan import FAILED
 from tests.engine.device.toy import BLOCK, CPU, ToyModel, expected
 
@@ -28,14 +29,15 @@ def toy_loop() -> tuple[DeviceLoop, DeviceStorage, Tensor]:
     kv = KvLayout(layers=(like,), block_size=BLOCK, dtype="float32", num_blocks=8)
     storage = DeviceStorage(kv, 3, operations, torch.float64, CPU)
     stamps = torch.arange(storage.num_blocks) * 10
-    return DeviceLoop(LAYOUT, ToyModel(storage), operations, stamps, (BLOCK, storage.stride)), storage, stamps
+    tables = Tables((KvGroup(FULL, BLOCK),), (LAYOUT.width,), storage.stride)
+    return DeviceLoop(LAYOUT, ToyModel(storage), operations, stamps, tables), storage, stamps
 
 
 def admitted(loop: DeviceLoop, storage: DeviceStorage, *, stamp: int = 30) -> None:
     """Row 1 in lane 0, its prompt's first tokens computed, one more than a block to come."""
     model = ToyModel(storage)
     for place, token in enumerate(PROMPT[:-1]):
-        model._write(torch.tensor([token]), torch.tensor([place]), torch.tensor([3 * BLOCK + place]))
+        model._write(torch.tensor([token]), torch.tensor([place]), (torch.tensor([3 * BLOCK + place]),))
     deltas = Deltas(LAYOUT)
     deltas.admit(1, len(PROMPT) + 4, [], Numbers())
     deltas.put(1, 0, 3, stamp)

@@ -9,11 +9,20 @@ import pytest
 from engine.device.host_rows import HostRows
 from engine.device.launches import NO_LANE
 from engine.device.runner import MOST_AHEAD, DeviceRunner
+from engine.kv.layout import FULL, Reach
 from engine.loop import Engine
 from engine.scheduler.plan import StepPlan
 from tests.engine.device.toy import Schedule, differs, draw_schedule, run_schedule, toy_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+REACHES = {
+    "one table": (FULL,),
+    "windows": (Reach("window", 6),),
+    "three tables": (FULL, Reach("window", 7), Reach("chunk", 6), Reach("window", 7)),
+}
+"""Of the toy model's layers."""
 
 
 def ahead(schedule: Schedule) -> Engine:
@@ -26,13 +35,15 @@ def plain(schedule: Schedule) -> Engine:
     return toy_engine(schedule, eager=True, most_ahead=0)
 
 
-@pytest.mark.parametrize("schedules", [8, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(1_800)])])
-def test_both_loops_give_the_tokens_of_the_plainest(schedules: int) -> None:
-    """Arrivals, ends, stop ids, aborts, preemptions, shared prefixes and budgets drawn at random: recorded steps that
-    run ahead and eager ones that wait give each request the tokens of a loop over nothing but its own tokens."""
+@pytest.mark.parametrize("schedules", [6, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(1_800)])])
+@pytest.mark.parametrize("reaches", REACHES.values(), ids=REACHES)
+def test_both_loops_give_the_tokens_of_the_plainest(schedules: int, reaches: tuple[Reach, ...]) -> None:
+    """Arrivals, ends, stop ids, aborts, preemptions, shared prefixes and budgets drawn at random, with one block table
+    a row and with several, whose windows give blocks back: recorded steps that run ahead and eager ones that wait give
+    each request the tokens of a loop over nothing but its own tokens."""
     early = preempted = aborted = stopped = 0
     for seed in range(schedules):
-        schedule = draw_schedule(seed)
+        schedule = draw_schedule(seed, reaches)
         engine, waiting = ahead(schedule), plain(schedule)
         answers = run_schedule(engine, schedule)
         assert not differs(schedule, answers), seed
@@ -52,8 +63,9 @@ def lose_moves(engine: Engine) -> None:
     rows: HostRows = engine.runner._rows
     take = rows.take_moves
 
-    def lost() -> None:
+    def lost() -> list[object]:
         take()
+        return []
 
     rows.take_moves = lost
 
@@ -64,11 +76,18 @@ def lose_growth(engine: Engine) -> None:
     rows.grow = lambda *_: None
 
 
-@pytest.mark.parametrize("fault", [lose_moves, lose_growth])
+def lose_tables(engine: Engine) -> None:
+    """Blocks of windows are told as if they were of the first table."""
+    rows: HostRows = engine.runner._rows
+    grow = rows.grow
+    rows.grow = lambda row, _, *others: grow(row, 0, *others)
+
+
+@pytest.mark.parametrize("fault", [lose_moves, lose_growth, lose_tables])
 def test_a_fault_between_host_and_device_is_noticed(fault: Callable[[Engine], None]) -> None:
     """Positive controls: each of these makes some request differ."""
     for seed in range(20):
-        schedule = draw_schedule(seed)
+        schedule = draw_schedule(seed, REACHES["three tables" if fault is lose_tables else "one table"])
         engine = ahead(schedule)
         fault(engine)
         try:

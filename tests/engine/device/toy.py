@@ -14,8 +14,10 @@ from engine.device.operations import Chunks
 from engine.device.plain import PlainOperations
 from engine.device.runner import DeviceRunner
 from engine.device.storage import DeviceStorage
+from engine.device.tables import first_seen
 from engine.kv.block_pool import BlockPool
-from engine.kv.layout import KvLayout, LayerLayout
+from engine.kv.groups import divide
+from engine.kv.layout import FULL, KvGroup, KvLayout, LayerLayout, Reach, most_blocks
 from engine.kv.prefix_cache import PrefixCache
 from engine.loop import Engine
 from engine.offline import Answer, collect
@@ -36,24 +38,29 @@ def mixed(token: int | Tensor, position: int | Tensor) -> int | Tensor:
     return (token * 7_919 + position * 104_729 + 12_345) % PRIME
 
 
-def expected(prompt: list[int], limit: int, stop_ids: tuple[int, ...]) -> list[int]:
-    """The plainest loop: one token after another, each from everything before it."""
+def expected(
+    prompt: list[int], limit: int, stop_ids: tuple[int, ...], reaches: tuple[Reach, ...] = (FULL,)
+) -> list[int]:
+    """The plainest loop: one token after another, each from everything before it that a layer sees."""
     tokens = list(prompt)
     while True:
-        total = sum(int(mixed(token, place)) * (place + 1) for place, token in enumerate(tokens))
+        firsts = [reach.first_seen(len(tokens) - 1) for reach in reaches]
+        seen = [place for first in firsts for place in range(first, len(tokens))]
+        total = sum(int(mixed(tokens[place], place)) * (place + 1) for place in seen)
         tokens.append(total % PRIME % VOCAB)
         if tokens[-1] in stop_ids or len(tokens) >= limit:
             return tokens[len(prompt) :]
 
 
 class ToyModel:
-    """Keeps what tokens leave in the first layer's keys, as whole numbers in float64."""
+    """Keeps what tokens leave in the keys of all layers, as whole numbers in float64."""
 
     def __init__(self, storage: DeviceStorage) -> None:
-        self._slots = storage.memory[0].view(-1)
-        self._stride = storage.stride
+        self._layers = storage.layers
 
-    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
+    def decode(
+        self, tokens: Tensor, positions: Tensor, slots: tuple[Tensor, ...], tables: tuple[Tensor, ...], lengths: Tensor
+    ) -> Tensor:
         """One-hot logits of every lane."""
         self._write(tokens, positions, slots)
         return self._choose(tables, lengths)
@@ -64,17 +71,30 @@ class ToyModel:
         begins, lengths = chunks.begins.tolist(), [length for _, length in chunks.spans]
         owner = [next(i for i, b in enumerate(begins) if b <= at < b + lengths[i]) for at in wanted.tolist()]
         live = chunks.lengths[owner] > 0
-        return self._choose(chunks.tables[owner], torch.where(live, tokens.positions[wanted] + 1, 0))
+        tables = tuple(table[owner] for table in chunks.tables)
+        return self._choose(tables, torch.where(live, tokens.positions[wanted] + 1, 0))
 
-    def _write(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> None:
-        places = torch.where(slots < 0, len(self._slots) - 1, slots)
-        self._slots.index_copy_(0, places, mixed(tokens, positions).double())
+    def _write(self, tokens: Tensor, positions: Tensor, slots: tuple[Tensor, ...]) -> None:
+        left = mixed(tokens, positions).double().view(-1, 1, 1)
+        for layer in self._layers:
+            layer.write(slots[layer.table], left, left)
 
-    def _choose(self, tables: Tensor, lengths: Tensor) -> Tensor:
-        place = torch.arange(tables.shape[1] * BLOCK)
-        found = self._slots[tables[:, place // BLOCK] * self._stride + place % BLOCK].long()
-        token = torch.where(place < lengths.unsqueeze(1), found * (place + 1), 0).sum(1) % PRIME % VOCAB
+    def _choose(self, tables: tuple[Tensor, ...], lengths: Tensor) -> Tensor:
+        total = torch.zeros_like(lengths)
+        for layer in self._layers:
+            size = layer.keys.shape[1]
+            place = torch.arange(tables[layer.table].shape[1] * size)
+            found = layer.keys[tables[layer.table][:, place // size], place % size].flatten(1).long()
+            first = first_seen(layer.reach, (lengths - 1).clamp(min=0)).unsqueeze(1)
+            seen = (place < lengths.unsqueeze(1)) & (place >= first)
+            total = total + torch.where(seen, found * (place + 1), 0).sum(1)
+        token = total % PRIME % VOCAB
         return torch.zeros(len(token), VOCAB).scatter_(1, token.unsqueeze(1), 1.0)
+
+
+def toy_layers(reaches: tuple[Reach, ...]) -> tuple[LayerLayout, ...]:
+    """A number a token and layer."""
+    return tuple(LayerLayout(heads=1, key_dim=1, value_dim=1, reach=reach) for reach in reaches)
 
 
 @dataclass
@@ -83,6 +103,8 @@ class Schedule:
 
     blocks: int
     budget: int
+    reaches: tuple[Reach, ...] = (FULL,)
+    """Of the layers."""
     arrivals: dict[int, list[Submit]] = field(default_factory=dict)
     aborts: dict[int, list[int]] = field(default_factory=dict)
 
@@ -92,10 +114,12 @@ class Schedule:
         return {number for numbers in self.aborts.values() for number in numbers}
 
 
-def draw_schedule(seed: int) -> Schedule:
+def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
     """Arrivals, lengths, stop ids, shared prefixes, tenants, aborts and the pool drawn at random."""
     draw = random.Random(seed)
-    schedule = Schedule(draw.randint(CONTEXT // BLOCK, 30), draw.choice((ROWS, 8, 16, 64)))
+    more, budget = draw.randint(0, 18), draw.choice((ROWS, 8, 16, 64))
+    tables = divide(toy_layers(reaches), BLOCK, CONTEXT) or (KvGroup(FULL, BLOCK),)
+    schedule = Schedule(most_blocks(tables, CONTEXT, budget) + more // len(reaches), budget, reaches)
     prefix = [draw.randrange(VOCAB) for _ in range(12)]
     for number in range(1, draw.randint(2, 12)):
         own = [draw.randrange(VOCAB) for _ in range(draw.randint(1, 20))]
@@ -115,11 +139,12 @@ def draw_schedule(seed: int) -> Schedule:
 
 def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
     """The real scheduler around the device's runner with the toy model."""
-    like = LayerLayout(heads=1, key_dim=1, value_dim=1)
-    layout = KvLayout(layers=(like,), block_size=BLOCK, dtype="float32", num_blocks=schedule.blocks)
+    layers = toy_layers(schedule.reaches)
+    groups = divide(layers, BLOCK, CONTEXT)
+    layout = KvLayout(layers=layers, block_size=BLOCK, dtype="float32", num_blocks=schedule.blocks, groups=groups)
     limits = SchedulerLimits(
         max_num_seqs=ROWS, max_num_batched_tokens=schedule.budget, max_waiting=100, max_context=CONTEXT,
-        block_size=BLOCK, vocab_size=VOCAB,
+        block_size=BLOCK, vocab_size=VOCAB, groups=groups,
     )  # fmt: skip
     operations = PlainOperations()
     storage = DeviceStorage(layout, ROWS, operations, torch.float64, CPU)
@@ -127,7 +152,7 @@ def toy_engine(schedule: Schedule, *, eager: bool, most_ahead: int) -> Engine:
         ToyModel(storage), storage, limits, operations, eager=eager, most_ahead=most_ahead  # type: ignore[arg-type]
     )
     pool = BlockPool(layout.num_blocks)
-    cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK, caching=True)
+    cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK, caching=True, groups=groups)
     return Engine(Scheduler(limits, pool, cache, raise_defects=True), runner, clock_ns=lambda: 0)
 
 
@@ -153,7 +178,7 @@ def differs(schedule: Schedule, answers: dict[int, Answer]) -> bool:
     for submit in (one for some in schedule.arrivals.values() for one in some):
         prompt = list(submit.token_ids)
         limit = min(len(prompt) + submit.max_tokens, CONTEXT)
-        wanted = expected(prompt, limit, submit.stop_ids)
+        wanted = expected(prompt, limit, submit.stop_ids, schedule.reaches)
         found = answers[submit.request]
         ended = found.failure is FailureCode.ABORTED and submit.request in schedule.aborted
         if found.failure is not None and not ended:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.device.operations import Chunks, KvLayer, SamplingColumns, Turn
+from engine.device.operations import Chunks, ExpertMaps, KvLayer, SamplingColumns, Turn
 from engine.kernels.gpu import (
     activation,
     blocks,
@@ -26,7 +26,9 @@ from engine.kernels.gpu.configurations import configuration
 from engine.kernels.gpu.operations import KernelOperations
 from engine.kv.layout import FULL, Reach
 from engine.model.attention import AttentionRule
-from engine.model.routing import GroupedSigmoid, Softmax
+from engine.model.gpt_oss import ClampedSwiGlu
+from engine.model.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
+from engine.model.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
 
 ROWS, TOKENS, BLOCKS, VOCAB = 64, 256, 1_000, 128_256
 META = torch.device("meta")
@@ -134,24 +136,71 @@ def guards() -> None:
 
 def device() -> None:
     """A decoding step and a prompt of Llama 3.1 8B as the device backend launches them: its rows are 64-bit words."""
-    run = KernelOperations((32, 8), 128, VOCAB, configuration(ARCHITECTURE, 128), PROCESSORS)
+    run = KernelOperations((32, 8), VOCAB, configuration(ARCHITECTURE, 128), PROCESSORS)
     memory = tensor(BLOCKS, 32 * 16, 8, 128)
     layer = KvLayer(memory[:, 16:32], memory[:, 16:32])
     words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(128**-0.5)
     tables = tensor(ROWS, 512, dtype=torch.int64)
-    run.decoding(words, tables)(tensor(ROWS, 32, 128), layer, rule)
+    run.decoding(words, (tables,))(tensor(ROWS, 32, 128), layer, rule)
     few = words[:3]
-    chunks = Chunks(few, few, few, tables[:3], ((0, 100), (100, 100), (200, 56)))
+    chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
     run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
     floats = tensor(ROWS, dtype=torch.float64)
     columns = SamplingColumns(floats, words, floats, floats, words, words, tensor(ROWS, 16, dtype=torch.int64))
     run.sample(tensor(ROWS, VOCAB), words, words, columns)
-    run.faults(tables, tables, words, tensor(BLOCKS, dtype=torch.int64))
+    run.faults(tables, tables, (words, words), tensor(BLOCKS, dtype=torch.int64))
     run.zero(memory, words)
-    turn = Turn(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128), None, 1e-5)
+    turn = Turn(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128))
     run.turn_and_write(tensor(TOKENS, 48, 128), layer, tensor(TOKENS, dtype=torch.int64), turn)
-    run.norm(tensor(TOKENS, 4_096), tensor(TOKENS, 4_096), tensor(4_096), 1e-5)
-    run.gate(tensor(TOKENS, 28_672))
+    run.norm(tensor(TOKENS, 4_096), tensor(TOKENS, 4_096), RmsNorm(4_096, 1e-5, Memory(BF16, META)))
+    run.gate(tensor(TOKENS, 28_672), silu_mul)
+
+
+def device_windows() -> None:
+    """A decoding step and a prompt of gpt-oss-20b on the device backend: two tables a row, windows by turns with whole
+    contexts, sinks, biases of experts."""
+    run = KernelOperations((64, 8), VOCAB, configuration(ARCHITECTURE, 64), PROCESSORS)
+    keys, values = tensor(BLOCKS, 12 * 16, 8, 64), tensor(BLOCKS, 12 * 16, 8, 64)
+    full = KvLayer(keys[:, :16], values[:, :16])
+    window = KvLayer(keys[:, 16:32], values[:, 16:32], 1, Reach("window", 128))
+    words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(64**-0.5, sinks=tensor(64))
+    entries = tensor(ROWS, 1_024, dtype=torch.int64)
+    tables = entries.split((512, 512), 1)
+    decode = run.decoding(words, tables)
+    chunks = Chunks(words[:2], words[:2], words[:2], tuple(part[:2] for part in tables), ((0, 100), (100, 156)))
+    prefill = run.prefilling(chunks)
+    for layer in (full, window):
+        decode(tensor(ROWS, 64, 64), layer, rule)
+        prefill(tensor(TOKENS, 64, 64), layer, rule)
+    memory = Memory(BF16, META)
+    run.experts(
+        tensor(ROWS, 2_880),
+        ExpertMaps(
+            Router(Linear.empty(2_880, 32, bias=True, memory=memory), route := SoftmaxOfTop(4)), route,
+            tensor(32, 5_760, 2_880), tensor(32, 2_880, 2_880), tensor(32, 5_760), tensor(32, 2_880),
+            ClampedSwiGlu(1.702, 7.0), False,
+        ),
+    )  # fmt: skip
+
+
+def device_latent() -> None:
+    """A decoding step and a prompt of DeepSeek-V3's attention on the device backend, and Gemma's norms and gate."""
+    run = KernelOperations((128, 1), VOCAB, configuration(ARCHITECTURE, 576), PROCESSORS)
+    memory = tensor(BLOCKS, 4 * 16, 1, 576)
+    layer = KvLayer(memory[:, 16:32], memory[:, 16:32, :, :512], latent=True)
+    words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(0.1)
+    tables = (tensor(ROWS, 512, dtype=torch.int64),)
+    run.decoding(words, tables)(tensor(ROWS, 128, 576), layer, rule)
+    chunks = Chunks(words[:1], words[:1], words[:1], (tables[0][:1],), ((0, TOKENS),))
+    run.prefilling(chunks)(tensor(TOKENS, 128, 576), layer, rule)
+    norm_, head = (OffsetRmsNorm(size, 1e-6, Memory(BF16, META)) for size in (3_840, 256))
+    run.norm(tensor(TOKENS, 3_840), tensor(TOKENS, 3_840), norm_)
+    run.norm(tensor(TOKENS, 3_840), None, norm_)
+    run.gate(tensor(TOKENS, 30_720), gelu_mul)
+    kv = tensor(BLOCKS, 40 * 16, 8, 256)
+    turn = Turn(tensor(TOKENS, 1, 256), tensor(TOKENS, 1, 256), (head, head))
+    slots = tensor(TOKENS, dtype=torch.int64)
+    run.turn_and_write(tensor(TOKENS, 32, 256), KvLayer(kv[:, :16], kv[:, :16]), slots, turn)
 
 
 LAUNCHES = {
@@ -164,4 +213,6 @@ LAUNCHES = {
     "sampling": sampling,
     "guards": guards,
     "device": device,
+    "device windows": device_windows,
+    "device latent": device_latent,
 }

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-LAUNCHES = ("llama", "gemma", "gpt-oss", "deepseek", "rows", "experts", "sampling", "guards", "device")
+LAUNCHES = ("llama", "gemma", "gpt-oss", "deepseek", "rows", "experts", "sampling", "guards", "device",
+            "device windows", "device latent")  # fmt: skip
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one program may take on an A100 and on an H100 or H200 (CUDA C++ Programming Guide, table of
 technical specifications)."""

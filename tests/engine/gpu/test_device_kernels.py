@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.build import make_device_runner
-from engine.device.model import DeviceModel, supported_layers
+from engine.device.model import DeviceModel
 from engine.device.plain import PlainOperations
 from engine.device.storage import DeviceStorage
 from engine.kernels.gpu.operations import kernel_operations
@@ -72,10 +72,10 @@ def test_a_decoding_step_on_kernels(dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(3)
         for memory in storage.memory:
             memory.copy_(torch.randn(memory.shape, generator=generator))
-        device = DeviceModel(model, supported_layers(model, 64, int8=False), storage, run)
+        device = DeviceModel(model, storage, run)
         tables = torch.tensor([[3, 9, 4, 0], [0, 0, 0, 0], [7, 2, 0, 0]])
         positions, lengths = torch.tensor([9, 0, 6]), torch.tensor([10, 0, 7])
         slots = torch.tensor([4 * storage.stride + 1, -1, 2 * storage.stride + 2])
-        logits.append(device.decode(torch.tensor([5, 0, 50]), positions, slots, tables, lengths).double())
+        logits.append(device.decode(torch.tensor([5, 0, 50]), positions, (slots,), (tables,), lengths).double())
     error = (logits[0] - logits[1])[[0, 2]].abs().max() / logits[0].abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 2**-5)
