@@ -82,7 +82,8 @@ class DeviceStorage:
         size, layers = self.layout.tables[table].block_size, self._counts[table]
         source, source_place, target, target_place = pairs
         for memory in self.memory:
-            tokens = memory[:, : layers * size].unflatten(1, (layers, size)).transpose(1, 2)
+            cut = memory[:, : layers * size]
+            tokens = cut.view(self.num_blocks, layers, size, *memory.shape[2:]).transpose(1, 2)
             tokens[target, target_place] = tokens[source, source_place]
 
     def touch(self) -> None:

@@ -15,6 +15,10 @@ from torch import Tensor
 from engine.errors import ConfigurationError
 from engine.kv.layout import KvGroup, KvLayout, Reach
 
+ENTRY_STEP = 16
+"""Tables begin at multiples of so many entries: Triton compiles a kernel by whether its addresses and strides are
+multiples of 16, and the longest context shall not decide which kernels there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -22,14 +26,15 @@ class Tables:
 
     groups: tuple[KvGroup, ...]
     widths: tuple[int, ...]
-    """Entries of each: for the longest context, and one more for the spare block behind it."""
+    """Entries of each: for the longest context, one more for the spare block behind it, and up to the next step."""
     stride: int
     """Slots from a token of one block to that of the next."""
 
     @classmethod
     def of(cls, layout: KvLayout, max_context: int) -> Tables:
         """Those of a layout, for contexts of at most so many tokens."""
-        widths = tuple(-(-max_context // group.block_size) + 1 for group in layout.tables)
+        needed = (-(-max_context // group.block_size) + 1 for group in layout.tables)
+        widths = tuple(-(-width // ENTRY_STEP) * ENTRY_STEP for width in needed)
         return cls(layout.tables, widths, layout.block_rows)
 
     @property
@@ -54,7 +59,7 @@ class Tables:
 
     def split(self, entries: Tensor) -> tuple[Tensor, ...]:
         """Entries of some rows ``(N, width)`` as one tensor a table, views of it."""
-        return entries.split(self.widths, 1)
+        return torch.split(entries, list(self.widths), 1)
 
     def read(self, positions: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Of each table the first entry of a row that is read, and the one behind the last: by tokens of which the

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.device.build import device_for, uses_device
 from engine.device.runner import DeviceRunner
 from engine.errors import ConfigurationError
-from engine.kv.layout import LayerLayout
+from engine.kv.layout import LayerLayout, Reach
 from engine.load import check_config, spill_obstacle
 from engine.loop import Engine
 from engine.offline import Answer, collect, generate
@@ -158,6 +158,34 @@ def test_a_table_on_the_device_that_names_a_foreign_block(fault: Callable[[Engin
     # What was run ahead of the fault is still delivered.
     assert len(answers[1].token_ids) <= before + 4
     assert answers[2].failure is None and answers[2].token_ids == wanted
+
+
+@pytest.mark.parametrize(("behind", "failure"), [(False, FailureCode.INTEGRITY), (True, None)])
+def test_a_foreign_block_in_the_table_of_a_window(behind: bool, failure: FailureCode | None) -> None:
+    """One that the window sees breaks the request. Control: one behind the window, which may be anybody's by then, is
+    not looked at, and the answer is as ever."""
+    full = LayerLayout(heads=2, key_dim=8, value_dim=8)
+    layers = full, replace(full, reach=Reach("window", 6))
+    asked = [submit(1, range(5, 20), 14, tenant=1), submit(2, range(30, 50), 14, tenant=2)]
+    plain, engine = (
+        make_engine(random_model(model_config(layers=layers), packed=False), backend=backend, num_blocks=200)
+        for backend in ("plain", "device")
+    )
+    wanted = generate(plain, asked)
+    answers: dict[int, Answer] = {}
+    for one in asked:
+        engine.add(one)
+    for _ in range(4):
+        collect(engine, answers)
+    loop = engine.runner._loop
+    row, other = (engine.scheduler._live.by_id[number].row for number in (1, 2))
+    at = loop.tables.place(1, 0 if behind else 4)
+    loop._tables[row, at] = loop._tables[other, loop.tables.place(1, 5)]
+    while engine.has_work:
+        collect(engine, answers)
+    assert answers[1].failure is failure
+    assert answers[2].failure is None and answers[2].token_ids == wanted[2].token_ids
+    assert behind == (answers[1].token_ids == wanted[1].token_ids)
 
 
 def test_a_foreign_block_under_a_prompt() -> None:
