@@ -40,7 +40,9 @@ def gated(gate: tl.tensor, up: tl.tensor, alpha: tl.tensor, limit: tl.tensor, KI
     if KIND == 0:
         result = gate * sigmoid(gate) * up
     elif KIND == 1:
-        result = 0.5 * gate * (1.0 + tanh(SQRT_2_OVER_PI * (gate + CUBE * gate * gate * gate))) * up
+        # Constants second: the interpreter keeps a product that begins with one as a constant.
+        curve = (gate + gate * CUBE * gate * gate) * SQRT_2_OVER_PI
+        result = 0.5 * gate * (1.0 + tanh(curve)) * up
     else:
         # Comparisons, so that what is no number stays none.
         gate = tl.where(gate > limit, limit, gate)
