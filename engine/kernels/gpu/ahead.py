@@ -131,10 +131,11 @@ def build(request: Request) -> Compiled:
         max_num_seqs=request.max_num_seqs, max_num_batched_tokens=request.max_num_seqs, backend="device",
     )  # fmt: skip
     description = load_model_config(request.model_dir)
-    heads = description.num_heads, description.num_kv_heads
+    layer = description.kv_layers[0]
     operations = kernel_operations(
-        heads, description.head_dim, description.vocab_size, torch.device("meta"), request.architecture
-    )
+        (description.num_heads, layer.heads), max(layer.key_dim, layer.value_dim), description.vocab_size,
+        torch.device("meta"), request.architecture,
+    )  # fmt: skip
     known = launch_configuration(description, dtype, request.block_size, request.max_num_seqs)
     target = Path(request.root) / folder_name(request.architecture, known)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=request.root) as scratch:
