@@ -24,6 +24,10 @@ UNITS = ("athanor-supervisor.service", "athanor-gateway.service")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 """From the quietest to the loudest."""
 
+PRIORITIES = {"warning": "warning", "error": "err"}
+"""How journalctl(1) names the levels that leave lines out: what was said long ago is found behind a thousand quiet
+lines. A line that is no line of ours has the journal's own priority, info."""
+
 MAX_LINE_BYTES = 64 << 10
 """Bytes of a line; the rest of a longer one is a line of its own."""
 
@@ -94,8 +98,11 @@ def _tail(file: BinaryIO, last: int) -> Iterator[str]:
 
 
 @contextmanager
-def open_journal(last: int, *, follow: bool, units: tuple[str, ...] = UNITS) -> Iterator[Iterator[str]]:
-    """Lines of our units out of systemd's journal; with ``follow`` until the block ends.
+def open_journal(
+    last: int, *, follow: bool, level: str = "debug", units: tuple[str, ...] = UNITS
+) -> Iterator[Iterator[str]]:
+    """The last lines of our units out of systemd's journal that are at least as loud; with ``follow`` until the block
+    ends.
 
     Raises:
         ConfigError: there is no journal, or it is not ours to read.
@@ -104,6 +111,8 @@ def open_journal(last: int, *, follow: bool, units: tuple[str, ...] = UNITS) -> 
     if program is None:
         raise ConfigError("there is no journal on this machine; name the file that standard error goes to with --file")
     argv = [program, "--no-pager", "--quiet", "--output=cat", f"--lines={last}", *(f"--unit={unit}" for unit in units)]
+    if level in PRIORITIES:
+        argv.append(f"--priority={PRIORITIES[level]}")
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         with spawn([*argv, *(["--follow"] if follow else [])], stdio=writing), os.fdopen(reading, "rb") as stream:

@@ -61,7 +61,7 @@ def logs(
         if file is not None:
             _show(journal.read_file(file, lines), level.value, request, raw=raw)
             return
-        with journal.open_journal(lines, follow=follow) as found:
+        with journal.open_journal(lines, follow=follow, level=level.value) as found:
             _show(found, level.value, request, raw=raw)
     except ConfigError as error:
         fail(exits.REFUSED, error.message)
