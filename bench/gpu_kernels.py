@@ -7,6 +7,7 @@ import random
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.gpu_engines import TINY, Shape, build_model, make_engine
 from bench.gpu_report import OutOfTimeError, Report, seconds_of
 from engine.device.build import make_operations
-from engine.device.operations import Chunks, KvLayer
+from engine.device.operations import Chunks, KvLayer, SamplingColumns
 from engine.device.plain import PlainOperations
 from engine.model.attention import AttentionRule
 from engine.offline import generate
@@ -212,27 +213,49 @@ def sampler(report: Report) -> None:
     logits = torch.randn(rows, vocab, device=report.device) * 3
     run = make_operations(build_model(TINY, report.device, torch.float32, vocab_size=vocab))
     places = torch.arange(rows, device=report.device)
-    for kind, numbers in {"greedy": (0.0, 0, 1.0), "draw": (1.0, 0, 1.0), "top-p": (1.0, 50, 0.9)}.items():
-        columns = columns_of(rows, numbers, report.device)
+    for kind, wishes in {
+        "greedy": Wishes(), "draw": Wishes(temperature=1.0), "top-p": Wishes(temperature=1.0, top_k=50, top_p=0.9),
+        "penalties": Wishes(penalties=True), "masks": Wishes(masks=True), "logprobs": Wishes(logprobs=5),
+    }.items():  # fmt: skip
+        columns = columns_of(rows, vocab, wishes, report.device)
         taken = seconds_of(lambda columns=columns: run.sample(logits, places, places, columns), report, rounds=5)
-        chosen = run.sample(logits, places, places, columns).tolist()
-        wanted = PlainOperations().sample(logits, places, places, columns).tolist()
+        chosen = run.sample(logits, places, places, columns).tokens.tolist()
+        wanted = PlainOperations().sample(logits, places, places, columns).tokens.tolist()
         same = sum(one == two for one, two in zip(chosen, wanted, strict=True)) / rows
         report.put("kernel", kernel="sampler", kind=kind, seconds=taken, rows=rows, same_as_plain=same)
 
 
-def columns_of(rows: int, numbers: tuple[float, int, float], device: torch.device) -> Any:
-    """Sampling numbers that all rows share."""
-    from engine.device.operations import SamplingColumns
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What all rows ask of their choice."""
 
-    heat, top_k, top_p = numbers
-    floats = {"dtype": torch.float64, "device": device}
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    penalties: bool = False
+    masks: bool = False
+    logprobs: int = -1
+
+
+def columns_of(rows: int, vocab: int, wishes: Wishes, device: torch.device) -> SamplingColumns:
+    """Sampling numbers that all rows share; masks allow every other token."""
+    own = torch.arange(rows, device=device)
+    nothing = torch.full((rows,), -1, device=device)
+    floats: Any = {"dtype": torch.float64, "device": device}
     return SamplingColumns(
-        temperature=torch.full((rows,), heat, **floats),
-        top_k=torch.full((rows,), top_k, device=device),
-        top_p=torch.full((rows,), top_p, **floats),
+        temperature=torch.full((rows,), wishes.temperature, **floats),
+        top_k=torch.full((rows,), wishes.top_k, device=device),
+        top_p=torch.full((rows,), wishes.top_p, **floats),
         log_min_p=torch.full((rows,), -torch.inf, **floats),
         seed=torch.arange(rows, device=device) * 977,
         limit=torch.full((rows,), 1 << 30, device=device),
         stop_ids=torch.full((rows, 4), -1, device=device),
+        repetition=torch.full((rows,), 1.2, **floats),
+        presence=torch.zeros(rows, **floats),
+        frequency=torch.zeros(rows, **floats),
+        penalty_line=own if wishes.penalties else nothing,
+        mask_line=own if wishes.masks else nothing,
+        logprobs=torch.full((rows,), wishes.logprobs, device=device),
+        counts=torch.zeros(rows, vocab, dtype=torch.int32, device=device),
+        masks=torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device),
     )

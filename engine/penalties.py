@@ -32,6 +32,11 @@ ROOM = 64
 """Ids for which room is added when a row's lists are full."""
 
 
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether what occurred has an influence on what is chosen."""
+    return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
+
+
 class Penalties:
     """The penalised rows of a batch."""
 
@@ -42,10 +47,10 @@ class Penalties:
         """Take over a row's penalties; says whether there are any."""
         sampling = admission.sampling
         self.forget((admission.row,))
-        neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
-        if not neutral:
+        penalised = has_penalties(sampling)
+        if penalised:
             self._rows[admission.row] = _PenalisedRow(admission.token_ids, admission.num_prompt, sampling)
-        return not neutral
+        return penalised
 
     def forget(self, rows: Iterable[int]) -> None:
         """Overwrite what is kept of these rows and let go of it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.device.copying import sleeping_event
 from engine.device.loop import RING_STEPS, DeviceLoop
 from engine.device.replay import Replayer
 from engine.device.rows import Deltas
@@ -43,8 +45,8 @@ class Launch:
     """By row its lane, or ``NO_LANE``."""
     positions: Ints
     """By row the position that it computes, if it is still live then."""
-    logits: Tensor
-    """Of all its lanes; valid until the next step is started."""
+    reports: bool
+    """Whether log-probabilities of some rows are fetched."""
 
 
 class Launcher:
@@ -56,35 +58,53 @@ class Launcher:
         self._deltas = deltas
         self._buckets = buckets(loop.layout.lanes)
         self._lanes: Ints = np.full(loop.layout.lanes, NO_LANE, dtype=np.int64)
+        self._placed: Ints | None = None
+        """The rows that have the first lanes, if it was rows that were placed last; never changed in place."""
+        self._bucket = 0
+        self._lane_of: Ints = np.full(loop.layout.lines, NO_LANE, dtype=np.int64)
         self._turn = 0
-        self._back = _Back(loop.ring)
+        self._tokens, self._reports = _Back(loop.ring), _Back(loop.reports)
 
-    def launch(self, rows: Ints, positions: Ints) -> Launch:
-        """Start a step of these rows, which compute these positions (``positions`` are of all rows)."""
-        bucket = self._place(rows)
-        self._loop.announce(self._deltas)
-        logits = self._replayer.run(bucket)
-        turn, self._turn = self._turn, self._turn + 1
-        self._back.send(turn)
-        lane_of: Ints = np.full(self._loop.layout.lines, NO_LANE, dtype=np.int64)
-        lane_of[self._lanes[: len(rows)]] = np.arange(len(rows))
-        return Launch(turn, lane_of, positions.copy(), logits)
+    def launch(self, rows: Ints, positions: Ints, *, reports: bool = False) -> Launch:
+        """Start a step of these rows, which compute these positions (``positions`` are of all rows). ``reports``: some
+        of them ask for log-probabilities."""
+        if rows is not self._placed:
+            self._bucket = self._place(rows)
+            self._placed = rows
+            self._lane_of.fill(NO_LANE)
+            self._lane_of[self._lanes[: len(rows)]] = np.arange(len(rows))
+        turn = self._run(self._bucket, reports=reports)
+        return Launch(turn, self._lane_of.copy(), positions.copy(), reports)
 
     def tokens(self, launch: Launch) -> Ints:
         """What a step gave, by lane; waits for it."""
-        return self._back.line(launch.turn)
+        return self._tokens.line(launch.turn)
+
+    def reports(self, launch: Launch) -> NDArray[np.int32]:
+        """Words of a step's reports (``engine.device.choices``), by lane; waits for them."""
+        assert launch.reports, "nobody has asked for this step's log-probabilities"
+        return self._reports.line(launch.turn)
 
     def warm(self) -> None:
         """Run every bucket twice without any row: all code is loaded then, and every step is recorded. The largest come
         first: recordings share one pool of memory, and what the largest needs of it holds all others."""
+        self._placed = None
+        self._clear(0, self._loop.layout.lanes)
         for bucket in reversed(self._buckets):
             for _ in range(2):
-                self._clear(0, self._loop.layout.lanes)
-                self._loop.announce(self._deltas)
-                self._replayer.run(bucket)
-                self._back.send(self._turn)
-                self._turn += 1
-                self._back.line(self._turn - 1)
+                turn = self._run(bucket, reports=True)
+                self._tokens.line(turn)
+                self._reports.line(turn)
+
+    def _run(self, bucket: int, *, reports: bool) -> int:
+        """Start a step; gives its number."""
+        self._loop.announce(self._deltas)
+        self._replayer.run(bucket)
+        turn, self._turn = self._turn, self._turn + 1
+        self._tokens.send(turn)
+        if reports:
+            self._reports.send(turn)
+        return turn
 
     def _place(self, rows: Ints) -> int:
         """Give the rows the first lanes, each the one that it has if it has one of them; gives the bucket."""
@@ -107,14 +127,15 @@ class Launcher:
 
 
 class _Back:
-    """The ring's mirror on the host. On a GPU each step's line is copied behind the step, and an event tells when it is
+    """A ring's mirror on the host. On a GPU a step's line is copied behind the step, and an event tells when it is
     there: whoever waits for it sleeps."""
 
     def __init__(self, ring: Tensor) -> None:
         self._ring = ring
         self._gpu = ring.device.type == "cuda"
         self._host = torch.empty(ring.shape, dtype=ring.dtype, pin_memory=True) if self._gpu else ring
-        self._events = [_event() for _ in range(RING_STEPS)] if self._gpu else []
+        self._lines: NDArray[Any] = self._host.numpy()
+        self._events = [sleeping_event() for _ in range(RING_STEPS)] if self._gpu else []
 
     def send(self, turn: int) -> None:
         """Start the copy of a step's line."""
@@ -123,35 +144,10 @@ class _Back:
             self._host[slot].copy_(self._ring[slot], non_blocking=True)
             self._events[slot].record()
 
-    def line(self, turn: int) -> Ints:
+    def line(self, turn: int) -> NDArray[Any]:
         """A step's line, as soon as it is there; valid until ``RING_STEPS`` further steps."""
         slot = turn % RING_STEPS
         if self._gpu:
             self._events[slot].synchronize()
-        line: Ints = self._host[slot].numpy()
+        line: NDArray[Any] = self._lines[slot]
         return line
-
-
-class HostCopy:
-    """A tensor's content, on its way to the host."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._tensor = tensor
-        if tensor.device.type == "cuda":
-            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._tensor.copy_(tensor, non_blocking=True)
-            self._event = _event()
-            self._event.record()
-
-    def numpy(self) -> Ints:
-        """The content, as soon as it is there."""
-        if self._event is not None:
-            self._event.synchronize()
-        content: Ints = self._tensor.numpy()
-        return content
-
-
-def _event() -> torch.cuda.Event:
-    """One whose waiters sleep."""
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

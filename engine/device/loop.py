@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device.choices import REPORT_WORDS, ChoiceMemory, report_words
+from engine.device.copying import upload
 from engine.device.operations import Operations, SamplingColumns
-from engine.device.rows import Deltas, Field, RowLayout, Words
+from engine.device.rows import Deltas, Field, RowLayout
 from engine.device.tables import Tables
 
 NOTHING = -2
@@ -26,9 +27,6 @@ NOTHING = -2
 
 FOREIGN = -3
 """In the ring: the row's table names a block that is not its own; nothing of it was computed."""
-
-COPY_ROOM = 1_024
-"""Changes in one copy (16 KiB): a busy step has a few for each row that begins, ends or needs a block."""
 
 RING_STEPS = 64
 """Steps whose tokens the ring holds; the host is never so many behind."""
@@ -56,7 +54,13 @@ class DeviceLoop:
     """Rows that advance alone. Nothing here reads a tensor's content on the host."""
 
     def __init__(
-        self, layout: RowLayout, model: StepModel, operations: Operations, stamps: Tensor, tables: Tables
+        self,
+        layout: RowLayout,
+        model: StepModel,
+        operations: Operations,
+        choices: ChoiceMemory,
+        stamps: Tensor,
+        tables: Tables,
     ) -> None:
         """``stamps``: int64, of all blocks; ``tables``: where the rows' entries lie."""
         self.layout = layout
@@ -71,7 +75,7 @@ class DeviceLoop:
         self._stops = self._words[layout.first_stop : layout.first_block].view(layout.lines, layout.stops)
         self._tables = self._words[layout.first_block : layout.first_stamp].view(layout.lines, layout.width)
         self._expected = self._words[layout.first_stamp : layout.first_lane].view(layout.lines, layout.width)
-        self._lanes = self._words[layout.first_lane : layout.spare]
+        self._lanes = self._words[layout.first_lane :]
         self.columns = SamplingColumns(
             temperature=floats[Field.TEMPERATURE],
             top_k=self._fields[Field.TOP_K],
@@ -80,18 +84,25 @@ class DeviceLoop:
             seed=self._fields[Field.SEED],
             limit=self._fields[Field.LIMIT],
             stop_ids=self._stops,
+            repetition=floats[Field.REPETITION],
+            presence=floats[Field.PRESENCE],
+            frequency=floats[Field.FREQUENCY],
+            penalty_line=self._fields[Field.PENALTY_LINE],
+            mask_line=self._fields[Field.MASK_LINE],
+            logprobs=self._fields[Field.LOGPROBS],
+            counts=choices.counts,
+            masks=choices.masks,
         )
         self.ring = torch.full((RING_STEPS, layout.lanes), NOTHING, dtype=torch.int64, device=device)
+        self.reports = torch.zeros(RING_STEPS, layout.lanes, REPORT_WORDS, dtype=torch.int32, device=device)
+        """Beside the ring: log-probabilities for rows that asked (``engine.device.choices``)."""
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def announce(self, deltas: Deltas) -> int:
-        """Take over what changed; gives the number of copies."""
-        count = 0
-        for copy in deltas.copies(COPY_ROOM):
-            addresses, values = upload(copy, self._words.device)
+    def announce(self, deltas: Deltas) -> None:
+        """Take over what changed, in one copy."""
+        if len(deltas):
+            addresses, values = upload(deltas.take(), self._words.device)
             self._words.index_copy_(0, addresses, values)
-            count += 1
-        return count
 
     def rows(self, rows: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Block tables of these rows (int64, all of a row's together), and whether all blocks are its own that tokens
@@ -116,7 +127,10 @@ class DeviceLoop:
         slots = self.tables.slots(entries, torch.arange(bucket, device=rows.device), positions, idle)
         lengths = (positions + 1).masked_fill(idle, 0)
         logits = self._model.decode(tokens, positions, slots, self.tables.split(entries), lengths)
-        chosen = self._operations.sample(logits, rows, positions + 1, self.columns)
+        # Lanes that compute nothing choose as nobody's row: nothing is counted for theirs.
+        choosers = rows.masked_fill(idle, self.layout.rows)
+        sampled = self._operations.sample(logits, choosers, positions + 1, self.columns)
+        chosen = sampled.tokens
         # A row that has failed is done, but its lane looks up a vector all the same: that of an id that there is.
         self._put(Field.LAST, rows, torch.where(computed, chosen, tokens).clamp(min=0))
         self._put(Field.POSITION, rows, positions + computed.long())
@@ -124,7 +138,9 @@ class DeviceLoop:
         out = torch.full_like(self.ring[:1], NOTHING)
         untold = torch.full_like(chosen, NOTHING).masked_fill(live, FOREIGN)
         out[0, :bucket] = torch.where(computed, chosen, untold)
-        self.ring.index_copy_(0, self._turn % RING_STEPS, out)
+        slot = self._turn % RING_STEPS
+        self.ring.index_copy_(0, slot, out)
+        self.reports[:, :bucket].index_copy_(0, slot, report_words(sampled).unsqueeze(0))
         self._turn += 1
         return logits
 
@@ -143,12 +159,3 @@ class DeviceLoop:
     def _put(self, field: Field, rows: Tensor, values: Tensor) -> None:
         """Several lanes may name nobody's row: they all write what it was, or what nobody reads."""
         self._fields[field].index_copy_(0, rows, values)
-
-
-def upload(values: Words, device: torch.device) -> Tensor:
-    """An array on the device. A GPU gets it from page-locked memory without a wait: torch's host allocator gives such
-    memory to nobody else before the copy is over."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -108,6 +108,34 @@ class SamplingColumns:
     limit: Tensor
     stop_ids: Tensor
     """``(rows, stops)``."""
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    penalty_line: Tensor
+    """The row's line of ``counts``, -1 where it has no penalties."""
+    mask_line: Tensor
+    """The row's line of ``masks``, -1 where it may choose any token."""
+    logprobs: Tensor
+    """-1: nothing is reported; n: the log-probability of the chosen token, and those of n alternatives."""
+    counts: Tensor
+    """int32 ``(lines, vocab)``: 0 for an id that did not occur, else 1 and its occurrences in the output."""
+    masks: Tensor
+    """int32 ``(lines, words)``: bit ``i % 32`` of word ``i // 32`` allows token ``i``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step chose, one entry a line of its logits."""
+
+    tokens: Tensor
+    """int64; ``FAILED`` where the logits were not finite."""
+    logprobs: Tensor
+    """float32: of the chosen tokens, under the model's own distribution within the mask, for rows that asked."""
+    top_ids: Tensor
+    """int32 ``(M, MAX_TOP_LOGPROBS)``: the likeliest first, as many as the row asked for; -1 behind them, and in place
+    of what a mask forbids."""
+    top_logprobs: Tensor
+    """float32, of the same shape."""
 
 
 class Attend(Protocol):
@@ -148,9 +176,9 @@ class Operations(Protocol):
         in the order of experts; a fresh tensor of the dtype of ``x``."""
         ...
 
-    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns, /) -> Tensor:
-        """A token for each line of logits, int64, ``FAILED`` where they are not finite. ``rows`` says whose line it is,
-        ``positions`` where the token will stand."""
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns, /) -> Sampled:
+        """A token for each line of logits, counted in ``columns.counts`` where its row has penalties. ``rows`` says
+        whose line it is, ``positions`` where the token will stand. No row with penalties has two lines."""
         ...
 
     def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor, /) -> Tensor:

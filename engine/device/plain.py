@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.device.operations import Activation, Attend, Chunks, ExpertMaps, KvLayer, SamplingColumns, Turn
+from engine.device.operations import Activation, Attend, Chunks, ExpertMaps, KvLayer, Sampled, SamplingColumns, Turn
 from engine.device.plain_sampling import sample
 from engine.device.tables import first_seen
 from engine.model.attention import AttentionRule, weigh
@@ -63,7 +63,7 @@ class PlainOperations:
             out += (y if maps.weigh_inputs else y * factor).masked_fill_(~sent[:, number : number + 1], 0.0)
         return out.to(x.dtype)
 
-    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Tensor:
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
         """A token for each line."""
         return sample(logits, rows, positions, columns)
 

@@ -8,11 +8,18 @@ another order.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from engine.device.operations import SamplingColumns
+from engine.device.operations import Sampled, SamplingColumns
+from engine.penalties import LARGEST
 from engine.rng import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
+from engine.sampler import LOWEST_LOGPROB, log_probabilities
 from engine.scheduler.plan import FAILED
+from isolation.ipc.messages import MAX_TOP_LOGPROBS
+
+WORD_BITS = 32
+"""Tokens of a word of a mask."""
 
 LOW = 0xFFFFFFFF
 HALF = 0xFFFF
@@ -38,19 +45,67 @@ def _product(factor: int, words: Tensor) -> tuple[Tensor, Tensor]:
     return carried >> 16, ((carried & HALF) << 16) | (low & HALF)
 
 
-def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Tensor:
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
     """A token for each line of logits ``(M, V)``; see ``Operations.sample``."""
     heat, log_min_p = (column[rows].float() for column in (columns.temperature, columns.log_min_p))
     top_k, top_p = columns.top_k[rows], columns.top_p[rows]
-    raw = logits.float()
-    peak, greedy = raw.max(-1)
+    raw = _allowed(logits.float(), columns.mask_line[rows], columns.masks)
+    scores = _penalised(raw, rows, columns)
+    peak, greedy = scores.max(-1)
     draws = heat > 0
-    scaled = (raw - peak.unsqueeze(1)) / torch.where(draws, heat, 1.0).unsqueeze(1)
+    scaled = (scores - peak.unsqueeze(1)) / torch.where(draws, heat, 1.0).unsqueeze(1)
     floor = torch.maximum(nucleus_floor(scaled, top_k, top_p), log_min_p)
     weights = torch.where(scaled >= floor.unsqueeze(1), scaled.exp(), 0.0).double().cumsum(-1)
     points = uniforms(columns.seed[rows], positions) * weights[:, -1]
     drawn = (weights <= points.unsqueeze(1)).sum(-1).clamp(max=raw.shape[1] - 1)
-    return torch.where(peak.isfinite(), torch.where(draws, drawn, greedy), FAILED)
+    sound = raw.amax(-1).isfinite() & peak.isfinite()
+    tokens = torch.where(sound, torch.where(draws, drawn, greedy), FAILED)
+    _count(tokens, columns.penalty_line[rows], columns.counts)
+    return Sampled(tokens, *_report(raw, tokens, columns.logprobs[rows]))
+
+
+def _allowed(raw: Tensor, lines: Tensor, masks: Tensor) -> Tensor:
+    """Float32 logits, minus infinity for what a row's mask forbids."""
+    words = masks.index_select(0, lines.clamp(min=0)).unsqueeze(2)
+    bits = (words >> torch.arange(WORD_BITS, dtype=torch.int32, device=masks.device)) & 1
+    allowed = (bits.flatten(1)[:, : raw.shape[1]] == 1) | (lines < 0).unsqueeze(1)
+    return raw.masked_fill(~allowed, -torch.inf)
+
+
+def _penalised(raw: Tensor, rows: Tensor, columns: SamplingColumns) -> Tensor:
+    """Scores, by the arithmetic of ``engine.penalties``."""
+    repetition, presence, frequency = (
+        column[rows].float().unsqueeze(1) for column in (columns.repetition, columns.presence, columns.frequency)
+    )
+    lines = columns.penalty_line[rows]
+    seen = columns.counts.index_select(0, lines.clamp(min=0))
+    put_out = (seen - 1).float()
+    scores = torch.where(raw > 0, raw / repetition, raw * repetition)
+    scores = (scores - (frequency * put_out + presence * (put_out > 0))).clamp(max=LARGEST)
+    return torch.where((seen > 0) & (lines >= 0).unsqueeze(1), scores, raw)
+
+
+def _count(tokens: Tensor, lines: Tensor, counts: Tensor) -> None:
+    """Note what was chosen. What is not to be counted goes to the last line, which is nobody's."""
+    size = counts.shape[1]
+    flat = counts.view(-1)
+    counted = (lines >= 0) & (tokens >= 0)
+    places = torch.where(counted, lines * size + tokens, len(flat) - 1)
+    flat.index_copy_(0, places, flat.index_select(0, places).clamp(min=1) + 1)
+
+
+def _report(raw: Tensor, tokens: Tensor, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the tokens and of alternatives, equal ones by rising id."""
+    logprobs = log_probabilities(raw).nan_to_num(nan=LOWEST_LOGPROB)
+    values, ids = logprobs.sort(descending=True, stable=True)
+    room = max(0, MAX_TOP_LOGPROBS - raw.shape[1])
+    values = F.pad(values[:, :MAX_TOP_LOGPROBS], (0, room), value=LOWEST_LOGPROB)
+    ids = F.pad(ids[:, :MAX_TOP_LOGPROBS], (0, room), value=-1)
+    told = torch.arange(MAX_TOP_LOGPROBS, device=raw.device) < asked.unsqueeze(1)
+    told &= (values > LOWEST_LOGPROB) & (tokens >= 0).unsqueeze(1)
+    own = logprobs.gather(1, tokens.clamp(min=0).unsqueeze(1)).squeeze(1)
+    ids = ids.int().masked_fill(~told, -1)
+    return own, ids, values.masked_fill(~told, LOWEST_LOGPROB)
 
 
 def nucleus_floor(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device.choices import report_words
+from engine.device.copying import HostCopy, upload
 from engine.device.host_rows import HostRows, Ints
-from engine.device.launches import HostCopy
-from engine.device.loop import FOREIGN, DeviceLoop, upload
+from engine.device.loop import FOREIGN, DeviceLoop
 from engine.device.model import ChunkTokens, DeviceModel
 from engine.device.operations import Chunks, Operations
 from engine.device.storage import DeviceStorage
@@ -31,6 +32,8 @@ class Prefilled:
     verdicts: HostCopy
     """For each chunk that ends its prompt the token that the device chose, then for each chunk ``FOREIGN`` where it was
     not computed."""
+    reports: HostCopy | None
+    """For each chunk that ends its prompt a report (``engine.device.choices``), if some row asked for one."""
 
 
 class Prefill:
@@ -57,13 +60,16 @@ class Prefill:
         slots = tables.slots(entries, numbers, positions, ~sound[numbers])
         placed = Chunks(begins, lengths.masked_fill(~sound, 0), starts, tables.split(entries), spans)
         logits = self._model.prefill(ChunkTokens(token_ids, positions, slots), placed, wanted)
-        chosen = torch.zeros_like(ending)
+        chosen, reports = torch.zeros_like(ending), None
         if len(ending):
-            sampled = rows[ending], starts[ending] + lengths[ending]
-            chosen = self._operations.sample(logits[: len(ending)], *sampled, self._loop.columns)
-            chosen = chosen.masked_fill(~sound[ending], FOREIGN)
-            self._loop.enter(sampled[0], chosen, sampled[1])
-        return Prefilled(logits, HostCopy(torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN)))))
+            where = rows[ending], starts[ending] + lengths[ending]
+            sampled = self._operations.sample(logits[: len(ending)], *where, self._loop.columns)
+            chosen = sampled.tokens.masked_fill(~sound[ending], FOREIGN)
+            self._loop.enter(where[0], chosen, where[1])
+            if any(chunk.last and self._host.asked[chunk.row] >= 0 for chunk in chunks):
+                reports = HostCopy(report_words(sampled))
+        verdicts = HostCopy(torch.cat((chosen, torch.zeros_like(rows).masked_fill(~sound, FOREIGN))))
+        return Prefilled(logits, verdicts, reports)
 
     def _described(self, chunks: list[Chunk]) -> tuple[list[Ints], tuple[tuple[int, int], ...]]:
         """Arrays of all tokens: ids, positions, number of the chunk; of all chunks: row, start, length, first token of

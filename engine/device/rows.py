@@ -12,7 +12,7 @@ Row ``rows`` is nobody's: it is done, and lanes without a row name it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigurationError
-from engine.kv.tags import NO_STAMP
 
 Words = NDArray[np.int64]
 
@@ -48,20 +47,41 @@ class Field(IntEnum):
     """The logarithm of min-p; minus infinity for none."""
     SEED = 8
     """Bits of the unsigned seed."""
+    REPETITION = 9
+    """Bits of a float64, and so are the next two."""
+    PRESENCE = 10
+    FREQUENCY = 11
+    PENALTY_LINE = 12
+    """The row itself where it has penalties (its line of counts), else ``NO_LINE``."""
+    MASK_LINE = 13
+    """The row itself where it chooses under masks, else ``NO_LINE``."""
+    LOGPROBS = 14
+    """-1: none are reported; n: of the token and of n alternatives."""
 
 
 NUM_FIELDS = len(Field)
 
+NO_LINE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How a row samples, without penalties and masks."""
+    """How a row samples, without masks."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     log_min_p: float = float("-inf")
     seed: int = 0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    logprobs: int = -1
+
+    @property
+    def penalised(self) -> bool:
+        """Whether what occurred has an influence."""
+        return (self.repetition, self.presence, self.frequency) != (1, 0, 0)
 
 
 GREEDY = Numbers()
@@ -108,14 +128,16 @@ class RowLayout:
         return self.first_stamp + self.width * self.lines
 
     @property
-    def spare(self) -> int:
-        """An address that nobody reads: copies are of one size, and what they do not need goes there."""
+    def size(self) -> int:
+        """Words in all."""
         return self.first_lane + self.lanes
 
     def fresh(self) -> Words:
         """The words before any row is admitted: all done, all lanes without a row."""
-        words = np.zeros(self.spare + 1, dtype=np.int64)
+        words = np.zeros(self.size, dtype=np.int64)
         words[Field.DONE * self.lines : (Field.DONE + 1) * self.lines] = 1
+        for field in (Field.PENALTY_LINE, Field.MASK_LINE, Field.LOGPROBS):
+            words[field * self.lines : (field + 1) * self.lines] = NO_LINE
         words[self.first_stop : self.first_block] = NO_STOP
         words[self.first_lane :] = self.rows
         return words
@@ -126,7 +148,6 @@ class Deltas:
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
-        self._first_block, self._first_stamp = layout.first_block, layout.first_stamp
         self._changes: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -148,9 +169,19 @@ class Deltas:
         self._set(Field.TOP_P, row, _bits(numbers.top_p))
         self._set(Field.LOG_MIN_P, row, _bits(numbers.log_min_p))
         self._set(Field.SEED, row, numbers.seed - (numbers.seed >> 63 << 64))
+        self._set(Field.REPETITION, row, _bits(numbers.repetition))
+        self._set(Field.PRESENCE, row, _bits(numbers.presence))
+        self._set(Field.FREQUENCY, row, _bits(numbers.frequency))
+        self._set(Field.PENALTY_LINE, row, row if numbers.penalised else NO_LINE)
+        self._set(Field.MASK_LINE, row, NO_LINE)
+        self._set(Field.LOGPROBS, row, numbers.logprobs)
         base = self._layout.first_stop + row * room
         for place in range(room):
             self._changes[base + place] = stop_ids[place] if place < len(stop_ids) else NO_STOP
+
+    def guide(self, row: int) -> None:
+        """The row chooses its tokens under masks from now on."""
+        self._set(Field.MASK_LINE, row, row)
 
     def resume(self, row: int, token: int, position: int) -> None:
         """The row takes part in steps from the next one on, with this newest token at this position."""
@@ -158,18 +189,18 @@ class Deltas:
         self._set(Field.POSITION, row, position)
         self._set(Field.DONE, row, 0)
 
-    def put(self, row: int, index: int, block: int, stamp: int = NO_STAMP) -> None:
-        """Entry ``index`` of the row's block table, and the stamp that it expects there.
+    def put(self, rows: Words, indices: Words, blocks: Words, stamps: Words) -> None:
+        """Entries of rows' block tables, and the stamps that they expect there; four arrays in parallel.
 
         Raises:
             ConfigurationError: a table has no such entry.
         """
         width = self._layout.width
-        if not 0 <= index < width:
-            raise ConfigurationError(f"a row has room for {width} blocks, and is given one at {index}")
-        place = row * width + index
-        self._changes[self._first_block + place] = block
-        self._changes[self._first_stamp + place] = stamp
+        if len(indices) and not 0 <= indices.min() <= indices.max() < width:
+            raise ConfigurationError(f"a row has room for {width} blocks, and is given one at {indices.max()}")
+        places = rows * width + indices
+        self._changes.update(zip((self._layout.first_block + places).tolist(), blocks.tolist(), strict=True))
+        self._changes.update(zip((self._layout.first_stamp + places).tolist(), stamps.tolist(), strict=True))
 
     def end(self, row: int) -> None:
         """The row takes no part in steps from the next one on, whatever the device thinks of it."""
@@ -179,17 +210,14 @@ class Deltas:
         """Which row a lane computes."""
         self._changes[self._layout.first_lane + lane] = self._layout.rows if row is None else row
 
-    def copies(self, room: int) -> Iterator[Words]:
-        """Addresses and values, ``(2, room)`` a copy, padded to that with the spare address; then there is nothing left
-        to say. Nothing to say is no copy."""
-        pairs = list(self._changes.items())
-        self._changes.clear()
-        for start in range(0, len(pairs), room):
-            part = np.array(pairs[start : start + room], dtype=np.int64)
-            copy = np.empty((2, room), dtype=np.int64)
-            copy[0], copy[1] = self._layout.spare, self._layout.rows
-            copy[:, : len(part)] = part.T
-            yield copy
+    def take(self) -> Words:
+        """Addresses and values, ``(2, changes)``; then there is nothing left to say."""
+        changes = self._changes
+        copy = np.empty((2, len(changes)), dtype=np.int64)
+        copy[0] = np.fromiter(changes.keys(), dtype=np.int64, count=len(changes))
+        copy[1] = np.fromiter(changes.values(), dtype=np.int64, count=len(changes))
+        changes.clear()
+        return copy
 
     def _set(self, field: Field, row: int, value: int) -> None:
         self._changes[field * self._layout.lines + row] = value

@@ -6,35 +6,39 @@ that will decode then. A plan whose step was run ahead only takes its tokens. Ro
 not (there are some after a preemption, or where the host chooses tokens) are computed in a step of their own. What was
 run ahead for rows that have ended is dropped; it was written to blocks that were theirs at that place of the queue.
 
-Prompts are computed as they come (``engine.device.prefill``), between two steps. Tokens of rows with penalties, masks
-or log-probabilities are chosen by the host from the step's logits; a step with such rows is not run ahead of.
+Prompts are computed as they come (``engine.device.prefill``), between two steps.
+
+A structured row waits for a mask before each token, so it cannot be run ahead of; the others are. When its mask has
+come it *rides along* in the next step that is run ahead for them: that step has its token of this plan, and the others'
+of the next one. So weights are read no more often for it, and the others' tokens are at most a step late.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from engine.chooser import Chooser
-from engine.device.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamp
+from engine.device.choices import ChoiceMemory
+from engine.device.collecting import Collector, Flags, Started
+from engine.device.copying import upload
+from engine.device.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamps
 from engine.device.launches import NO_LANE, Launch, Launcher
-from engine.device.loop import FOREIGN, NOTHING, DeviceLoop, upload
+from engine.device.loop import DeviceLoop
 from engine.device.model import DeviceModel
 from engine.device.operations import Operations
-from engine.device.prefill import Prefill, Prefilled
+from engine.device.prefill import Prefill
 from engine.device.replay import make_replayer
 from engine.device.rows import Deltas, RowLayout
 from engine.device.storage import DeviceStorage
 from engine.device.tables import Tables
 from engine.kv.tags import NO_STAMP
-from engine.masks import MaskedLogits
-from engine.sampler import Sampler, Samples
+from engine.penalties import has_penalties
+from engine.sampler import Samples
 from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.plan import FAILED, Chunk, StepPlan
+from engine.scheduler.plan import StepPlan
 
 STEADY_STEPS = 4
 """Plans without a prompt after which several steps are run ahead: somebody who comes then waits for a few steps, and a
@@ -66,10 +70,11 @@ class DeviceRunner:
         self._most_ahead = min(most_ahead, *(group.block_size for group in tables.groups))
         layout = RowLayout(limits.max_num_seqs, limits.max_num_seqs, DEVICE_STOPS, tables.width)
         self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
-        spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
-        stamps = [spare_stamp(storage.number(spare)) for spare in spares]
-        self._stamps[spares] = torch.tensor(stamps, device=self._device)
-        loop = self._loop = DeviceLoop(layout, model, operations, self._stamps, tables)
+        spares: Ints = np.array(storage.all_spares(range(limits.max_num_seqs)), dtype=np.int64)
+        stamps = np.stack((spares, spare_stamps(storage.numbers(spares))))
+        self._stamps.index_copy_(0, *upload(stamps, self._device))
+        self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device)
+        loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables)
         self._deltas = Deltas(layout)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -77,11 +82,11 @@ class DeviceRunner:
         self._launcher = Launcher(loop, make_replayer(loop.step, self._stream, eager=eager), self._deltas)
         self._rows = HostRows(limits, storage, self._deltas, tables)
         self._prefill = Prefill(loop, model, storage, operations, self._rows)
-        self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
-        self._chooser = Chooser(self._sampler, MaskedLogits(limits.eos_ids), limits.vocab_size)
+        self._collector = Collector(self._launcher, self._rows, limits)
         self._pending: deque[Launch] = deque()
         self._decode_list: list[int] = []
         self._decode_rows: Ints = np.zeros(0, dtype=np.int64)
+        self._all = np.ones(0, dtype=np.bool_)
         self._steady = 0
         if self._stream is not None:
             # Weights and state were written on another stream, for which this one does not wait by itself.
@@ -107,7 +112,8 @@ class DeviceRunner:
     def adopt(self, blocks: list[int], stamps: list[int]) -> None:
         """These blocks have been filled from outside, for the holders of these stamps."""
         with self._queue():
-            self._stamp(np.array(blocks, dtype=np.int64), np.array(stamps, dtype=np.int64))
+            ids, given = upload(np.array((blocks, stamps), dtype=np.int64), self._device)
+            self._stamps.index_copy_(0, ids, given)
 
     def prove(self) -> None:
         """Load all code and record the steps of all buckets; nothing has to be proved where nothing is promised."""
@@ -119,6 +125,8 @@ class DeviceRunner:
         with self._queue(), torch.inference_mode():
             self._pending.clear()
             self.storage.touch()
+            self._choices.touch()
+            self._rows.clear()
 
     def execute(self, plan: StepPlan) -> Samples:
         """Run one step; gives a token for each of the plan's ``sample_rows``."""
@@ -129,9 +137,12 @@ class DeviceRunner:
             return self._execute(plan)
 
     def forget(self, rows: list[int]) -> None:
-        """Overwrite the tokens that the host keeps of these rows; the device's own stay until it writes there again."""
+        """Overwrite the tokens that are kept of these rows; the newest of each stays on the device until it
+        writes there again."""
         self._rows.forget(rows)
-        self._sampler.forget(rows)
+        self._collector.forget(rows)
+        with self._queue(), torch.inference_mode():
+            self._choices.forget(rows)
 
     def _queue(self) -> AbstractContextManager[object]:
         """Everything is put into one queue of the device: what is written before is there for what reads after."""
@@ -139,160 +150,125 @@ class DeviceRunner:
 
     def _prepare(self, plan: StepPlan) -> None:
         """Clean blocks, admit rows, and give rows their blocks."""
-        spares = [spare for admission in plan.admissions for spare in self.storage.spares(admission.row)]
-        if plan.zero_blocks or spares:
-            dirty = upload(np.array(plan.zero_blocks + spares, dtype=np.int64), self._device)
-            self.storage.zero(dirty)
-            if plan.zero_stamps:
-                self._stamp(dirty[: len(plan.zero_blocks)], np.array(plan.zero_stamps, dtype=np.int64))
         for admission in plan.admissions:
             for launch in self._pending:
                 launch.lane_of[admission.row] = NO_LANE
             self._rows.admit(admission)
-            self._sampler.admit(admission)
-        stamps = plan.grown_stamps or [NO_STAMP] * len(plan.grown_rows)
-        tables = plan.grown_tables or [0] * len(plan.grown_rows)
-        for grown in zip(plan.grown_rows, tables, plan.grown_indices, plan.grown_blocks, stamps, strict=True):
-            self._rows.grow(*grown)
-        for table, moves in self._rows.take_moves():
-            self.storage.move(table, upload(moves, self._device))
+            self._collector.admit(admission)
+        if plan.grown_rows:
+            self._rows.grow(plan)
+        self._write_blocks(plan)
+        self._choices.admit(one for one in plan.admissions if has_penalties(one.sampling))
+        if plan.masks:
+            self._rows.guide(plan.masks)
+            self._choices.put(plan.masks)
 
-    def _stamp(self, blocks: Ints | torch.Tensor, stamps: Ints) -> None:
-        ids = blocks if isinstance(blocks, torch.Tensor) else upload(blocks, self._device)
-        self._stamps.index_copy_(0, ids, upload(stamps, self._device))
+    def _write_blocks(self, plan: StepPlan) -> None:
+        """Clean the plan's blocks and the spare ones of rows that begin, and move into new blocks what stands in spare
+        ones; all that the device has to know of it in one copy."""
+        spares = self.storage.all_spares(admission.row for admission in plan.admissions)
+        moves = self._rows.take_moves()
+        if not plan.zero_blocks and not spares and not moves:
+            return
+        count, stamped = len(plan.zero_blocks), len(plan.zero_stamps)
+        told: Ints = np.array(plan.zero_blocks + spares + plan.zero_stamps, dtype=np.int64)
+        sent = upload(np.concatenate((told, *(pairs.ravel() for _, pairs in moves))), self._device)
+        if count or spares:
+            self.storage.zero(sent[: count + len(spares)])
+        if stamped:
+            self._stamps.index_copy_(0, sent[:count], sent[len(told) - stamped : len(told)])
+        begin = len(told)
+        for table, pairs in moves:
+            self.storage.move(table, sent[begin : begin + pairs.size].view(pairs.shape))
+            begin += pairs.size
 
     def _execute(self, plan: StepPlan) -> Samples:
         rows = self._decoding(plan)
-        parts = self._decode(rows)
+        parts, riders = self._decode(rows)
         prefilled = None
         if plan.prefills:
             self._loop.announce(self._deltas)
             prefilled = self._prefill.run(plan.prefills)
             for chunk in plan.prefills:
                 self._rows.ahead[chunk.row] = chunk.start + chunk.length if chunk.last else UNKNOWN
-        by_host = set(plan.masks)
-        if self._rows.by_host[plan.sample_rows].any():
-            by_host.update(row for row in plan.sample_rows if self._rows.by_host[row])
-        if not by_host:
-            self._run_ahead(plan, rows)
-        step = _Step(plan, rows, parts, prefilled, by_host)
-        return self._collect(step)
+        parts += self._run_ahead(plan, rows, riders)
+        return self._collector.collect(Started(plan, rows, parts, prefilled))
 
-    def _decode(self, rows: Ints) -> list[tuple[Launch, Ints]]:
+    def _decode(self, rows: Ints) -> tuple[list[tuple[Launch, Flags]], Flags]:
         """Steps of which each has some of these rows: what was run ahead, and the rest. The second of each pair says
-        for every row whether it is there."""
-        parts = []
-        missing = np.ones(len(rows), dtype=np.bool_)
+        for every row whether it is there. Last, which rows are to ride along with the next step that is run ahead."""
+        host, parts, nobody = self._rows, [], ~self._all
+        missing = self._all
         if self._pending and len(rows):
             launch = self._pending.popleft()
-            there = (launch.lane_of[rows] != NO_LANE) & (launch.positions[rows] == self._rows.position[rows])
+            there = (launch.lane_of[rows] != NO_LANE) & (launch.positions[rows] == host.position[rows])
+            if host.any_guided:
+                # A row that is guided was not run ahead of, or not yet under its mask.
+                there &= ~host.guided[rows]
+            num_there = int(np.count_nonzero(there))
+            self.num_ahead += num_there
+            if num_there == len(rows):
+                return [(launch, self._all)], nobody
             parts.append((launch, there))
             missing = ~there
-            self.num_ahead += int(there.sum())
-        if missing.any():
-            self._rows.resume(rows[missing])
-            parts.append((self._launch(rows[missing]), missing))
-        return parts
+        if not len(rows):
+            return parts, nobody
+        host.resume(rows[missing])
+        riders = missing & host.guided[rows]
+        if self._most_ahead and (riders == missing).all():
+            return parts, riders
+        parts.append((self._launch(rows if missing is self._all else rows[missing]), missing))
+        return parts, nobody
 
     def _launch(self, rows: Ints) -> Launch:
-        launch = self._launcher.launch(rows, self._rows.ahead)
-        self._rows.ahead[rows] += 1
+        host = self._rows
+        reports = host.any_asked and bool((host.asked[rows] >= 0).any())
+        launch = self._launcher.launch(rows, host.ahead, reports=reports)
+        host.ahead[rows] += 1
         return launch
 
-    def _run_ahead(self, plan: StepPlan, rows: Ints) -> None:
-        """Start the steps of plans to come, unless some are under way."""
+    def _run_ahead(self, plan: StepPlan, rows: Ints, riders: Flags) -> list[tuple[Launch, Flags]]:
+        """Start the steps of plans to come, unless some are under way, and that of the riders; gives the latter."""
         self._steady = 0 if plan.prefills else self._steady + 1
-        if self._pending:
-            return
-        host = self._rows
-        ending = [chunk.row for chunk in plan.prefills if chunk.last]
-        coming = np.concatenate((rows, np.array(ending, dtype=np.int64)))
-        # The plan's token stands at ``ahead``, and with it there is one token more than that.
-        coming = coming[host.ahead[coming] + 1 < host.limit[coming]]
+        parts, enough = [], 0
+        if riders.any():
+            coming = self._coming(plan, rows)
+            joined = len(coming) > 0 and len(self._pending) < self._most_ahead
+            launch = self._launch(np.concatenate((rows[riders], coming)) if joined else rows[riders])
+            parts.append((launch, riders))
+            if joined:
+                self._pending.append(launch)
+                # The plan waits for this one, so there should be one more behind it.
+                enough = 1
+        if len(self._pending) > enough:
+            return parts
+        coming = self._coming(plan, rows)
         if len(coming):
-            depth = self._most_ahead if self._steady >= STEADY_STEPS else min(self._most_ahead, 1)
+            quiet = self._steady >= STEADY_STEPS and not self._rows.any_guided
+            depth = min(self._most_ahead if quiet else 1, self._most_ahead - len(self._pending))
             self._pending.extend(self._launch(coming) for _ in range(depth))
+        return parts
+
+    def _coming(self, plan: StepPlan, rows: Ints) -> Ints:
+        """Rows that will decode after this plan, whatever it gives, and wait for nothing."""
+        host, coming, after = self._rows, rows, self._rows.position[rows] + 1
+        ending = [(chunk.row, chunk.start + chunk.length) for chunk in plan.prefills if chunk.last]
+        if ending:
+            some = np.array(ending, dtype=np.int64).T
+            coming, after = np.concatenate((rows, some[0])), np.concatenate((after, some[1]))
+        ahead = host.ahead[coming]
+        # Only those that are in all steps under way: the next one of another would be taken for a later plan's. The
+        # plan's token stands at ``ahead``, and with it there is one token more than that.
+        wanted = (ahead == after + len(self._pending)) & (ahead + 1 < host.limit[coming])
+        if host.any_guided:
+            wanted &= ~host.guided[coming]
+        # The same array as long as the rows are the same: the launcher looks at no row then.
+        return coming if wanted.all() else coming[wanted]
 
     def _decoding(self, plan: StepPlan) -> Ints:
         """The plan's decoding rows; the scheduler keeps the list as long as they are the same."""
         if plan.decode_rows is not self._decode_list:
             self._decode_list = plan.decode_rows
             self._decode_rows = np.array(plan.decode_rows, dtype=np.int64)
+            self._all = np.ones(len(plan.decode_rows), dtype=np.bool_)
         return self._decode_rows
-
-    def _collect(self, step: _Step) -> Samples:
-        """Wait for the step's tokens, choose what the host chooses, and note how far rows are."""
-        plan, rows, host = step.plan, step.rows, self._rows
-        tokens: Ints = np.empty(len(rows), dtype=np.int64)
-        for launch, there in step.parts:
-            tokens[there] = self._launcher.tokens(launch)[launch.lane_of[rows[there]]]
-        assert NOTHING not in tokens, "a row that decodes was not computed"
-        unsound: list[int] = []
-        if step.prefilled is not None:
-            verdicts = step.prefilled.verdicts.numpy()
-            ending = len(verdicts) - len(plan.prefills)
-            tokens = np.concatenate((tokens, verdicts[:ending]))
-            unsound = [chunk.row for chunk, one in zip(plan.prefills, verdicts[ending:], strict=True) if one == FOREIGN]
-        sampled = plan.sample_rows
-        foreign = frozenset(sampled[place] for place in np.flatnonzero(tokens == FOREIGN)).union(unsound)
-        tokens[tokens == FOREIGN] = FAILED
-        samples = Samples(tokens.tolist(), foreign=foreign)
-        self._choose(step, samples)
-        host.last[sampled] = samples.token_ids
-        host.position[rows] += 1
-        for chunk in plan.prefills:
-            host.position[chunk.row] = chunk.start + chunk.length
-        return samples
-
-    def _choose(self, step: _Step, samples: Samples) -> None:
-        """Let the host choose tokens that the device cannot, and score prompts."""
-        plan, prefilled, host = step.plan, step.prefilled, self._rows
-        places = [
-            place for place, row in enumerate(plan.sample_rows) if row in step.by_host and row not in samples.foreign
-        ]
-        decoding = len(step.rows)
-        groups = [[place for place in places if place < decoding], [place for place in places if place >= decoding]]
-        for number, group in enumerate(groups):
-            if not group:
-                continue
-            chosen_rows = [plan.sample_rows[place] for place in group]
-            if number == 0:
-                launch = step.parts[-1][0]
-                lines, logits = launch.lane_of[chosen_rows], launch.logits
-                positions = host.position[chosen_rows] + 1
-                assert (lines != NO_LANE).all(), "rows of the host are in the last step that was started"
-            else:
-                assert prefilled is not None, "a prompt that ends was computed"
-                lines, logits = np.array(group) - decoding, prefilled.logits
-                positions = np.array([chunk.start + chunk.length for chunk in plan.prefills if chunk.last])[lines]
-            logits = logits.index_select(0, upload(lines, self._device))
-            chosen = self._chooser.choose(logits, chosen_rows, positions, plan.masks)
-            for place, token_id in zip(group, chosen.token_ids, strict=True):
-                samples.token_ids[place] = token_id
-            samples.logprobs += [replace(entry, index=group[entry.index]) for entry in chosen.logprobs]
-            host.ahead[chosen_rows] = UNKNOWN
-        if prefilled is not None:
-            self._score(plan.prefills, prefilled, samples)
-
-    def _score(self, chunks: list[Chunk], prefilled: Prefilled, samples: Samples) -> None:
-        """Log-probabilities of prompts, of chunks that were computed."""
-        place = sum(chunk.last for chunk in chunks)
-        for chunk in chunks:
-            if chunk.num_scored and chunk.row not in samples.foreign:
-                lines = prefilled.logits[place : place + chunk.num_scored]
-                tokens = self._rows.known[chunk.row][chunk.score_from : chunk.score_from + chunk.num_scored]
-                samples.prompts.append(self._chooser.score(lines, chunk.row, chunk.score_from, tokens))
-            place += chunk.num_scored
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A plan that was started."""
-
-    plan: StepPlan
-    rows: Ints
-    """Of its decoding requests."""
-    parts: list[tuple[Launch, Ints]]
-    prefilled: Prefilled | None
-    by_host: set[int]
-    """Rows whose tokens the host chooses."""

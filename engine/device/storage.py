@@ -11,12 +11,18 @@ nobody's: what is not to be written at all goes there where an operation cannot 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.device.operations import KvLayer, Operations
 from engine.errors import ConfigurationError
 from engine.kv.layout import ITEM_BYTES, KvLayout, LayerLayout
+
+Ints = NDArray[np.int64]
 
 
 class DeviceStorage:
@@ -63,13 +69,17 @@ class DeviceStorage:
         """The spare block of a row's table."""
         return self._first_spare + row * len(self.layout.tables) + table
 
-    def spares(self, row: int) -> list[int]:
-        """All spare blocks of a row."""
-        return [self.spare(row, table) for table in range(len(self.layout.tables))]
+    def spares(self, rows: Ints, tables: Ints) -> Ints:
+        """The spare blocks of these rows' tables, two arrays in parallel."""
+        return self._first_spare + rows * len(self.layout.tables) + tables
 
-    def number(self, spare: int) -> int:
-        """Which of all spare blocks this one is."""
-        return spare - self._first_spare
+    def all_spares(self, rows: Iterable[int]) -> list[int]:
+        """Those of all tables of these rows."""
+        return [self.spare(row, table) for row in rows for table in range(len(self.layout.tables))]
+
+    def numbers(self, spares: Ints) -> Ints:
+        """Which of all spare blocks these are."""
+        return spares - self._first_spare
 
     def zero(self, blocks: Tensor) -> None:
         """Make these blocks (int64) zero."""

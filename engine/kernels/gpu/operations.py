@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.device.operations import Activation, Attend, Chunks, ExpertMaps, KvLayer, SamplingColumns, Turn
+from engine.device.operations import Activation, Attend, Chunks, ExpertMaps, KvLayer, Sampled, SamplingColumns, Turn
 from engine.kernels.gpu import activation, blocks, grouped, norm, prefill_attention, rope, routing, sampler, tile_map
 from engine.kernels.gpu.attention_tile import PagedLayer
 from engine.kernels.gpu.configurations import Configuration, configuration
@@ -21,6 +21,7 @@ from engine.kv.layout import Reach
 from engine.model.attention import AttentionRule
 from engine.model.gpt_oss import ClampedSwiGlu
 from engine.model.layers import RmsNorm, gelu_mul, silu_mul
+from isolation.ipc.messages import MAX_TOP_LOGPROBS
 
 LEAST_CHUNKS = 16
 """Room for chunks is a power of two and no less: kernels are compiled by that number, so there are few of them."""
@@ -35,7 +36,6 @@ class KernelOperations:
         self._vocab_size = vocab_size
         self._chosen = chosen
         self._processors = processors
-        self._none: dict[torch.device, tuple[Tensor, ...]] = {}
 
     def norm(self, x: Tensor, residual: Tensor | None, layer: RmsNorm) -> Tensor:
         """A norm with the residual stream's addition in front of it."""
@@ -91,16 +91,16 @@ class KernelOperations:
         grouped.add_up(parts, routed, out)
         return out
 
-    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Tensor:
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
         """A token for each line, by the request's own counter generator."""
-        nothing, no_penalties, no_counts, no_masks = self._nothing(len(columns.seed), logits.device)
         state = sampler.SamplingRows(
             columns.temperature, columns.top_k, columns.top_p, columns.log_min_p, columns.seed, columns.limit,
-            columns.stop_ids, nothing, nothing, nothing, no_penalties, no_counts, no_masks,
+            columns.stop_ids, columns.logprobs, columns.penalty_line, columns.mask_line, columns.repetition,
+            columns.presence, columns.frequency, columns.counts, columns.masks,
         )  # fmt: skip
-        out = sampler.Chosen.empty(len(rows), self._vocab_size, 1, logits.device)
+        out = sampler.Chosen.empty(len(rows), self._vocab_size, MAX_TOP_LOGPROBS, logits.device)
         sampler.sample(logits, rows, positions, state, out)
-        return out.tokens.long()
+        return Sampled(out.tokens.long(), out.logprobs, out.top_ids, out.top_logprobs)
 
     def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
         """Entries whose block is not the one that is expected."""
@@ -112,17 +112,6 @@ class KernelOperations:
     def zero(self, memory: Tensor, ids: Tensor) -> None:
         """Whole blocks."""
         blocks.zero_blocks(memory, ids)
-
-    def _nothing(self, rows: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Rows that have no penalties, no mask and no wish for log-probabilities: the host sees to those that have."""
-        if device not in self._none:
-            self._none[device] = (
-                torch.full((rows,), -1, dtype=torch.int32, device=device),
-                torch.zeros(1, 3, device=device),
-                torch.zeros(1, 1, dtype=torch.int32, device=device),
-                torch.zeros(1, 1, dtype=torch.int32, device=device),
-            )
-        return self._none[device]
 
 
 class _Decoding:

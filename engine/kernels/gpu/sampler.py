@@ -57,13 +57,15 @@ class SamplingRows:
     stop_ids: Tensor
     """int32 or int64 ``(rows, width)``, padded with -1."""
     logprobs: Tensor
-    """int32: -1 none, 0 the chosen token's, n with n alternatives."""
+    """int32 or int64: -1 none, 0 the chosen token's, n with n alternatives."""
     penalty_line: Tensor
-    """int32: the row's line of ``counts`` and ``penalties``, -1 for none."""
+    """int32 or int64: the row's line of ``counts``, -1 for none."""
     mask_line: Tensor
-    """int32: the row's line of ``masks`` in this step, -1 for none."""
-    penalties: Tensor
-    """float32 ``(lines, 3)``: repetition, presence, frequency."""
+    """int32 or int64: the row's line of ``masks`` in this step, -1 for none."""
+    repetition: Tensor
+    """As ``temperature``, and so are the next two."""
+    presence: Tensor
+    frequency: Tensor
     counts: Tensor
     """int32 ``(lines, vocab)``: 0 for an id that did not occur, else 1 and its occurrences in the output."""
     masks: Tensor
@@ -112,7 +114,9 @@ def _prepare(
     masks: tl.tensor,
     mask_width: tl.tensor,
     penalty_line: tl.tensor,
-    penalties: tl.tensor,
+    repetition: tl.tensor,
+    presence: tl.tensor,
+    frequency: tl.tensor,
     counts: tl.tensor,
     scores: tl.tensor,
     peaks: tl.tensor,
@@ -126,12 +130,12 @@ def _prepare(
     score = raw
     place = tl.load(penalty_line + row)
     if place >= 0:
-        repetition = tl.load(penalties + place * 3)
-        presence = tl.load(penalties + place * 3 + 1)
-        frequency = tl.load(penalties + place * 3 + 2)
+        factor = tl.load(repetition + row).to(tl.float32)
+        once = tl.load(presence + row).to(tl.float32)
+        each = tl.load(frequency + row).to(tl.float32)
         seen = tl.load(counts + place.to(tl.int64) * size + token, mask=token < size, other=0)
-        changed = tl.where(raw > 0, tl.div_rn(raw, repetition + raw * 0.0), raw * repetition)
-        changed -= frequency * (seen - 1).to(tl.float32) + presence * (seen > 1).to(tl.float32)
+        changed = tl.where(raw > 0, tl.div_rn(raw, factor + raw * 0.0), raw * factor)
+        changed -= each * (seen - 1).to(tl.float32) + once * (seen > 1).to(tl.float32)
         # By comparison, so that what is no number stays none.
         changed = tl.where(changed > LARGEST_SCORE, LARGEST_SCORE, changed)
         score = tl.where(seen > 0, changed, raw)
@@ -232,7 +236,9 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingRows,
         state.masks,
         state.masks.shape[1],
         state.penalty_line,
-        state.penalties,
+        state.repetition,
+        state.presence,
+        state.frequency,
         state.counts,
         out.scores,
         out.peaks,

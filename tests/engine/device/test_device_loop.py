@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.device.choices import ChoiceMemory
 from engine.device.launches import buckets
 from engine.device.loop import FOREIGN, NOTHING, RING_STEPS, DeviceLoop
 from engine.device.plain import PlainOperations
@@ -16,7 +18,7 @@ from engine.device.tables import Tables
 from engine.errors import ConfigurationError
 from engine.kv.layout import FULL, KvGroup, KvLayout, LayerLayout
 from engine.scheduler.plan import FAILED
-from tests.engine.device.toy import BLOCK, CPU, ToyModel, expected
+from tests.engine.device.toy import BLOCK, CPU, VOCAB, ToyModel, expected
 
 LAYOUT = RowLayout(3, 2, 2, 6)
 PROMPT = [5, 9, 2]
@@ -30,7 +32,8 @@ def toy_loop() -> tuple[DeviceLoop, DeviceStorage, Tensor]:
     storage = DeviceStorage(kv, 3, operations, torch.float64, CPU)
     stamps = torch.arange(storage.num_blocks) * 10
     tables = Tables((KvGroup(FULL, BLOCK),), (LAYOUT.width,), storage.stride)
-    return DeviceLoop(LAYOUT, ToyModel(storage), operations, stamps, tables), storage, stamps
+    choices = ChoiceMemory(LAYOUT.lines, VOCAB, frozenset(), CPU)
+    return DeviceLoop(LAYOUT, ToyModel(storage), operations, choices, stamps, tables), storage, stamps
 
 
 def admitted(loop: DeviceLoop, storage: DeviceStorage, *, stamp: int = 30) -> None:
@@ -40,8 +43,7 @@ def admitted(loop: DeviceLoop, storage: DeviceStorage, *, stamp: int = 30) -> No
         model._write(torch.tensor([token]), torch.tensor([place]), (torch.tensor([3 * BLOCK + place]),))
     deltas = Deltas(LAYOUT)
     deltas.admit(1, len(PROMPT) + 4, [], Numbers())
-    deltas.put(1, 0, 3, stamp)
-    deltas.put(1, 1, 4, 40)
+    deltas.put(*(np.array(one) for one in ((1, 1), (0, 1), (3, 4), (stamp, 40))))
     deltas.resume(1, PROMPT[-1], len(PROMPT) - 1)
     deltas.lane(0, 1)
     loop.announce(deltas)
@@ -130,21 +132,20 @@ def test_what_cannot_be_recorded_is_refused(look: str) -> None:
         steps.run(1)
 
 
-def test_changes_travel_in_copies_of_one_size() -> None:
-    """Of two changes to one address the later counts; what a copy does not need goes where nobody reads."""
+def test_changes_travel_in_one_copy() -> None:
+    """Of two changes to one address the later counts, and each is said once."""
     layout = RowLayout(2, 2, 1, 3)
     deltas = Deltas(layout)
     deltas.admit(1, 20, [7], Numbers(temperature=0.5, seed=(1 << 64) - 1))
-    deltas.put(1, 0, 3, 70)
-    deltas.put(1, 0, 6, 71)
+    for block, stamp in ((3, 70), (6, 71)):
+        deltas.put(*(np.array([one]) for one in (1, 0, block, stamp)))
     deltas.resume(1, 5, 9)
     deltas.lane(0, 1)
-    copies = list(deltas.copies(5))
-    words = layout.fresh()
-    for addresses, values in copies:
-        assert len(addresses) == len(values) == 5
-        words[addresses] = values
-    assert len(copies) == 3 and not len(deltas) and not list(deltas.copies(5))
+    words, count = layout.fresh(), len(deltas)
+    addresses, values = deltas.take()
+    words[addresses] = values
+    assert len(set(addresses.tolist())) == len(addresses) == count
+    assert not len(deltas) and deltas.take().shape == (2, 0)
     fields = words[: layout.first_stop].reshape(len(Field), layout.lines)
     kept = Field.LAST, Field.POSITION, Field.LIMIT, Field.DONE, Field.SEED
     assert [int(fields[field, 1]) for field in kept] == [5, 9, 20, 0, -1]
@@ -152,7 +153,7 @@ def test_changes_travel_in_copies_of_one_size() -> None:
     assert words[layout.first_stop : layout.first_block].tolist() == [-1, 7, -1]
     assert words[layout.first_block : layout.first_stamp].reshape(3, 3)[1].tolist() == [6, 0, 0]
     assert words[layout.first_stamp : layout.first_lane].reshape(3, 3)[1].tolist() == [71, 0, 0]
-    assert words[layout.first_lane : layout.spare].tolist() == [1, 2]
+    assert words[layout.first_lane :].tolist() == [1, 2]
 
 
 def test_what_does_not_fit_a_row_is_refused() -> None:
@@ -161,7 +162,7 @@ def test_what_does_not_fit_a_row_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="room for 1 stop ids"):
         deltas.admit(0, 9, [1, 2])
     with pytest.raises(ConfigurationError, match="room for 3 blocks"):
-        deltas.put(0, 3, 1)
+        deltas.put(*(np.array([one]) for one in (0, 3, 1, 0)))
     with pytest.raises(ConfigurationError, match="at least one row"):
         RowLayout(0, 1, 1, 1)
 

@@ -11,7 +11,7 @@ from engine.device.launches import NO_LANE
 from engine.device.runner import MOST_AHEAD, DeviceRunner
 from engine.kv.layout import FULL, Reach
 from engine.loop import Engine
-from engine.scheduler.plan import StepPlan
+from engine.scheduler.plan import RowMask, StepPlan
 from tests.engine.device.toy import Schedule, differs, draw_schedule, run_schedule, toy_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,12 +35,13 @@ def plain(schedule: Schedule) -> Engine:
     return toy_engine(schedule, eager=True, most_ahead=0)
 
 
-@pytest.mark.parametrize("schedules", [6, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(1_800)])])
+@pytest.mark.parametrize("schedules", [6, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])])
 @pytest.mark.parametrize("reaches", REACHES.values(), ids=REACHES)
 def test_both_loops_give_the_tokens_of_the_plainest(schedules: int, reaches: tuple[Reach, ...]) -> None:
-    """Arrivals, ends, stop ids, aborts, preemptions, shared prefixes and budgets drawn at random, with one block table
-    a row and with several, whose windows give blocks back: recorded steps that run ahead and eager ones that wait give
-    each request the tokens of a loop over nothing but its own tokens."""
+    """Arrivals, ends, stop ids, aborts, preemptions, shared prefixes, budgets, sampling, penalties, late masks and
+    log-probabilities drawn at random, with one block table a row and with several, whose windows give blocks back:
+    recorded steps that run ahead and eager ones that wait give each request the tokens and log-probabilities of a loop
+    over nothing but its own tokens."""
     early = preempted = aborted = stopped = 0
     for seed in range(schedules):
         schedule = draw_schedule(seed, reaches)
@@ -80,10 +81,31 @@ def lose_tables(engine: Engine) -> None:
     """Blocks of windows are told as if they were of the first table."""
     rows: HostRows = engine.runner._rows
     grow = rows.grow
-    rows.grow = lambda row, _, *others: grow(row, 0, *others)
+
+    def first(plan: StepPlan) -> None:
+        plan.grown_tables = []
+        grow(plan)
+
+    rows.grow = first
 
 
-@pytest.mark.parametrize("fault", [lose_moves, lose_growth, lose_tables])
+def lose_counts(engine: Engine) -> None:
+    """The device is not told which tokens a row with penalties has."""
+    engine.runner._choices.admit = lambda _: None
+
+
+def lose_masks(engine: Engine) -> None:
+    """No mask but a row's first reaches the device."""
+    put, seen = engine.runner._choices.put, set()
+
+    def once(masks: dict[int, RowMask]) -> None:
+        put({row: mask for row, mask in masks.items() if row not in seen})
+        seen.update(masks)
+
+    engine.runner._choices.put = once
+
+
+@pytest.mark.parametrize("fault", [lose_moves, lose_growth, lose_tables, lose_counts, lose_masks])
 def test_a_fault_between_host_and_device_is_noticed(fault: Callable[[Engine], None]) -> None:
     """Positive controls: each of these makes some request differ."""
     for seed in range(20):

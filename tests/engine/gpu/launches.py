@@ -120,7 +120,7 @@ def sampling() -> None:
     state = sampler.SamplingRows(
         numbers, whole(ROWS), tensor(ROWS, dtype=torch.float64), numbers, tensor(ROWS, dtype=torch.int64),
         tensor(ROWS, dtype=torch.int64), whole(ROWS, 8), whole(ROWS), whole(ROWS), whole(ROWS),
-        tensor(4, 3, dtype=torch.float32), whole(4, VOCAB), whole(4, 4_008),
+        numbers, numbers, numbers, whole(4, VOCAB), whole(4, 4_008),
     )  # fmt: skip
     out = sampler.Chosen.empty(ROWS, VOCAB, 20, META)
     sampler.sample(tensor(ROWS, VOCAB), whole(ROWS), tensor(ROWS, dtype=torch.int64), state, out)
@@ -146,7 +146,10 @@ def device() -> None:
     chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
     run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
     floats = tensor(ROWS, dtype=torch.float64)
-    columns = SamplingColumns(floats, words, floats, floats, words, words, tensor(ROWS, 16, dtype=torch.int64))
+    columns = SamplingColumns(
+        floats, words, floats, floats, words, words, tensor(ROWS, 16, dtype=torch.int64), floats, floats, floats,
+        words, words, words, whole(ROWS, VOCAB), whole(ROWS, 4_008),
+    )  # fmt: skip
     run.sample(tensor(ROWS, VOCAB), words, words, columns)
     run.faults(tables, tables, (words, words), tensor(BLOCKS, dtype=torch.int64))
     run.zero(memory, words)

@@ -62,7 +62,7 @@ def state_of(rows: list[Row], vocab: int, generator: torch.Generator) -> Samplin
     chosen = torch.randint(0, 2, (count, (vocab + 31) // 32, 32), generator=generator)
     words = (chosen << torch.arange(32)).sum(-1)
     words = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
-    penalties = torch.tensor([row.penalties or (1.0, 0.0, 0.0) for row in rows])
+    repetition, presence, frequency = torch.tensor([row.penalties or (1.0, 0.0, 0.0) for row in rows]).T.contiguous()
     return SamplingRows(
         temperature=torch.tensor([row.temperature for row in rows]),
         top_k=torch.tensor([row.top_k if row.top_k < vocab else 0 for row in rows], dtype=torch.int32),
@@ -74,7 +74,9 @@ def state_of(rows: list[Row], vocab: int, generator: torch.Generator) -> Samplin
         logprobs=torch.tensor([row.logprobs for row in rows], dtype=torch.int32),
         penalty_line=torch.where(torch.tensor([row.penalties is not None for row in rows]), lines, -1).int(),
         mask_line=torch.where(torch.tensor([row.masked for row in rows]), lines, -1).int(),
-        penalties=penalties,
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
         counts=torch.randint(0, 4, (count, vocab), generator=generator, dtype=torch.int32),
         masks=words,
     )
