@@ -33,9 +33,9 @@ UNKNOWN = -1
 """In ``ahead``: the device has to be told where the row is."""
 
 
-def spare_stamps(spares: Ints) -> Ints:
-    """The stamps of spare blocks by their numbers: below all that a pool gives."""
-    return -2 - spares
+def spare_stamp(spare: int) -> int:
+    """The stamp of a spare block by its number: below all that a pool gives."""
+    return -2 - spare
 
 
 def numbers_of(sampling: Sampling, logprobs: int, vocab_size: int) -> Numbers:
@@ -64,8 +64,10 @@ class HostRows:
         self._max_context = limits.max_context
         self._tables = tables
         self._keeps_all = tables.groups[0].reach == FULL
-        self._sizes: Ints = np.array([group.block_size for group in tables.groups], dtype=np.int64)
-        self._moves: list[tuple[int, Ints]] = []
+        sizes = [group.block_size for group in tables.groups]
+        self._shapes = list(zip(tables.firsts, tables.widths, sizes, strict=True))
+        """Of each table its first entry in a row, its entries, and tokens of a block."""
+        self._moves: list[tuple[list[int], list[int]]] = [([], []) for _ in tables.groups]
         self.known: list[Ints] = [np.zeros(0, dtype=np.int64)] * rows
         self.position: Ints = np.zeros(rows, dtype=np.int64)
         self.last: Ints = np.zeros(rows, dtype=np.int64)
@@ -100,11 +102,13 @@ class HostRows:
         if self._keeps_all:
             given, expected = (admission.blocks, *given), (admission.stamps, *expected)
         for table in range(len(self._tables.groups)):
-            blocks: Ints = np.array(given[table] if table < len(given) else (), dtype=np.int64)
+            blocks = given[table] if table < len(given) else ()
+            self._tables.place(table, len(blocks))
             stamps = (expected[table] if table < len(expected) else ()) or (NO_STAMP,) * len(blocks)
-            where = np.full(len(blocks), row), np.full(len(blocks), table), np.arange(len(blocks))
-            self._put(*where, blocks, np.array(stamps, dtype=np.int64))
-            self._put_spares(np.array([row]), np.array([table]), np.array([len(blocks)]))
+            spare = self._storage.spare(row, table)
+            self._deltas.put(
+                row, self._tables.place(table, 0), (*blocks, spare), (*stamps, spare_stamp(self._storage.number(spare)))
+            )
 
     def guide(self, rows: Iterable[int]) -> None:
         """These rows choose under masks from now on."""
@@ -121,25 +125,30 @@ class HostRows:
 
     def grow(self, plan: StepPlan) -> None:
         """Rows' tables get the plan's blocks. What the device has written into spare ones meanwhile is to be moved."""
-        rows, indices, blocks = np.array((plan.grown_rows, plan.grown_indices, plan.grown_blocks), dtype=np.int64)
-        tables: Ints = np.array(plan.grown_tables or (0,) * len(rows), dtype=np.int64)
-        stamps = plan.grown_stamps or (NO_STAMP,) * len(rows)
-        # The spare ones first: if a row gets two blocks, the second takes the place of the first one's spare.
-        self._put_spares(rows, tables, indices + 1)
-        self._put(rows, tables, indices, blocks, np.array(stamps, dtype=np.int64))
-        written = np.maximum(self.ahead[rows] - indices * self._sizes[tables], 0)
-        spares = self._storage.spares(rows, tables)
-        for table in range(len(self._sizes)) if written.any() else ():
-            counts = np.where(tables == table, written, 0)
-            ends = counts.cumsum()
-            if ends[-1]:
-                which = np.repeat(np.arange(len(rows)), counts)
-                places = np.arange(len(which)) - (ends - counts)[which]
-                self._moves.append((table, np.stack((spares[which], places, blocks[which], places))))
+        # In plain Python: a step has a dozen, and numpy takes longer for the call than this for all of them.
+        count, storage, deltas = len(plan.grown_rows), self._storage, self._deltas
+        stamps, numbers = plan.grown_stamps or (NO_STAMP,) * count, plan.grown_tables or (0,) * count
+        grown = zip(plan.grown_rows, numbers, plan.grown_indices, plan.grown_blocks, stamps, strict=True)
+        for row, table, index, block, stamp in grown:
+            first, width, size = self._shapes[table]
+            if index + 1 >= width:
+                self._tables.place(table, index + 1)
+            spare = storage.spare(row, table)
+            deltas.extend(row, first + index, (block, stamp), (spare, spare_stamp(storage.number(spare))))
+            written = int(self.ahead[row]) - index * size
+            if written > 0:
+                sources, targets = self._moves[table]
+                sources += range(spare * storage.stride, spare * storage.stride + written)
+                targets += range(block * storage.stride, block * storage.stride + written)
 
     def take_moves(self) -> list[tuple[int, Ints]]:
-        """Tokens to be moved: the table, and ``(4, tokens)`` as ``DeviceStorage.move`` wants them."""
-        moves, self._moves = self._moves, []
+        """Tokens to be moved: the table, and ``(2, tokens)`` as ``DeviceStorage.move`` wants them."""
+        moves = []
+        for table, pair in enumerate(self._moves):
+            if pair[0]:
+                moves.append((table, np.array(pair, dtype=np.int64)))
+                for slots in pair:
+                    slots.clear()
         return moves
 
     def resume(self, rows: Ints) -> None:
@@ -147,10 +156,3 @@ class HostRows:
         for row in rows[self.ahead[rows] != self.position[rows]].tolist():
             self._deltas.resume(row, int(self.last[row]), int(self.position[row]))
         self.ahead[rows] = self.position[rows]
-
-    def _put(self, rows: Ints, tables: Ints, indices: Ints, blocks: Ints, stamps: Ints) -> None:
-        self._deltas.put(rows, self._tables.places(tables, indices), blocks, stamps)
-
-    def _put_spares(self, rows: Ints, tables: Ints, indices: Ints) -> None:
-        spares = self._storage.spares(rows, tables)
-        self._put(rows, tables, indices, spares, spare_stamps(self._storage.numbers(spares)))

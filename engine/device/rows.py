@@ -148,6 +148,7 @@ class Deltas:
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
+        self._first_block, self._to_stamp = layout.first_block, layout.first_stamp - layout.first_block
         self._changes: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -189,18 +190,30 @@ class Deltas:
         self._set(Field.POSITION, row, position)
         self._set(Field.DONE, row, 0)
 
-    def put(self, rows: Words, indices: Words, blocks: Words, stamps: Words) -> None:
-        """Entries of rows' block tables, and the stamps that they expect there; four arrays in parallel.
+    def put(self, row: int, first: int, blocks: Sequence[int], stamps: Sequence[int]) -> None:
+        """Entries of the row's block tables from ``first`` on, and the stamps that it expects there.
 
         Raises:
-            ConfigurationError: a table has no such entry.
+            ConfigurationError: a row has no such entries.
         """
-        width = self._layout.width
-        if len(indices) and not 0 <= indices.min() <= indices.max() < width:
-            raise ConfigurationError(f"a row has room for {width} blocks, and is given one at {indices.max()}")
-        places = rows * width + indices
-        self._changes.update(zip((self._layout.first_block + places).tolist(), blocks.tolist(), strict=True))
-        self._changes.update(zip((self._layout.first_stamp + places).tolist(), stamps.tolist(), strict=True))
+        self._check(first, first + len(blocks) - 1)
+        place = self._first_block + row * self._layout.width + first
+        self._changes.update(zip(range(place, place + len(blocks)), blocks, strict=True))
+        place += self._to_stamp
+        self._changes.update(zip(range(place, place + len(blocks)), stamps, strict=True))
+
+    def extend(self, row: int, place: int, block: tuple[int, int], spare: tuple[int, int]) -> None:
+        """A block and its stamp at an entry, and the spare one with its own behind it; see ``put``."""
+        self._check(place, place + 1)
+        changes, to_stamp = self._changes, self._to_stamp
+        place += self._first_block + row * self._layout.width
+        changes[place], changes[place + to_stamp] = block
+        changes[place + 1], changes[place + 1 + to_stamp] = spare
+
+    def _check(self, first: int, last: int) -> None:
+        if not 0 <= first <= last + 1 <= self._layout.width:
+            width = self._layout.width
+            raise ConfigurationError(f"a row has room for {width} blocks, and is given some up to {last}")
 
     def end(self, row: int) -> None:
         """The row takes no part in steps from the next one on, whatever the device thinks of it."""

@@ -24,7 +24,7 @@ import torch
 from engine.device.choices import ChoiceMemory
 from engine.device.collecting import Collector, Flags, Started
 from engine.device.copying import upload
-from engine.device.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamps
+from engine.device.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamp
 from engine.device.launches import NO_LANE, Launch, Launcher
 from engine.device.loop import DeviceLoop
 from engine.device.model import DeviceModel
@@ -70,9 +70,9 @@ class DeviceRunner:
         self._most_ahead = min(most_ahead, *(group.block_size for group in tables.groups))
         layout = RowLayout(limits.max_num_seqs, limits.max_num_seqs, DEVICE_STOPS, tables.width)
         self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
-        spares: Ints = np.array(storage.all_spares(range(limits.max_num_seqs)), dtype=np.int64)
-        stamps = np.stack((spares, spare_stamps(storage.numbers(spares))))
-        self._stamps.index_copy_(0, *upload(stamps, self._device))
+        spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
+        stamps = [spare_stamp(storage.number(spare)) for spare in spares]
+        self._stamps.index_copy_(0, *upload(np.array((spares, stamps), dtype=np.int64), self._device))
         self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device)
         loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables)
         self._deltas = Deltas(layout)
@@ -166,21 +166,21 @@ class DeviceRunner:
     def _write_blocks(self, plan: StepPlan) -> None:
         """Clean the plan's blocks and the spare ones of rows that begin, and move into new blocks what stands in spare
         ones; all that the device has to know of it in one copy."""
-        spares = self.storage.all_spares(admission.row for admission in plan.admissions)
+        spares = [spare for admission in plan.admissions for spare in self.storage.spares(admission.row)]
         moves = self._rows.take_moves()
         if not plan.zero_blocks and not spares and not moves:
             return
         count, stamped = len(plan.zero_blocks), len(plan.zero_stamps)
         told: Ints = np.array(plan.zero_blocks + spares + plan.zero_stamps, dtype=np.int64)
-        sent = upload(np.concatenate((told, *(pairs.ravel() for _, pairs in moves))), self._device)
+        sent = upload(np.concatenate((told, *[slots.ravel() for _, slots in moves])), self._device)
         if count or spares:
             self.storage.zero(sent[: count + len(spares)])
         if stamped:
             self._stamps.index_copy_(0, sent[:count], sent[len(told) - stamped : len(told)])
         begin = len(told)
-        for table, pairs in moves:
-            self.storage.move(table, sent[begin : begin + pairs.size].view(pairs.shape))
-            begin += pairs.size
+        for table, slots in moves:
+            self.storage.move(table, sent[begin : begin + slots.size].view(slots.shape))
+            begin += slots.size
 
     def _execute(self, plan: StepPlan) -> Samples:
         rows = self._decoding(plan)

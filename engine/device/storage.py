@@ -11,18 +11,12 @@ nobody's: what is not to be written at all goes there where an operation cannot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.device.operations import KvLayer, Operations
 from engine.errors import ConfigurationError
 from engine.kv.layout import ITEM_BYTES, KvLayout, LayerLayout
-
-Ints = NDArray[np.int64]
 
 
 class DeviceStorage:
@@ -64,37 +58,36 @@ class DeviceStorage:
             cut = slice(self._counts[table] * size, (self._counts[table] + 1) * size)
             self._counts[table] += 1
             self.layers.append(KvLayer(keys[:, cut], values[:, cut], table, layer.reach, like.latent))
+        sizes = [group.block_size for group in layout.tables]
+        self._layer_slots = [
+            torch.arange(count, device=device) * size for count, size in zip(self._counts, sizes, strict=True)
+        ]
+        """Of each table how far its layers' slots are from those of its first."""
 
     def spare(self, row: int, table: int = 0) -> int:
         """The spare block of a row's table."""
         return self._first_spare + row * len(self.layout.tables) + table
 
-    def spares(self, rows: Ints, tables: Ints) -> Ints:
-        """The spare blocks of these rows' tables, two arrays in parallel."""
-        return self._first_spare + rows * len(self.layout.tables) + tables
+    def spares(self, row: int) -> list[int]:
+        """All spare blocks of a row."""
+        return [self.spare(row, table) for table in range(len(self.layout.tables))]
 
-    def all_spares(self, rows: Iterable[int]) -> list[int]:
-        """Those of all tables of these rows."""
-        return [self.spare(row, table) for row in rows for table in range(len(self.layout.tables))]
-
-    def numbers(self, spares: Ints) -> Ints:
-        """Which of all spare blocks these are."""
-        return spares - self._first_spare
+    def number(self, spare: int) -> int:
+        """Which of all spare blocks this one is."""
+        return spare - self._first_spare
 
     def zero(self, blocks: Tensor) -> None:
         """Make these blocks (int64) zero."""
         for memory in self.memory:
             self._operations.zero(memory, blocks)
 
-    def move(self, table: int, pairs: Tensor) -> None:
-        """Copy tokens, in all layers of a table: int64 ``(4, pairs)``: block and place in it of the source, then of the
-        target."""
-        size, layers = self.layout.tables[table].block_size, self._counts[table]
-        source, source_place, target, target_place = pairs
+    def move(self, table: int, slots: Tensor) -> None:
+        """Copy tokens, in all layers of a table: int64 ``(2, tokens)``: slots of the table's first layer that are read,
+        and those that are written."""
+        whole = (slots.unsqueeze(2) + self._layer_slots[table]).flatten(1)
         for memory in self.memory:
-            cut = memory[:, : layers * size]
-            tokens = cut.view(self.num_blocks, layers, size, *memory.shape[2:]).transpose(1, 2)
-            tokens[target, target_place] = tokens[source, source_place]
+            lines = memory.view(self.num_blocks * self.stride, -1)
+            lines.index_copy_(0, whole[1], lines.index_select(0, whole[0]))
 
     def touch(self) -> None:
         """Write every page once more: everything is zero then."""

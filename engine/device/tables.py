@@ -9,15 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ConfigurationError
 from engine.kv.layout import KvGroup, KvLayout, Reach
-
-Ints = NDArray[np.int64]
 
 ENTRY_STEP = 16
 """Tables begin at multiples of so many entries: Triton compiles a kernel by whether its addresses and strides are
@@ -51,19 +47,15 @@ class Tables:
         """Of each table its first entry in a row."""
         return (0, *accumulate(self.widths[:-1]))
 
-    def places(self, tables: Ints, indices: Ints) -> Ints:
-        """Where entries of tables lie in a row, two arrays in parallel.
+    def place(self, table: int, index: int) -> int:
+        """Where entry ``index`` of a table lies in a row.
 
         Raises:
             ConfigurationError: a table has no such entry.
         """
-        widths = np.array(self.widths)[tables]
-        beyond = (indices < 0) | (indices >= widths)
-        if beyond.any():
-            room, index = widths[beyond][0], indices[beyond][0]
-            raise ConfigurationError(f"a row has room for {room} blocks, and is given one at {index}")
-        places: Ints = np.array(self.firsts)[tables] + indices
-        return places
+        if not 0 <= index < self.widths[table]:
+            raise ConfigurationError(f"a row has room for {self.widths[table]} blocks, and is given one at {index}")
+        return self.firsts[table] + index
 
     def split(self, entries: Tensor) -> tuple[Tensor, ...]:
         """Entries of some rows ``(N, width)`` as one tensor a table, views of it."""

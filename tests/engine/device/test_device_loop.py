@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ def admitted(loop: DeviceLoop, storage: DeviceStorage, *, stamp: int = 30) -> No
         model._write(torch.tensor([token]), torch.tensor([place]), (torch.tensor([3 * BLOCK + place]),))
     deltas = Deltas(LAYOUT)
     deltas.admit(1, len(PROMPT) + 4, [], Numbers())
-    deltas.put(*(np.array(one) for one in ((1, 1), (0, 1), (3, 4), (stamp, 40))))
+    deltas.put(1, 0, (3, 4), (stamp, 40))
     deltas.resume(1, PROMPT[-1], len(PROMPT) - 1)
     deltas.lane(0, 1)
     loop.announce(deltas)
@@ -138,7 +137,7 @@ def test_changes_travel_in_one_copy() -> None:
     deltas = Deltas(layout)
     deltas.admit(1, 20, [7], Numbers(temperature=0.5, seed=(1 << 64) - 1))
     for block, stamp in ((3, 70), (6, 71)):
-        deltas.put(*(np.array([one]) for one in (1, 0, block, stamp)))
+        deltas.put(1, 0, (block,), (stamp,))
     deltas.resume(1, 5, 9)
     deltas.lane(0, 1)
     words, count = layout.fresh(), len(deltas)
@@ -162,7 +161,9 @@ def test_what_does_not_fit_a_row_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="room for 1 stop ids"):
         deltas.admit(0, 9, [1, 2])
     with pytest.raises(ConfigurationError, match="room for 3 blocks"):
-        deltas.put(*(np.array([one]) for one in (0, 3, 1, 0)))
+        deltas.put(0, 3, (1,), (0,))
+    with pytest.raises(ConfigurationError, match="room for 3 blocks"):
+        deltas.extend(0, 2, (1, 0), (2, 0))
     with pytest.raises(ConfigurationError, match="at least one row"):
         RowLayout(0, 1, 1, 1)
 
