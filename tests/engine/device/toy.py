@@ -158,11 +158,11 @@ def draw_sampling(draw: random.Random) -> Sampling:
 def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
     """Arrivals, lengths, stop ids, shared prefixes, tenants, aborts, the pool, and what requests ask of the choice of
     their tokens, drawn at random."""
-    draw = random.Random(seed)
+    draw, wishes = random.Random(seed), random.Random(seed + (1 << 32))
     more, budget = draw.randint(0, 18), draw.choice((ROWS, 8, 16, 64))
     tables = divide(toy_layers(reaches), BLOCK, CONTEXT) or (KvGroup(FULL, BLOCK),)
     schedule = Schedule(most_blocks(tables, CONTEXT, budget) + more // len(reaches), budget, reaches)
-    schedule.slowness = draw.choice((0.0, 0.3, 0.8))
+    schedule.slowness = wishes.choice((0.0, 0.3, 0.8))
     prefix = [draw.randrange(VOCAB) for _ in range(12)]
     for number in range(1, draw.randint(2, 12)):
         own = [draw.randrange(VOCAB) for _ in range(draw.randint(1, 20))]
@@ -171,9 +171,9 @@ def draw_schedule(seed: int, reaches: tuple[Reach, ...] = (FULL,)) -> Schedule:
         stops = tuple(draw.randrange(VOCAB) for _ in range(draw.choice((0, 1, 2, 20))))
         schedule.arrivals.setdefault(step, []).append(
             Submit(
-                number, namespace(draw.randint(1, 2)), array("I", prompt), draw.randint(1, 26), draw_sampling(draw),
-                stop_ids=stops, ignore_eos=True, retain=draw.random() < 0.8, structured=draw.random() < 0.2,
-                logprobs=draw.choice((-1, -1, -1, 0, 4)),
+                number, namespace(draw.randint(1, 2)), array("I", prompt), draw.randint(1, 26), draw_sampling(wishes),
+                stop_ids=stops, ignore_eos=True, retain=draw.random() < 0.8, structured=wishes.random() < 0.2,
+                logprobs=wishes.choice((-1, -1, -1, 0, 4)),
             )
         )  # fmt: skip
         if draw.random() < 0.15:
