@@ -133,7 +133,10 @@ class _Back:
     def __init__(self, ring: Tensor) -> None:
         self._ring = ring
         self._gpu = ring.device.type == "cuda"
-        self._host = torch.empty(ring.shape, dtype=ring.dtype, pin_memory=True) if self._gpu else ring
+        self._host = ring
+        if ring.device.type != "cpu":
+            # Of a ring without memory, as in a rehearsal, nothing is fetched.
+            self._host = torch.empty(ring.shape, dtype=ring.dtype, pin_memory=self._gpu)
         self._lines: NDArray[Any] = self._host.numpy()
         self._events = [sleeping_event() for _ in range(RING_STEPS)] if self._gpu else []
 
