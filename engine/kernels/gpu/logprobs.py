@@ -79,7 +79,8 @@ def _report(
 ) -> None:
     line = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + line)
-    count = tl.load(wanted + row)
+    # Of one type with what it is compared with, whatever the column has: a loop's variable has only one.
+    count = tl.load(wanted + row).to(tl.int32)
     chosen = tl.load(tokens + line)
     for place in range(alternatives):
         tl.store(top_ids + line * alternatives + place, -1)

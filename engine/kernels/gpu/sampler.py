@@ -32,7 +32,7 @@ NO_CHOICE = tl.constexpr(FAILED)
 
 ROW_STATE = (
     "rows", "positions", "temperature", "top_k", "top_p", "log_min_p", "seed", "limit", "stop_ids", "mask_line",
-    "penalty_line",
+    "penalty_line", "repetition", "presence", "frequency",
 )  # fmt: skip
 """Columns that lie one behind another in the words of all rows: each begins wherever the one before it ends, so no form
 of a kernel may rest on where."""
