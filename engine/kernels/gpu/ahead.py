@@ -115,6 +115,17 @@ def compiling_only(architecture: str) -> Iterator[list[str]]:
         triton.runtime.driver._active = None
 
 
+@contextmanager
+def _filling(folder: Path) -> Iterator[None]:
+    """Triton writes into this folder, and only what is kept. Its switches go into the process's environment and from
+    there to every child, so they are put back, whatever happens."""
+    with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+        triton.knobs.cache.dir = str(folder)
+        triton.knobs.compilation.store_binary_only = True
+        mark_launches()
+        yield
+
+
 def build(request: Request) -> Compiled:
     """Compile into a new folder below the root, which takes the place of one of its name when it is whole.
 
@@ -141,10 +152,7 @@ def build(request: Request) -> Compiled:
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=request.root) as scratch:
         folder = Path(scratch) / target.name
         folder.mkdir()
-        triton.knobs.cache.dir = str(folder)
-        triton.knobs.compilation.store_binary_only = True
-        mark_launches()
-        with compiling_only(request.architecture) as names:
+        with _filling(folder), compiling_only(request.architecture) as names:
             rehearse(config, description, dtype, operations)
         shutil.copyfile(request.launcher, folder / request.launcher_name)
         digest = seal(folder, request.architecture, known)

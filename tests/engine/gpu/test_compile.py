@@ -23,6 +23,15 @@ PRODUCTS = {"_decode", "_prefill", "_product"}
 """Kernels whose products have to run on tensor cores."""
 
 
+def compile_in(root: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The probe, with a cache of its own and none of Triton's switches of this process."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.engine.gpu.compile_probe", *arguments],
+        cwd=root, env={**environment, "TRITON_CACHE_DIR": str(cache)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("capability", "launch"),
     [
@@ -36,11 +45,7 @@ PRODUCTS = {"_decode", "_prefill", "_product"}
 def test_launches_compile_for_gpus(root: Path, tmp_path: Path, capability: int, launch: str) -> None:
     """Machine code comes out, shared memory suffices, registers nearly do, and products are those of tensor cores. The
     launches have memory without contents: that they start at all shows that no grid depends on a length."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.gpu.compile_probe", str(capability), launch],
-        cwd=root, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = compile_in(root, tmp_path, str(capability), launch)
     assert done.returncode == 0, done.stderr[-3_000:]
     built = [json.loads(line) for line in done.stdout.splitlines()]
     assert built
@@ -50,11 +55,8 @@ def test_launches_compile_for_gpus(root: Path, tmp_path: Path, capability: int, 
         assert one["mma"] > 0 or one["kernel"] not in PRODUCTS, one
 
 
-def test_what_does_not_compile_is_noticed(root: Path) -> None:
+def test_what_does_not_compile_is_noticed(root: Path, tmp_path: Path) -> None:
     """Positive control: an architecture that no compiler knows ends with an error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.gpu.compile_probe", "1", "guards"],
-        cwd=root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = compile_in(root, tmp_path, "1", "guards")
     assert done.returncode != 0
     assert "sm_1" in done.stderr
