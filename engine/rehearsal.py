@@ -10,6 +10,7 @@ forms. ``engine.device.configuration`` says by what they are known.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -50,16 +51,20 @@ def rehearse(config: EngineConfig, description: ModelConfig, dtype: torch.dtype,
 
 
 def _start_all(runner: DeviceRunner) -> None:
-    """Steps of all buckets, prompts in every room for chunks, blocks made zero. What the runner is made of is taken by
-    itself: a plan needs tokens that come back, and none do."""
-    loop, prefill, storage = runner._loop, runner._prefill, runner.storage
+    """Steps of all buckets, prompts in every room for chunks, blocks made zero. Penalties, masks and the wish for
+    log-probabilities are numbers of rows that the same launches read, and scored prompts more logits.
+
+    What the runner is made of is taken by itself: a plan needs tokens that come back, and none do."""
+    loop, prefill, storage, host = runner._loop, runner._prefill, runner.storage, runner._rows
     rows = runner.limits.max_num_seqs
-    runner._rows.known = [np.zeros(1, dtype=np.int64)] * rows
+    host.known = [np.zeros(2, dtype=np.int64)] * rows
     with torch.inference_mode():
         for bucket in buckets(rows):
             loop.step(bucket)
         # Rooms for chunks are powers of two, and a step without a prompt that ends chooses no token.
         for count in sorted({rows, *(1 << place for place in range(rows.bit_length()))}):
-            for last in (True, False):
-                prefill.run([Chunk(row, 0, 1, last) for row in range(count)])
+            for last, scored in product((True, False), (0, 1)):
+                # Of every chunk its second token is scored, or there is none; who asks for that, asks for reports here.
+                host.asked.fill(scored - 1)
+                prefill.run([Chunk(row, 0, 1 + scored, last, 1, scored) for row in range(count)])
         storage.zero(torch.zeros(1, dtype=torch.int64, device=storage.device))

@@ -25,13 +25,23 @@ from engine.kv.prefix_cache import PrefixCache
 from engine.load import layout_for, limits_for
 from engine.loop import Engine
 from engine.model.registry import build_model, load_model_config
-from engine.offline import generate
+from engine.offline import Answer, collect
+from engine.scheduler.plan import RowMask
 from engine.scheduler.scheduler import Scheduler
 from isolation.ipc.messages import Sampling
 from tests.engine.support import submit
 
 ARCHITECTURE = "sm_90"
-REQUESTS = 6
+FORMS = (
+    {},
+    {"sampling": Sampling(temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4)},
+    {"logprobs": 3},
+    {"structured": True},
+    {"prompt_logprobs": 2, "logprobs": 0},
+    {"sampling": Sampling(top_k=3, top_p=0.9, min_p=0.1, frequency_penalty=0.4), "structured": True, "logprobs": 20},
+    {"sampling": Sampling(seed=1), "choices": 2},
+)  # fmt: skip
+"""What requests ask for: everything by itself, and together."""
 
 
 class PretendedGpu(CudaDriver):
@@ -78,14 +88,31 @@ def main(root: Path, model_dir: str, rows: int) -> None:
     cache = PrefixCache(pool, root=bytes(16), block_size=layout.block_size, caching=True)
     engine = Engine(Scheduler(limits, pool, cache), runner)
     engine.warm_up()
+    answers = serve(engine, description.vocab_size)
+    assert not any(one.failure for one in answers.values()), "a request has failed"
+    tokens = sum(len(one.token_ids) for one in answers.values())
+    reports = sum(len(one.logprobs) + sum(len(part.logprobs) for part in one.prompts) for one in answers.values())
+    sys.stderr.write(f"{tokens} {reports}\n")
+
+
+def serve(engine: Engine, vocab_size: int) -> dict[int, Answer]:
+    """Requests of every form, all at once, short prompts and some of several chunks; whoever waits for a mask gets one
+    that allows everything."""
     draw = random.Random(1)
-    submitted = []
-    for number in range(1, REQUESTS + 1):
-        prompt = [draw.randrange(description.vocab_size) for _ in range(draw.randint(1, 40))]
-        sampling = Sampling(temperature=draw.choice((0.0, 1.0)), top_k=draw.choice((0, 3)), seed=number)
-        submitted.append(submit(number, prompt, draw.randint(1, 9), sampling=sampling))
-    answers = generate(engine, submitted)
-    sys.stderr.write(f"{sum(len(one.token_ids) for one in answers.values())} tokens\n")
+    answers: dict[int, Answer] = {}
+    structured = []
+    for place, form in enumerate(FORMS * 2):
+        number = 1 + 2 * place
+        prompt = [draw.randrange(vocab_size) for _ in range(draw.choice((1, 3, 40)))]
+        engine.add(submit(number, prompt, draw.randint(4, 9), **form))
+        if "structured" in form:
+            structured.append(number)
+    every = RowMask(b"\xff" * (vocab_size // 8 + 1), accepting=True)
+    while engine.has_work:
+        for number in structured:
+            engine.scheduler.set_mask(number, len(answers[number].token_ids) if number in answers else 0, every)
+        collect(engine, answers)
+    return answers
 
 
 if __name__ == "__main__":
