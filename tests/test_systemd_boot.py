@@ -29,6 +29,9 @@ EXPOSURE = {"athanor-gateway": 1.2, "athanor-supervisor": 2.5}
 RESTARTS = 4
 """Of the gateway under load."""
 
+TOLD_TO_COME_AGAIN = 6
+"""Requests in flight, of two clients, when one version's sandboxes end, and the other's again."""
+
 SAY = """
 import json, sys, urllib.request
 body = {"model": "athanor-mini", "messages": [{"role": "user", "content": sys.argv[2]}], "max_tokens": 4}
@@ -156,10 +159,6 @@ def test_a_hung_service_is_started_again(container, unit):
     container.wait_answered()
     assert "watchdog" in container.journal("-n", "200").lower()
     container.run("sh", "-c", f"rm -r {folder}; systemctl daemon-reload")
-
-
-TOLD_TO_COME_AGAIN = 6
-"""Requests in flight, of two clients, when one version's sandboxes end, and the other's again."""
 
 
 def test_a_restart_refuses_nobody(container):
