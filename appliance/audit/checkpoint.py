@@ -107,8 +107,10 @@ def read_checkpoint(text: str, verifier: Verifier) -> Checkpoint:
 
 
 def _decode(text: str) -> bytes:
-    """Bytes of strict base64; none where it is not."""
+    """Bytes of strict base64; none where it is not. What a decoder passes over, the bits behind the last byte among it,
+    is no part of what was written either."""
     try:
-        return base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except binascii.Error:
         return b""
+    return data if base64.b64encode(data).decode() == text else b""

@@ -89,7 +89,11 @@ def drop_headless(directory: Path) -> None:
 
 def header(name: str, tree: Tree) -> bytes:
     """The first line of a segment, with its end."""
-    values = {"audit": VERSION, "name": name, "start": tree.size, "peaks": [peak.hex() for peak in tree.peaks]}
+    return _header(name, tree.size, tree.peaks)
+
+
+def _header(name: str, start: int, peaks: list[bytes]) -> bytes:
+    values = {"audit": VERSION, "name": name, "start": start, "peaks": [peak.hex() for peak in peaks]}
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
@@ -141,6 +145,9 @@ def _read_header(path: Path, line: bytes) -> tuple[str, int, list[bytes]]:
     except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise problem from error
     named = path.name == f"{start:012d}{LOG_SUFFIX}" if type(start) is int else False
-    if not named or values.get("audit") != VERSION or not isinstance(name, str) or len(peaks) > MAX_PEAKS:
+    if not named or not isinstance(name, str) or len(peaks) > MAX_PEAKS:
+        raise problem
+    if line + b"\n" != _header(name, start, peaks):
+        # The same values in other bytes, digits in capitals for example: nobody of ours wrote it.
         raise problem
     return name, start, peaks

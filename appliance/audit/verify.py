@@ -65,6 +65,10 @@ class _Roots:
         self._parts.append((height, value))
         self.size += 1
 
+    @property
+    def peaks(self) -> list[bytes]:
+        return [value for _, value in self._parts]
+
     def root(self) -> bytes:
         parts = [value for _, value in self._parts]
         if not parts:
@@ -143,6 +147,8 @@ def _walk(
         if segment.start != tree.size:
             report.blame(f"{segment.path.name} does not follow what is before it: {tree.size} entries are")
             return
+        if segment.peaks != tree.peaks:
+            report.blame(f"{segment.path.name}: the header has another tree than the entries before it make")
         if segment.torn and not report.live:
             report.blame(f"{segment.path.name} ends in half a line")
         for line in segment.lines:
