@@ -10,7 +10,7 @@ run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
 
 test: setup-dev ## the whole test suite, small counts
-	$(BIN)/python -m pytest -q -m "not full" --numprocesses 2 --dist loadfile --durations=25 --durations-min=2
+	$(BIN)/python -m pytest -q -m "not full" --durations=25 --durations-min=2
 
 verify: setup-dev ## every bar at its full count
 	$(BIN)/python -m pytest -q

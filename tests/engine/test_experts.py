@@ -90,7 +90,7 @@ def test_every_row_reaches_every_expert_that_it_is_sent_to(count: int, top: int)
 def whole_numbers(mixture: MixtureOfExperts) -> None:
     """Give the experts weights whose products are exact in any order, so that only the sum over experts rounds."""
     generator = torch.Generator().manual_seed(1)
-    for expert in mixture._experts.held:
+    for expert in mixture.experts.held:
         for linear in expert:
             linear._transposed = torch.randint(-2, 3, linear._transposed.shape, generator=generator).float()
 
@@ -99,8 +99,8 @@ def exact_block() -> tuple[MixtureOfExperts, Tensor]:
     """A block and rows whose products are all exact, so that only the sum over experts rounds."""
     mixture, _ = block(Softmax(5, renormalised=True))
     whole_numbers(mixture)
-    mixture._activation = lambda gate_up: gate_up[:, :INNER]
-    mixture._router.linear.weight = mixture._router.linear.loaded.mul(8).round().div(8)
+    mixture.activation = lambda gate_up: gate_up[:, :INNER]
+    mixture.router.linear.weight = mixture.router.linear.loaded.mul(8).round().div(8)
     return mixture, torch.randint(-3, 4, (24, HIDDEN), generator=torch.Generator().manual_seed(2)).float()
 
 
@@ -118,10 +118,10 @@ def test_a_sum_runs_in_the_order_of_experts() -> None:
     """The results of single experts, added in their order, are the block's bits; control: in another order they are
     not."""
     mixture, x = exact_block()
-    whole, every = mixture(x, step()), mixture._experts
+    whole, every = mixture(x, step()), mixture.experts
     parts = []
     for number, expert in enumerate(every.held):
-        mixture._experts = Experts((expert,), number, EXPERTS)
+        mixture.experts = Experts((expert,), number, EXPERTS)
         parts.append(mixture(x, step()))
     forwards, backwards = torch.zeros_like(x), torch.zeros_like(x)
     for part, other in zip(parts, reversed(parts), strict=True):
@@ -136,14 +136,14 @@ def test_in_a_tile_every_product_has_the_shape_of_the_tile(weigh_inputs: bool) -
     """Rows computed as a tile agree with the same rows in any batch; experts see all rows or are not used. Control:
     outside of a tile they see their own."""
     mixture, _ = block(Softmax(2, renormalised=True))
-    mixture._weigh_inputs = weigh_inputs
+    mixture.weigh_inputs = weigh_inputs
     seen: list[int] = []
 
     def activation(gate_up: Tensor) -> Tensor:
         seen.append(len(gate_up))
         return silu_mul(gate_up)
 
-    mixture._activation = activation
+    mixture.activation = activation
     x = rows(16)
     tiled = mixture(x, replace(step(), attend=object()))
     assert set(seen) == {16}
@@ -174,7 +174,7 @@ def test_the_router_is_never_rounded_to_8_bits() -> None:
     exact, _ = block(Softmax(2, renormalised=True))
     rounded, _ = block(Softmax(2, renormalised=True), int8=True)
     x = rows(64)
-    assert torch.equal(exact._router(x)[1], rounded._router(x)[1])
+    assert torch.equal(exact.router(x)[1], rounded.router(x)[1])
     difference = (exact(x, step()) - rounded(x, step())).std() / exact(x, step()).std()
     assert 1e-4 < difference < 0.05
 

@@ -252,7 +252,7 @@ def test_alerts_come_first_and_in_words(open_page: OpenPage, console: Console) -
     page = open_page()
     page.wait_text("Something is broken")
     alerts = page.run("document.getElementById('alerts').innerText")
-    for words in ("Something is broken", "1 h 0", "All tenants", "Do this.", "athanor doctor"):
+    for words in ("Something is broken", "1 h ", "All tenants", "Do this.", "athanor doctor"):
         assert words in alerts
     assert "1 broken" in page.run("document.title")
     assert page.run("document.getElementById('alerts').getBoundingClientRect().top") < 120

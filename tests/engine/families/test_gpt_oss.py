@@ -68,9 +68,9 @@ def test_a_rank_decodes_its_experts_alone(rank: int, tmp_path: Path) -> None:
     first, last = parallel.share(EXPERTS)
     assert last > first
     for ours, theirs in zip(whole.layers, part.layers, strict=True):
-        held = theirs.mlp._experts.held
+        held = theirs.mlp.experts.held
         assert len(held) == last - first
-        for mine, yours in zip(ours.mlp._experts.held[first:last], held, strict=True):
+        for mine, yours in zip(ours.mlp.experts.held[first:last], held, strict=True):
             assert torch.equal(mine.gate_up.loaded, yours.gate_up.loaded)
             assert torch.equal(mine.down.loaded, yours.down.loaded)
             assert mine.down.loaded.std() > 0.05
