@@ -97,7 +97,9 @@ class Keeper:
         process = self._unborn.popleft()
         process.pid = pid
         if process.ended:
-            os.kill(pid, signal.SIGKILL)
+            # Its pipes are closed, so it may have gone by itself before anybody was told that it was there.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         elif process.key[0]:
             process.began = self._clock()
 

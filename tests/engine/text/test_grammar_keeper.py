@@ -130,3 +130,19 @@ def test_a_grammar_that_nobody_follows_is_let_go_after_a_while(sleepers: Sleeper
     keeper.tick()
     assert process.ended
     assert not keeper.processes
+
+
+def test_a_process_that_is_gone_before_it_was_announced_ends_nobody(sleepers: Sleepers) -> None:
+    """A refused grammar's process ends at once, and its end may be heard before its pid is told: the keeper goes on and
+    serves the next."""
+    keeper = Keeper(sleepers.fork, 4)
+    keeper.take(OpenGrammar(1, b"a" * 16, GrammarKind.REGEX, b"("))
+    for end in sleepers.ends.pop(0):
+        os.close(end)
+    keeper.read(next(iter(keeper.processes.values())))
+    assert not keeper.processes
+    sleepers.processes[0].kill()
+    sleepers.processes[0].wait()
+    keeper.forked(sleepers.processes[0].pid)
+    keeper.take(OpenGrammar(2, b"a" * 16, GrammarKind.REGEX, b"a"))
+    assert len(keeper.processes) == 1
