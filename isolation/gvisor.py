@@ -20,6 +20,7 @@ from isolation.cgroup import Cgroup, CgroupSupport
 from isolation.cgroup_tree import CgroupTree
 from isolation.cpuid import processor, show_native_cpuid
 from isolation.errors import (
+    IsolationError,
     ProcessError,
     SandboxStartError,
     SandboxTimeoutError,
@@ -28,7 +29,7 @@ from isolation.errors import (
 from isolation.process import run, spawn
 from isolation.reaper import Claim, Reaper, command_line, descendants
 from isolation.rundir import RunDirectory
-from isolation.runsc import Runsc, RunscCommand
+from isolation.runsc import Runsc, RunscCommand, container_id
 from isolation.runtime import Ending
 from isolation.spec import SandboxSpec
 from isolation.stdio import LineCallback, LogPipe
@@ -100,7 +101,7 @@ class GvisorRuntime:
         self, spec: SandboxSpec, on_line: LineCallback | None = None, image: Path | None = None
     ) -> GvisorSandbox:
         """Start a sandbox; see ``Runtime.boot``."""
-        socket = self._directory.state / f"runsc-{spec.name}.sock"
+        socket = self._directory.state / f"runsc-{container_id(spec.name)}.sock"
         if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
             raise SandboxStartError(
                 f"the path {socket} is longer than a socket's path may be", hint="use a shorter run directory"
@@ -128,7 +129,10 @@ class GvisorRuntime:
             run(begin, timeout_s=_VERB_TIMEOUT_S)
         except BaseException as error:
             why = start_error(spec.name, error, bundle, log) if isinstance(error, ProcessError) else error
-            sandbox.delete()
+            try:
+                sandbox.delete()
+            except IsolationError as left:
+                why.add_note(f"and it could not be removed: {left}")
             raise why from error
         return sandbox
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from isolation.errors import IsolationError
 from isolation.reaper import command_line
+from isolation.runsc import sandbox_of
 
 _END_TIMEOUT_S = 20.0
 _PRIVATE = 0o700
@@ -85,7 +86,7 @@ class RunDirectory:
                 if command_line(pid) == argv:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     if "boot" in argv:
-                        names.add(argv[-1])
+                        names.add(sandbox_of(argv[-1]))
             _await_ends(pidfds)
         finally:
             for pidfd in pidfds:

@@ -89,6 +89,20 @@ def parse_version(text: str) -> int:
     return int(match[1])
 
 
+def container_id(name: str) -> str:
+    """What runsc calls a sandbox: its name and a dot, which no name has.
+
+    runsc takes the beginning of an id for the whole of it where nothing has exactly that id: without an end to it,
+    ``delete --force engine-chat``, said of a sandbox that did not come up, would end ``engine-chat-large``.
+    """
+    return f"{name}."
+
+
+def sandbox_of(container: str) -> str:
+    """The name of the sandbox that runsc calls so: ``container_id`` backwards."""
+    return container.removesuffix(".")
+
+
 @dataclass(frozen=True, slots=True)
 class RunscCommand:
     """The argv of each verb, for one runsc, one state directory and one profile. Pure."""
@@ -137,31 +151,31 @@ class RunscCommand:
         """Make the sandbox without starting its program; its stdio is inherited from this command."""
         log = [f"--log={bundle.log_file}", "--log-format=json"]
         where = ["--bundle", os.fspath(bundle.path), "--pid-file", os.fspath(bundle.pid_file)]
-        return [*self.flags(gpu=bundle.gpu), *log, "create", *where, name]
+        return [*self.flags(gpu=bundle.gpu), *log, "create", *where, container_id(name)]
 
     def start(self, name: str, *, gpu: bool = False) -> list[str]:
         """Start the program of a created sandbox."""
-        return [*self.flags(gpu=gpu), "start", name]
+        return [*self.flags(gpu=gpu), "start", container_id(name)]
 
     def checkpoint(self, name: str, folder: Path) -> list[str]:
         """Write the memory and kernel state of a running sandbox into an existing folder; the sandbox ends with it."""
         # Uncompressed: a restore then takes a third of the time, and zero pages are left out in any case.
         form = ["--compression=none", "--exclude-committed-zero-pages"]
-        return [*self.flags(), "checkpoint", *form, f"--image-path={folder}", name]
+        return [*self.flags(), "checkpoint", *form, f"--image-path={folder}", container_id(name)]
 
     def restore(self, name: str, bundle: Bundle, folder: Path) -> list[str]:
         """In place of ``start``: fill a created sandbox with what was saved of another one."""
         what = [f"--bundle={bundle.path}", f"--image-path={folder}"]
-        return [*self.flags(), "restore", "--detach", *what, name]
+        return [*self.flags(), "restore", "--detach", *what, container_id(name)]
 
     def state(self, name: str) -> list[str]:
         """Print the sandbox's OCI state."""
-        return [*self.flags(), "state", name]
+        return [*self.flags(), "state", container_id(name)]
 
     def kill(self, name: str, signal_name: str) -> list[str]:
         """Signal the program inside; refused while the sandbox is only created."""
-        return [*self.flags(), "kill", name, signal_name]
+        return [*self.flags(), "kill", container_id(name), signal_name]
 
     def delete(self, name: str) -> list[str]:
         """End the sandbox if need be and remove its state."""
-        return [*self.flags(), "delete", "--force", name]
+        return [*self.flags(), "delete", "--force", container_id(name)]

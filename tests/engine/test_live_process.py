@@ -42,6 +42,7 @@ ALLOWED = {
     "engine.attach": {"socket"},
     "engine.lockdown": {"ctypes"},
     "engine.config": {"json"},
+    "engine.device.configuration": {"json"},
     "engine.heap": {"ctypes"},
     "engine.kernels.abi": {"ctypes"},
     "engine.kernels.library": {"ctypes"},

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pytest
 from isolation.cgroup_tree import parse_mountinfo, parse_own_groups
 from isolation.errors import IsolationError, SandboxStartError
 from isolation.gvisor import GvisorRuntime
+from isolation.process import run
 from isolation.reaper import children
-from isolation.runsc import find_runsc
+from isolation.runsc import RunscCommand, find_runsc
 from isolation.spec import Mount
 
 pytestmark = pytest.mark.runsc
@@ -175,6 +177,20 @@ def test_name_can_be_used_again(runtime, make_spec):
         runtime.boot(make_spec("again", SLEEP))
     first.delete()
     runtime.boot(make_spec("again", SLEEP)).delete()
+
+
+def test_a_names_beginning_is_nobody(runtime, make_spec, runsc_path, run_dir) -> None:
+    """Removing ``chat``, which is not there, leaves ``chat-large`` alive; said without its end, runsc takes the one
+    for the other."""
+    sandbox = runtime.boot(make_spec("chat-large", "import time; time.sleep(60)"))
+    try:
+        run(RunscCommand(runsc_path, run_dir / "runsc", runtime.profile).delete("chat"), timeout_s=20.0)
+        time.sleep(0.5)
+        assert sandbox.poll() is None
+        run([os.fspath(runsc_path), f"--root={run_dir / 'runsc'}", "kill", "chat", "KILL"], timeout_s=20.0)
+        assert sandbox.wait(20.0) is not None
+    finally:
+        sandbox.delete()
 
 
 def test_failed_start_says_why_and_leaves_nothing(runtime, make_spec, run_dir):

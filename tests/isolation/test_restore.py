@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from isolation.errors import IsolationError, SandboxStartError
 from isolation.gvisor import GvisorRuntime
+from isolation.runtime import Sandbox
 from isolation.spec import Mount
 from isolation.template import save_template
 from tests.engine.test_lockdown import check_report
@@ -56,13 +58,24 @@ def save(runtime: GvisorRuntime, make_spec, meeting: Path, code: str, **limits) 
     return meeting / "image"
 
 
+def printed(sandbox: Sandbox, within_s: float = 10.0) -> str:
+    """The line of JSON that it printed; the thread that reads its pipe may come to it after its end."""
+    deadline = time.monotonic() + within_s
+    while True:
+        for line in sandbox.output_tail():
+            if line[0] in "[{":
+                return line
+        assert time.monotonic() < deadline, sandbox.output_tail()
+        time.sleep(0.01)
+
+
 def restore(runtime: GvisorRuntime, make_spec, meeting: Path, code: str, name: str, image: Path | None, **limits):
     """What a copy prints, as JSON; with None as the image, what a started one does."""
     spec = make_spec(name, code, mounts=[Mount(meeting / "met", "/ipc")], **limits)
     sandbox = runtime.boot(spec, image=image)
     try:
         assert sandbox.wait(60.0) == 0, sandbox.output_tail()
-        return json.loads(next(line for line in sandbox.output_tail() if line[0] in "[{"))
+        return json.loads(printed(sandbox))
     finally:
         sandbox.delete()
 
