@@ -76,6 +76,6 @@ def test_command_lines():
         assert {"--root=/run/a", "--network=none", "--platform=systrap", "--host-uds=open"} <= set(argv)
         assert "--directfs=false" in argv
     assert verbs[0][-6:] == ["create", "--bundle", "/run/b/x", "--pid-file", "/run/b/x/pid", "x."]
-    assert verbs[3][-3:] == ["kill", "x", "TERM"]
-    assert verbs[4][-3:] == ["delete", "--force", "x"]
+    assert verbs[3][-3:] == ["kill", "x.", "TERM"]
+    assert verbs[4][-3:] == ["delete", "--force", "x."]
     assert set(user.start("x")) ^ set(root.start("x")) == {"--directfs=true", "--directfs=false"}
