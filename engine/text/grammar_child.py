@@ -39,12 +39,19 @@ EXIT_DONE = 0
 EXIT_DEFECT = 1
 
 _READ_BYTES = 1 << 16
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int) -> int:
-    """Compile, then serve until the keeper closes its end; gives the exit status. The memory limit stays."""
-    _limit_memory()
+def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int, held_bytes: int) -> int:
+    """Compile, then serve until the keeper closes its end; gives the exit status. The memory limit stays.
+
+    Args:
+        tokenizer: from ``build_tokenizer``.
+        mask_bytes: of a mask.
+        commands: the pipe that orders come from.
+        results: the pipe that answers go to.
+        held_bytes: address space that the process begins with.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (held_bytes + MEMORY_BYTES, held_bytes + MEMORY_BYTES))
     frame = _exactly(commands, HEADER_BYTES)
     frame += _exactly(commands, int.from_bytes(frame[:4], "little") - len(frame))
     if not frame:
@@ -83,12 +90,6 @@ def _exactly(fd: int, size: int) -> bytes:
             return b""
         data += more
     return data
-
-
-def _limit_memory() -> None:
-    with open("/proc/self/statm", "rb") as file:
-        used = int(file.read().split()[0]) * _PAGE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
 
 
 def _commands(fd: int) -> Iterator[tuple[int, int, int]]:

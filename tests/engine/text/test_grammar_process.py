@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import time
 from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.text.grammar_child import MEMORY_BYTES
 from engine.text.grammar_keeper import TENANT_GRAMMARS
 from isolation.ipc.channel import Channel
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
@@ -184,6 +187,19 @@ def test_a_dead_grammar_breaks_its_own_rows(tmp_path, root, mini_dir) -> None:
         assert isinstance(first, Masks)
         assert isinstance(second, Masks)
         assert advanced(channel, 2, allowed(second)[0]).states[0] == MaskState.ACCEPTING
+
+
+def test_its_address_space_has_a_bounded_room(tmp_path, root, mini_dir) -> None:
+    """A grammar's process may take what its forker has and ``MEMORY_BYTES``; its forker is not bound so."""
+    with started(tmp_path, root) as (channel, process):
+        assert isinstance(configured(channel, mini_dir), TextReady)
+        channel.send(opened(1, "[ab]+"))
+        assert isinstance(next_message(channel), Masks)
+        forker = forker_of(process.pid)
+        held = int(Path(f"/proc/{forker}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limits = resource.prlimit(min(children(forker)), resource.RLIMIT_AS)
+        assert limits == (held + MEMORY_BYTES, held + MEMORY_BYTES)
+        assert resource.prlimit(forker, resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY
 
 
 def test_no_process_is_left_when_the_host_goes(tmp_path, root, mini_dir) -> None:
