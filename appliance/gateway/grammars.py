@@ -274,4 +274,6 @@ def _refusal(failure: Failed) -> ApplianceError:
         return GrammarTooComplexError(f"the grammar cannot be used: {reason}")
     if failure.code is FailureCode.OVERLOADED:
         return RateLimitedError(f"too many grammars: {reason}", retry_after_s=RETRY_AFTER_S)
+    if failure.code is FailureCode.DEADLINE:
+        return UnavailableError(f"the grammar was not compiled: {reason}", retry_after_s=RETRY_AFTER_S)
     return InternalError("what compiles grammars met a defect")

@@ -21,9 +21,9 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import monotonic
+from time import clock_gettime, monotonic
 
-from engine.text.grammar_child import ADVANCE, CLOSE, COMPILED, OPEN, REFUSED, ROW
+from engine.text.grammar_child import ADVANCE, CLOSE, COMPILE_CPU_S, COMPILED, OPEN, REFUSED, ROW
 from engine.text.grammar_schema import GrammarProcess, Key, Result
 from isolation.ipc.codec import encode
 from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, MaskState, OpenGrammar
@@ -60,6 +60,14 @@ nothing shall stay for long: nobody can ask for its grammars any more, since the
 key."""
 
 FRAME_ROOM_BYTES = 1 << 10
+
+BUSY = "the machine was too busy to compile it in time"
+"""Why a grammar was not compiled that had less than half of the processor time which it may take: no fault of its own,
+and the same request may do better a moment later."""
+
+_PROCESS_CLOCK = 2
+"""Processor time of all threads: the low bits of a clock's number whose high ones are a process (Linux,
+``include/uapi/linux/time.h``; ``clock_getcpuclockid``)."""
 
 Fork = Callable[[], tuple[int, int]]
 """Asks for a process: gives the pipe to it and the pipe from it. Its pid is reported later (``Keeper.forked``), in the
@@ -131,8 +139,9 @@ class Keeper:
         now = self._clock()
         for process in list(self.processes.values()):
             owing_since = next(iter(process.asked.values()), now)
-            late = now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S
-            if late or (process.idle and now - process.used > KEPT_S):
+            if now - _began(process, now) > COMPILE_WALL_S and _starved(process):
+                self._end(process, FailureCode.DEADLINE, BUSY)
+            elif now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S or (process.idle and now - process.used > KEPT_S):
                 self._end(process)
         self._take_turns(now)
         self._start()
@@ -294,3 +303,12 @@ class Keeper:
 def _began(process: GrammarProcess, now: float) -> float:
     """Since when a process has been compiling; now, when it does not."""
     return now if process.compiled or process.began is None else process.began
+
+
+def _starved(process: GrammarProcess) -> bool:
+    """Whether a compilation got so little of the processor that nothing is known of its grammar. Its clock is asked and
+    not its folder in /proc, which gVisor would remember."""
+    try:
+        return clock_gettime(~process.pid << 3 | _PROCESS_CLOCK) < COMPILE_CPU_S / 2
+    except OSError:
+        return False  # It has ended of itself.

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -86,6 +87,9 @@ def test_no_url_of_a_request_is_fetched(appliance: Appliance) -> None:
         assert came == []
         with socket.create_connection(server.getsockname()) as control:
             control.sendall(b"control")
+            until = time.monotonic() + 30
+            while not came and time.monotonic() < until:
+                time.sleep(0.01)
         stop.set()
         watcher.join()
     assert came == [b"control"], "the control: whoever comes is seen"

@@ -155,6 +155,7 @@ async def test_a_broken_row_ends_its_own_request() -> None:
     [
         (FailureCode.INVALID, InvalidGrammarError),
         (FailureCode.TOO_LONG, GrammarTooComplexError),
+        (FailureCode.DEADLINE, UnavailableError),
         (FailureCode.OVERLOADED, RateLimitedError),
     ],
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from engine.text.grammar_child import COMPILED, RESULT, ROW
-from engine.text.grammar_keeper import HEAVY_AFTER_S, KEPT_S, TURN_S, Keeper
+from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, RESULT, ROW
+from engine.text.grammar_keeper import COMPILE_WALL_S, HEAVY_AFTER_S, KEPT_S, TURN_S, Keeper
 from isolation.ipc.grammar_messages import CloseGrammar, GrammarKind, OpenGrammar
+from isolation.ipc.messages import Failed, FailureCode
 
 
 class Sleepers:
@@ -20,13 +22,14 @@ class Sleepers:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.ends: list[tuple[int, int]] = []
+        self.program = ["sleep", "600"]
 
     def fork(self) -> tuple[int, int]:
         """One more."""
         commands_in, commands_out = os.pipe()
         results_in, results_out = os.pipe()
         self.ends.append((commands_in, results_out))
-        self.processes.append(subprocess.Popen(["sleep", "600"]))
+        self.processes.append(subprocess.Popen(self.program))
         return commands_out, results_in
 
     def halted(self, keeper: Keeper) -> tuple[bool, ...]:
@@ -87,6 +90,33 @@ def test_heavy_compilations_have_turns(sleepers: Sleepers) -> None:
         assert not sleepers.halted(keeper)[0]
         now[0] += TURN_S
         keeper.tick()
+
+
+@pytest.mark.parametrize(("program", "code"), [("sleep", FailureCode.DEADLINE), ("spin", FailureCode.TOO_LONG)])
+def test_a_late_compilation_is_told_by_what_it_got(sleepers: Sleepers, program: str, code: FailureCode) -> None:
+    """A compilation that is out of time without having had the processor is the machine's fault, and may be asked for
+    again; one that had it is too complex."""
+    now = [0.0]
+    if program == "spin":
+        sleepers.program = [sys.executable, "-c", "while True: pass"]
+    keeper = Keeper(sleepers.fork, 4, clock=lambda: now[0])
+    keeper.take(OpenGrammar(1, b"t" * 16, GrammarKind.REGEX, b"a"))
+    keeper.forked(sleepers.processes[0].pid)
+    if program == "spin":
+        until = time.monotonic() + 30
+        while _processor_s(sleepers.processes[0].pid) < COMPILE_CPU_S:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    now[0] = COMPILE_WALL_S + 0.01
+    keeper.tick()
+    (answer,) = keeper.answers
+    assert isinstance(answer, Failed)
+    assert (answer.request, answer.code) == (1, code)
+
+
+def _processor_s(pid: int) -> float:
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
 
 
 def test_a_grammar_that_must_not_be_kept_goes_with_its_last_request(sleepers: Sleepers) -> None:
