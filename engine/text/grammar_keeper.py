@@ -138,10 +138,12 @@ class Keeper:
         """End what takes too long or is not wanted any more, and begin what there is room for."""
         now = self._clock()
         for process in list(self.processes.values()):
-            owing_since = next(iter(process.asked.values()), now)
-            if now - _began(process, now) > COMPILE_WALL_S and _starved(process):
+            owing_s = now - next(iter(process.asked.values()), now)
+            compiling_s = now - _began(process, now)
+            unused = process.idle and now - process.used > KEPT_S
+            if compiling_s > COMPILE_WALL_S and _starved(process):
                 self._end(process, FailureCode.DEADLINE, BUSY)
-            elif now - owing_since > MASK_WALL_S or now - _began(process, now) > COMPILE_WALL_S or (process.idle and now - process.used > KEPT_S):
+            elif owing_s > MASK_WALL_S or compiling_s > COMPILE_WALL_S or unused:
                 self._end(process)
         self._take_turns(now)
         self._start()
