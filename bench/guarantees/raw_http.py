@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 
 async def talk(port: int, request: bytes, timeout_s: float = 10.0) -> bytes:
@@ -34,3 +35,10 @@ def status_of(answer: bytes) -> int:
     """The answer's status; 0 where the connection was closed without one."""
     head = answer[:12]
     return int(head[9:12]) if head.startswith(b"HTTP/1.1 ") and head[9:12].isdigit() else 0
+
+
+def body_of(answer: bytes) -> bytes | None:
+    """The body, where all of it came that the head announces; None where the connection was closed in the middle."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    announced = re.search(rb"(?im)^content-length: *(\d+)", head)
+    return body if announced is None or len(body) >= int(announced[1]) else None

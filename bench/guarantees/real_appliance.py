@@ -18,7 +18,7 @@ from appliance import demo
 from appliance.cli.bench_target import wait_ready
 from appliance.errors import StartError
 from bench.guarantees.intruder import UnavailableError
-from bench.guarantees.raw_http import request_bytes, status_of, talk
+from bench.guarantees.raw_http import body_of, request_bytes, status_of, talk
 from bench.processes import tree
 from isolation.checkpoint import ACCOUNT
 from isolation.process import MINIMAL_ENVIRONMENT, Child, start
@@ -157,6 +157,7 @@ async def complete(appliance: RealAppliance, prompt: str, tokens: int, timeout_s
         return 0, ""
     if status_of(answer) != 200:
         return status_of(answer), ""
-    return 200, str(json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"])
+    told = body_of(answer)  # A process that dies between an answer's head and its body closes the connection.
+    return (0, "") if told is None else (200, str(json.loads(told)["choices"][0]["text"]))
 
 
