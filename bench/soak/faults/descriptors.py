@@ -10,7 +10,6 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 
-from bench.guarantees.raw_http import request_bytes, talk
 from bench.soak.answers import AWAY
 from bench.soak.faults.deaths import GONE_S
 from bench.soak.ground import Act, Fault, Ground
@@ -18,6 +17,12 @@ from bench.soak.served import until_gone, until_pid
 
 SILENCE_S = 1.0
 """Without an answer: none comes as long as no descriptor does."""
+
+STRANGERS = 64
+"""More than the clients have connections."""
+
+QUESTION = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+"""Keeps its connection."""
 
 Ask = Callable[[Ground], Awaitable[None]]
 
@@ -47,8 +52,7 @@ def _exhausted(role: str, spare: int, ask: Ask) -> Act:
         with exhausted(await until_pid(ground.served, role), spare):
             await ground.last(2.0, 4.0)
             try:
-                async with asyncio.timeout(SILENCE_S):
-                    await ask(ground)
+                await ask(ground)
             except (OSError, TimeoutError, ValueError):
                 return "a new connection is not answered"
             return ""
@@ -57,12 +61,24 @@ def _exhausted(role: str, spare: int, ask: Ask) -> Act:
 
 
 async def _ask_gateway(ground: Ground) -> None:
-    if not await talk(ground.served.http_port, request_bytes("GET", "/v1/models", b""), SILENCE_S):
-        raise ConnectionError("closed without a word")
+    """Strangers who come and stay: whenever a client leaves, a descriptor is free for the next who asks."""
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(STRANGERS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", ground.served.http_port)
+            writers.append(writer)
+            writer.write(QUESTION)
+            async with asyncio.timeout(SILENCE_S):
+                if not await reader.read(1):
+                    raise ConnectionError("closed without a word")
+    finally:
+        for writer in writers:
+            writer.close()
 
 
 async def _ask_supervisor(ground: Ground) -> None:
-    await ground.tell_operator({"do": "nothing"})
+    async with asyncio.timeout(SILENCE_S):
+        await ground.tell_operator({"do": "nothing"})
 
 
 def _exhausted_and_dead(role: str, spare: int) -> Act:
