@@ -174,7 +174,7 @@ class SandboxConfig(_Section):
     own_texts: Annotated[int, Field(ge=0, le=256)] = 4
     """The same of text sandboxes, which tenants of class `strict` have too."""
     own_memory_bytes: Annotated[int, Field(ge=0)] = 1 << 40
-    """Memory of them all together; each counts with its limit, an engine `memory_bytes`, a text sandbox 1 GiB."""
+    """Memory of them all together; each counts with its limit, an engine `memory_bytes`, a text sandbox 2 GiB."""
     spill: SpillConfig | None = None
     checkpoints: Path | None = Field(default=None, strict=False)
     """A directory of the supervisor's user alone, where it keeps sandboxes saved before they have seen anything, so

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from policy.match import first_match
 from policy.model import IsolationClass, PolicySet
 
-TEXT_MEMORY_BYTES = 1 << 30
-"""Memory of a text sandbox: tokenizer tables of a few hundred MiB and one rendering."""
+TEXT_MEMORY_BYTES = 2 << 30
+"""Memory of a text sandbox: tokenizer tables of a few hundred MiB and one rendering, two grammars that are compiled
+(512 MiB each, ``engine.text.grammar_child``), and some twenty that are kept (39 MiB each with 152,000 token ids)."""
 
 IDLE_S = 30.0
 """Seconds that sandboxes stay after their last request, however much another tenant would like their place: without

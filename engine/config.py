@@ -85,6 +85,8 @@ class TextConfig:
     """Bytes a chat template may give."""
     wipe_memory: bool = False
     """Whether freed memory is to be overwritten (``isolation.ipc.sweeping``); needs the environment for that."""
+    memory_bytes: int = 0
+    """The sandbox's limit, where its own ``/proc/meminfo`` says what of it is used; else 0, and nobody looks."""
 
     def to_json(self) -> bytes:
         """The configuration as it travels."""

@@ -90,6 +90,10 @@ class GvisorRuntime:
         """The path itself: the sandbox sees every mount at its target."""
         return target
 
+    def told_memory(self, spec: SandboxSpec) -> int:
+        """The limit: gVisor counts a sandbox's own memory only."""
+        return spec.limits.memory_bytes
+
     def identity(self, spec: SandboxSpec) -> str:
         """Runsc, its flags, the processor, the kernel, and the bundle; see ``Runtime.identity``."""
         parts = [*self._command.flags()[2:], processor(), str(self.native_cpuid), os.uname().release]

@@ -146,6 +146,11 @@ class Runtime(Protocol):
         """The path by which the program inside sees ``target``, a path under one of the spec's mounts."""
         ...
 
+    def told_memory(self, spec: SandboxSpec) -> int:
+        """The sandbox's limit in bytes, where ``/proc/meminfo`` inside tells what of it is used; 0 where that speaks of
+        the whole machine."""
+        ...
+
     def cleanup_stale(self) -> tuple[str, ...]:
         """Remove what a killed supervisor left behind; give the names of the sandboxes found."""
         ...

@@ -41,6 +41,10 @@ class UnsafeRuntime:
         """The host path behind ``target``, by the longest mount above it."""
         return to_host(target, _table(spec))
 
+    def told_memory(self, spec: SandboxSpec) -> int:
+        """Nothing: plain processes see the machine's memory."""
+        return 0
+
     def identity(self, spec: SandboxSpec) -> str:
         """Plain processes cannot be saved."""
         return ""

@@ -163,7 +163,9 @@ def plan_boot(
             backend=model.engine_backend, gpu_kernels=guest_gpu_kernels(spec, runtime), gpu_share=model.gpu_share,
         ).to_json()
     else:
-        configuration = TextConfig(model_dir=guest_model, wipe_memory=config.wipe_memory).to_json()
+        configuration = TextConfig(
+            model_dir=guest_model, wipe_memory=config.wipe_memory, memory_bytes=runtime.told_memory(spec)
+        ).to_json()
     return BootPlan(
         name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant, spills, files,
         model.digest,

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
             worker = load_worker(config)
             words = worker.words()
             rounds = Rounds(Sweeper().sweep if config.wipe_memory else _keep)
-            grammars = start_keeper(words, channel, rounds) if words is not None else None
+            grammars = start_keeper(words, channel, rounds, config.memory_bytes) if words is not None else None
             _send(channel, worker.ready())
             serve(worker, channel, grammars, rounds)
         finally:

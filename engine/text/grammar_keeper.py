@@ -7,9 +7,10 @@ this grammar alone. The keeper itself parses nothing.
 
 Bounds. A tenant has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting to be compiled; all together
 have ``MAX_GRAMMARS``. A process that nobody needs goes when its place is needed: the tenant's own that was not used
-for longest, where the tenant has as many as it may; else anybody's. ``MAX_COMPILING`` compile at a time, one of a
-tenant, tenants in turn. Compilations that take long have turns, too, and one turn is nobody's: together they take less
-than a core, however many are hopeless, and what serves has the rest.
+for longest, where the tenant has as many as it may; else, or where the sandbox's memory gets scarce, one of whoever has
+the most. ``MAX_COMPILING`` compile at a time, one of a tenant, tenants in turn. Compilations that take long have turns,
+too, and one turn is nobody's: together they take less than a core, however many are hopeless, and what serves has the
+rest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import hashlib
 import os
 import signal
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import clock_gettime, monotonic
@@ -30,7 +31,8 @@ from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, MaskSta
 from isolation.ipc.messages import MAX_FRAME_BYTES, Failed, FailureCode, Message
 
 MAX_GRAMMARS = 32
-"""Processes; each has a few megabytes of its own."""
+"""Processes. gVisor copies shared memory in pieces of 2 MiB, so each takes some 15 MiB of the sandbox's, and 39 MiB
+where a model has 152,000 token ids; where that leaves too little for one more, there are fewer."""
 
 TENANT_GRAMMARS = 8
 """Processes of one tenant: grammars that its running requests follow, and compiled ones that may be used again."""
@@ -54,10 +56,9 @@ MASK_WALL_S = 2.0
 """Seconds after which a process that owes a mask is ended; llguidance's own limits end a mask after some 0.2 s."""
 
 KEPT_S = 60.0
-"""Seconds after which a compiled grammar that nobody has followed is let go. Its process has 20 to 30 MiB of the
-sandbox's memory under gVisor (`python -m bench.soak --fault keys-shred`), and of a tenant whose key was destroyed
-nothing shall stay for long: nobody can ask for its grammars any more, since they are found by a name that goes with the
-key."""
+"""Seconds after which a compiled grammar that nobody has followed is let go. Its process has memory of the sandbox's
+(``MAX_GRAMMARS``), and of a tenant whose key was destroyed nothing shall stay for long: nobody can ask for its grammars
+any more, since they are found by a name that goes with the key."""
 
 FRAME_ROOM_BYTES = 1 << 10
 
@@ -77,12 +78,19 @@ order of asking."""
 class Keeper:
     """All grammars' processes; ``answers`` takes what the host is to be told."""
 
-    def __init__(self, fork: Fork, mask_bytes: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        fork: Fork,
+        mask_bytes: int,
+        clock: Callable[[], float] = monotonic,
+        scarce: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.answers: list[Message] = []
         self.processes: dict[Key, GrammarProcess] = {}
         self._fork = fork
         self._mask_bytes = mask_bytes
         self._clock = clock
+        self._scarce = scarce
         self._queues: OrderedDict[bytes, deque[tuple[Key, OpenGrammar]]] = OrderedDict()
         self._by_request: dict[int, GrammarProcess] = {}
         self._rows: list[tuple[int, int, int, bytes]] = []
@@ -235,7 +243,7 @@ class Keeper:
         own = [process for process in self.processes.values() if process.tenant == job.tenant]
         if len(own) >= TENANT_GRAMMARS and not self._evict(own):
             self._fail(job.request, FailureCode.OVERLOADED, f"{TENANT_GRAMMARS} different grammars are in use")
-        elif len(self.processes) >= MAX_GRAMMARS and not self._evict(self.processes.values()):
+        elif self._full() and not self._evict(self.processes.values()):
             self._fail(job.request, FailureCode.OVERLOADED, "too many different grammars are in use")
         else:
             process = self._spare or self._ask()
@@ -249,15 +257,20 @@ class Keeper:
             # The next one need not wait until it is forked, which takes a sandbox a tenth of a second.
             self._spare = self._ask()
 
+    def _full(self) -> bool:
+        return len(self.processes) >= MAX_GRAMMARS or self._scarce()
+
     def _ask(self) -> GrammarProcess:
         process = GrammarProcess(*self._fork())
         self._unborn.append(process)
         return process
 
     def _evict(self, among: Iterable[GrammarProcess]) -> bool:
+        """End one that nobody follows: of whoever has the most, the one not used for longest."""
         idle = [process for process in among if process.idle]
         if idle:
-            self._end(min(idle, key=lambda process: process.used))
+            held = Counter(process.tenant for process in self.processes.values())
+            self._end(min(idle, key=lambda process: (-held[process.tenant], process.used)))
         return bool(idle)
 
     def _result(self, process: GrammarProcess, result: Result) -> None:

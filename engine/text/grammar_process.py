@@ -18,10 +18,11 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from engine.attach import LocalSocket, receive_packet, send_packet, socket_pair
-from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, run_child
-from engine.text.grammar_keeper import Keeper
+from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, MEMORY_BYTES, run_child
+from engine.text.grammar_keeper import MAX_COMPILING, Keeper
 from engine.text.grammar_schema import GrammarProcess
 from engine.text.grammar_words import Words, build_tokenizer
+from engine.text.sandbox_memory import SandboxMemory
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.errors import RemoteProtocolError
@@ -107,8 +108,15 @@ class FrameReader:
         return messages
 
 
-def start_keeper(words: Words, channel: Channel, rounds: Rounds) -> GrammarLine:
-    """Fork the keeper; the child never returns from here. ``channel`` is closed in it; ``rounds`` are its own, too."""
+def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: int) -> GrammarLine:
+    """Fork the keeper; the child never returns from here.
+
+    Args:
+        words: of the model's tokenizer.
+        channel: to the host; closed in the child.
+        rounds: of sweeping; the child has its own.
+        memory_bytes: the sandbox's limit, as ``TextConfig`` has it.
+    """
     read_from_worker, write_to_keeper = os.pipe()
     read_from_keeper, write_to_worker = os.pipe()
     pid = os.fork()
@@ -125,7 +133,9 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds) -> GrammarLine:
         ours, theirs = socket_pair()
         if os.fork():
             theirs.close()
-            status = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker, rounds).run()
+            memory = SandboxMemory(memory_bytes, MAX_COMPILING * MEMORY_BYTES)
+            keeping = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker, rounds, memory)
+            status = keeping.run()
         else:
             ours.close()
             os.close(read_from_worker)
@@ -141,14 +151,14 @@ class _Keeping:
     """The keeper's loop: one poll over the worker, the forker and all grammars' processes."""
 
     def __init__(
-        self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int, rounds: Rounds
+        self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int, rounds: Rounds, memory: SandboxMemory
     ) -> None:
         self._forker = forker
         self._frames = FrameReader(inbound)
         self._outbound = outbound
         self._rounds = rounds
         self._unsent = bytearray()
-        self._keeper = Keeper(self._ask, mask_bytes)
+        self._keeper = Keeper(self._ask, mask_bytes, scarce=memory.scarce)
         os.set_blocking(outbound, False)
 
     def run(self) -> int:

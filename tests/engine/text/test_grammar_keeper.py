@@ -162,6 +162,37 @@ def test_a_grammar_that_nobody_follows_is_let_go_after_a_while(sleepers: Sleeper
     assert not keeper.processes
 
 
+def test_where_memory_gets_scarce_who_has_most_gives_one_up(sleepers: Sleepers) -> None:
+    """With room every grammar stays (control). Without, one more takes the place of the unused one of the tenant with
+    the most, however lately that was used; and where all are followed it is refused as something to ask for again."""
+    scarce = [False]
+    keeper = Keeper(sleepers.fork, 4, scarce=lambda: scarce[0])
+
+    def opened(request: int, tenant: bytes, source: bytes, closed: bool = True) -> None:
+        keeper.take(OpenGrammar(request, tenant * 16, GrammarKind.REGEX, source))
+        place = len(sleepers.processes) - 2  # The last one is the spare.
+        keeper.forked(sleepers.processes[place].pid)
+        process = keeper.processes[next(reversed(keeper.processes))]
+        os.write(sleepers.ends[place][1], RESULT.pack(COMPILED, request, 0, 0, 0))
+        keeper.read(process)
+        if closed:
+            keeper.take(CloseGrammar(request))
+
+    for request, tenant in enumerate((b"a", b"b", b"b"), start=1):
+        opened(request, tenant, b"x%d" % request)
+    assert [process.tenant[:1] for process in keeper.processes.values()] == [b"a", b"b", b"b"]
+    scarce[0] = True
+    opened(4, b"c", b"x4", closed=False)
+    assert [process.tenant[:1] for process in keeper.processes.values()] == [b"a", b"b", b"c"]
+    opened(5, b"d", b"x5", closed=False)
+    opened(6, b"e", b"x6", closed=False)
+    assert [process.tenant[:1] for process in keeper.processes.values()] == [b"c", b"d", b"e"]
+    keeper.take(OpenGrammar(7, b"f" * 16, GrammarKind.REGEX, b"x7"))
+    (answer,) = keeper.answers
+    assert isinstance(answer, Failed)
+    assert (answer.request, answer.code) == (7, FailureCode.OVERLOADED)
+
+
 def test_a_process_that_is_gone_before_it_was_announced_ends_nobody(sleepers: Sleepers) -> None:
     """A refused grammar's process ends at once, and its end may be heard before its pid is told: the keeper goes on and
     serves the next."""

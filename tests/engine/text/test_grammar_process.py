@@ -118,7 +118,9 @@ def test_a_bomb_fails_its_own_request(name: str, tmp_path, root, mini_dir) -> No
             if failed:
                 break
         [failure] = failed
-        assert (failure.request, failure.code in (FailureCode.INVALID, FailureCode.TOO_LONG)) == (2, True)
+        # A crowded machine does not get so far that it could say more than that it had no time.
+        assert failure.request == 2
+        assert failure.code in (FailureCode.INVALID, FailureCode.TOO_LONG, FailureCode.DEADLINE)
         assert between >= 1
         assert process.poll() is None
         channel.send(opened(3, "[xy]", tenant=BETA))
