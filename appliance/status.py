@@ -113,6 +113,25 @@ class PublicPrefixStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something that the operator should know, in words."""
+
+    key: str
+    """The same for the same matter in the next look."""
+    level: str
+    """``broken``: requests fail or tenants are less apart than promised; ``degraded``: it works, and not well;
+    ``note``."""
+    what: str
+    who: str = ""
+    """Whom it concerns."""
+    do: str = ""
+    """What mends it."""
+    command: str = ""
+    """What to type."""
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApplianceStatus:
     """The whole appliance."""
 
@@ -129,6 +148,8 @@ class ApplianceStatus:
     """Public prefixes of the policy in force."""
     own: tuple[ModelStatus, ...] = ()
     """Sandboxes of single tenants that are there, or are being booted."""
+    alerts: tuple[Alert, ...] = ()
+    """What the operator should know now, the worst first: the same as on the console."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

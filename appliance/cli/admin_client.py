@@ -8,14 +8,21 @@ import http.client
 import json
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.cli import exits
 from appliance.cli.terminal import fail
 
-DEFAULT_ADMIN = "http://127.0.0.1:8082"
-"""Where ``athanor demo`` and the shipped configuration listen."""
+LOOPBACK_ADMIN = "http://127.0.0.1:8082"
+"""Where ``athanor demo`` listens, and a configuration that names no address."""
+
+SERVICE_SOCKET = Path("/run/athanor/admin.sock")
+"""Where the installed service listens, as configured at first."""
+
+SERVICE_CONFIG = Path("/etc/athanor")
+"""Is there where the service is installed, whether it runs or not."""
 
 ANSWER_S = 10.0
 """Patience for an answer; everything but a reload takes milliseconds."""
@@ -24,6 +31,17 @@ MAX_BODY_BYTES = 32 << 20
 """Bytes of an answer: a full trace store is a few MiB."""
 
 UNIX = "unix:"
+
+
+def default_admin() -> str:
+    """Where to ask when nobody said: the installed service's socket where there is one, else ``LOOPBACK_ADMIN``."""
+    try:
+        SERVICE_SOCKET.stat()
+    except PermissionError:
+        pass  # it is there, and only for the service's group: asking says so
+    except OSError:
+        return LOOPBACK_ADMIN
+    return f"{UNIX}{SERVICE_SOCKET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,9 @@ def _exchange(admin: str, path: str, method: str, timeout_s: float) -> tuple[int
         body = response.read(MAX_BODY_BYTES + 1)
     except TimeoutError:
         raise _unreachable(admin, f"no answer within {timeout_s:g} s") from None
+    except PermissionError:
+        hint = "ask as root, or as a member of the socket's group"
+        raise UnreachableError(f"{admin} is not ours to ask: permission denied", hint) from None
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise _unreachable(admin, why) from error
@@ -134,7 +155,7 @@ def _connection(admin: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _unreachable(admin: str, why: str) -> UnreachableError:
-    return UnreachableError(
-        f"nothing answers at {admin}: {why.lower()}",
-        "start the appliance with `athanor demo`, or name its admin listener with --admin",
-    )
+    start = "start the appliance with `athanor demo`, or name its admin listener with --admin"
+    if SERVICE_CONFIG.is_dir():
+        start = "`athanor doctor` and `systemctl status athanor.target` say why; --admin names another listener"
+    return UnreachableError(f"nothing answers at {admin}: {why.lower()}", start)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from appliance.cli.admin_client import DEFAULT_ADMIN
+from appliance.cli.admin_client import default_admin
 from appliance.cli.console import PAGE
 from appliance.cli.status_view import unsafe_warning
 from appliance.status import is_unsafe
@@ -85,7 +85,7 @@ def python(http: str, key: str, model: str) -> str:
 
 def traces(admin: str, program: str) -> str:
     """The command that lists the last requests of this appliance."""
-    return f"{program} traces" if admin == DEFAULT_ADMIN else f"{program} traces --admin {admin}"
+    return f"{program} traces" if admin == default_admin() else f"{program} traces --admin {admin}"
 
 
 def _messages(question: str) -> list[dict[str, str]]:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.admin_client import DEFAULT_ADMIN, UNIX, ask
-from appliance.cli.options import Admin, Output
+from appliance.cli.admin_client import UNIX, ask
+from appliance.cli.options import FIND, Admin, Output
 from appliance.cli.terminal import Format, errors, fail, output, print_data
 
 EXAMPLES = """
@@ -24,7 +24,7 @@ LOCAL_PORT = 8082
 
 
 def console(
-    admin: Admin = DEFAULT_ADMIN,
+    admin: Admin = FIND,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
     output_format: Output = Format.TABLE,
 ) -> None:

@@ -75,5 +75,5 @@ def running_appliance(admin: str) -> Running:
     return Running(
         admin=admin, answers=True, ready=ready.ready, reason=ready.reason, version=status.version,
         policy_digest=status.policy.digest, reload_error=status.policy.last_error or "", cgroup=status.cgroup,
-        unsafe=runs_unsafe(status),
+        unsafe=runs_unsafe(status), alerts=status.alerts,
     )  # fmt: skip

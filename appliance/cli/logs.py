@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.terminal import fail, output
+from appliance.cli.terminal import errors, fail, output
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -23,6 +23,11 @@ athanor logs -f --level warning | what goes wrong, as it happens
 athanor logs --request 7f3a9c | what was said about one request
 athanor logs --file serve.log | of an appliance without systemd
 """
+
+NOTHING = (
+    "the journal has no such line of athanor-supervisor or athanor-gateway; without systemd the log is what standard "
+    "error got: --file FILE"
+)
 
 STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold white on red", "debug": "dim"}
 
@@ -62,27 +67,33 @@ def logs(
             _show(journal.read_file(file, lines), level.value, request, raw=raw)
             return
         with journal.open_journal(lines, follow=follow, level=level.value) as found:
-            _show(found, level.value, request, raw=raw)
+            shown = _show(found, level.value, request, raw=raw)
+        if not shown:
+            errors().print(NOTHING, style="dim")
     except ConfigError as error:
         fail(exits.REFUSED, error.message)
     except KeyboardInterrupt:
         return
 
 
-def _show(found: Iterable[str], level: str, request: str | None, *, raw: bool) -> None:
+def _show(found: Iterable[str], level: str, request: str | None, *, raw: bool) -> int:
+    """Print the lines that are wanted; gives their number."""
     from appliance.journal import parse_line
     from appliance.telemetry.figures import printable
     from appliance.telemetry.log import redact
 
     console = output()
+    shown = 0
     for text in found:
         line = parse_line(text)
         if line is None or not line.is_at_least(level) or (request and not line.concerns(request)):
             continue
+        shown += 1
         if raw:
             typer.echo(redact(printable(text.strip())))
         else:
             console.print(_line(line), soft_wrap=True)
+    return shown
 
 
 def _line(line: LogLine) -> Text:

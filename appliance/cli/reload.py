@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.options import Admin, Output
+from appliance.cli.admin_client import ask
+from appliance.cli.options import FIND, Admin, Output
 from appliance.cli.terminal import Format, fail, output, print_data
 
 EXAMPLES = """
@@ -21,7 +21,7 @@ CONFLICT = 409
 
 
 def reload(
-    admin: Admin = DEFAULT_ADMIN,
+    admin: Admin = FIND,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the outcome.")
     ] = 60.0,

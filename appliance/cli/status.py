@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.options import Admin, Output
+from appliance.cli.admin_client import ask
+from appliance.cli.options import FIND, Admin, Output
 from appliance.cli.terminal import Format, output, print_data
 
 EXAMPLES = """
@@ -13,7 +13,7 @@ athanor status -o json | for scripts
 """
 
 
-def status(admin: Admin = DEFAULT_ADMIN, output_format: Output = Format.TABLE) -> None:
+def status(admin: Admin = FIND, output_format: Output = Format.TABLE) -> None:
     """Show sandboxes, tenants and policy."""
     import time
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.status import (
+    Alert,
     ApplianceStatus,
     EngineStatus,
     ModelStatus,
@@ -25,8 +26,17 @@ from appliance.telemetry.figures import NS, clock, count, duration, printable
 WIDE = 112
 """Columns from which on process ids and sandbox kinds are shown."""
 
+NARROW = 78
+"""Columns below which times and queues are left out, so that the rest can be read."""
+
 DIGEST_CHARACTERS = 12
 """Of a policy digest: enough to tell two apart."""
+
+_MARKS = {"broken": ("FAIL", "bold white on red"), "degraded": ("warn", "bold yellow"), "note": ("note", "cyan")}
+"""Of alerts by level; the doctor's words."""
+
+_SAID_ELSEWHERE = ("unsafe", "null", "policy")
+"""Alerts that have lines of their own here."""
 
 _STATE_STYLES = {"ready": "green", "failed": "bold red", "stopped": "red"}
 """All other states are on their way somewhere: yellow."""
@@ -45,11 +55,29 @@ def status_view(status: ApplianceStatus, now: float) -> RenderableType:
         (printable(status.sandbox), "bold red" if is_unsafe(status.sandbox) else ""),
     )
     parts += [heading, Text(printable(status.cgroup), "dim"), ""]
+    for alert in status.alerts:
+        if alert.key not in _SAID_ELSEWHERE:
+            parts += [_alert(alert, now), ""]
     parts += [_Models((*status.models, *status.own)), "", _tenants(status.tenants), ""]
     if status.public:
         parts += [_public(status.public), ""]
     parts += [_policy(status.policy), ""]
     return Group(*parts)
+
+
+def _alert(alert: Alert, now: float) -> RenderableType:
+    """What is the matter and since when, whom it concerns and what to do, what to type."""
+    mark, style = _MARKS.get(alert.level, ("warn", "bold yellow"))
+    since = f"For {duration(max(0.0, now - alert.since))}" if alert.since is not None else ""
+    more = " ".join(f"{one.rstrip('.:')}." for one in (since, alert.who, alert.do) if one)
+    lines = [Text(printable(alert.what), "bold"), Text(printable(more))]
+    if alert.command:
+        lines.append(Text.assemble(("> ", "dim"), (printable(alert.command), "cyan")))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, width=len(mark))
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(mark, style), Group(*lines))
+    return grid
 
 
 def _null_warning(name: str) -> Text:
@@ -75,37 +103,39 @@ class _Models:
         self._models = models
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.max_width >= WIDE
-        table = _table("MODEL", "ROOM", "STATE", *(("SANDBOX",) if wide else ()))
-        numbers = ("PID", "UP", "RESTARTS", "RUNNING", "WAITING", "KV FREE")
-        for title in numbers if wide else numbers[1:]:
+        width = options.max_width
+        table = _table("MODEL", "ROOM", "STATE", *(("SANDBOX",) if width >= WIDE else ()))
+        numbers = ["PID"] if width >= WIDE else []
+        numbers += ["RESTARTS", "RUNNING"] if width < NARROW else ["UP", "RESTARTS", "RUNNING", "WAITING"]
+        for title in (*numbers, "KV FREE"):
             table.add_column(title, justify="right", no_wrap=True)
         for model in self._models:
             name = printable(f"{model.name} of {model.tenant}" if model.tenant else model.name)
             if model.engine.state == "shared":
-                table.add_row(*_room(name, "text", model.text, wide))
+                table.add_row(*_room(name, "text", model.text, width))
                 continue
-            table.add_row(*_room(name, "engine", model.engine, wide))
-            table.add_row(*_room("", "text", model.text, wide))
+            table.add_row(*_room(name, "engine", model.engine, width))
+            table.add_row(*_room("", "text", model.text, width))
         yield table
 
 
-def _room(name: str, room: str, one: EngineStatus | TextStatus, wide: bool) -> Iterator[Text]:
+def _room(name: str, room: str, one: EngineStatus | TextStatus, width: int) -> Iterator[Text]:
+    wide, narrow = width >= WIDE, width < NARROW
     yield Text(name, "bold")
     yield Text(room)
     yield Text(printable(one.state), _STATE_STYLES.get(one.state, "yellow"))
     if wide:
         yield Text(printable(one.kind), "bold red" if is_unsafe(one.kind) else "")
         yield Text("-" if one.pid is None else str(one.pid), "dim")
-    yield Text(duration(one.uptime_s))
+    if not narrow:
+        yield Text(duration(one.uptime_s))
     yield Text(count(one.restarts), "yellow" if one.restarts else "dim")
     if isinstance(one, EngineStatus):
         yield _number(one.running)
-        yield _number(one.waiting)
+        if not narrow:
+            yield _number(one.waiting)
         share = f"{100 * one.free_blocks / one.num_blocks:.0f} %" if one.num_blocks else "-"
         yield Text(f"{share} of {one.num_blocks:,}" if wide and one.num_blocks else share)
-    else:
-        yield from (Text(), Text(), Text())
 
 
 def _tenants(tenants: tuple[TenantStatus, ...]) -> RenderableType:
@@ -150,7 +180,8 @@ def _policy(policy: PolicyStatus) -> RenderableType:
     if policy.last_error is None:
         return text
     error = Text.assemble(("the last reload changed nothing: ", "bold red"), printable(policy.last_error))
-    return Group(text, Padding(error, (0, 0, 0, 8)))
+    check = Text.assemble(("> ", "dim"), (f"athanor policy check {printable(policy.file)}", "cyan"))
+    return Group(text, Padding(Group(error, check), (0, 0, 0, 8)))
 
 
 def _table(*titles: str) -> Table:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from appliance.cli.admin_client import DEFAULT_ADMIN, ask
-from appliance.cli.options import Admin, Output
+from appliance.cli.admin_client import ask
+from appliance.cli.options import FIND, Admin, Output
 from appliance.cli.terminal import Format, output, print_data
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ WINDOW_S = 10.0
 
 
 def top(
-    admin: Admin = DEFAULT_ADMIN,
+    admin: Admin = FIND,
     interval: Annotated[
         float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.2, max=60.0, help="How often to look.")
     ] = 1.0,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.admin_client import DEFAULT_ADMIN, Answer, ask
-from appliance.cli.options import Admin, Output
+from appliance.cli.admin_client import Answer, ask
+from appliance.cli.options import FIND, Admin, Output
 from appliance.cli.terminal import Format, errors, fail, output, print_data
 
 EXAMPLES = """
@@ -36,7 +36,7 @@ def traces(
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=512, help="How many to list.")] = 20,
-    admin: Admin = DEFAULT_ADMIN,
+    admin: Admin = FIND,
     output_format: Output = Format.TABLE,
 ) -> None:
     """List the last requests, or show one as a waterfall."""

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from appliance.certificate_dates import DAY_S, RENEW_DAYS
 from appliance.console.history import lasting
 from appliance.console.latency import WINDOW_S
-from appliance.console.picture import Alert, Latency, ModelView, Point, SandboxView
-from appliance.status import PolicyStatus, is_unsafe
+from appliance.console.picture import Latency, ModelView, Point, SandboxView
+from appliance.status import Alert, PolicyStatus, is_unsafe
 from appliance.telemetry.figures import NS
 from appliance.telemetry.store import TraceSummary
 
@@ -80,11 +81,14 @@ class Facts:
     latency: Latency
     newest: tuple[TraceSummary, ...]
     """The newest finished requests first."""
+    certificate: tuple[float, float] | None = None
+    """Unix times between which the certificate that the gateway serves with is valid; None: it has none."""
 
 
 def alerts(facts: Facts) -> tuple[Alert, ...]:
     """All that is to be said now, the worst first."""
-    found = [*_sandboxes(facts), *_promises(facts), *_requests(facts), *_load(facts), *_policy(facts)]
+    told = (_sandboxes, _promises, _requests, _load, _policy, _certificate)
+    found = [alert for tell in told for alert in tell(facts)]
     return tuple(sorted(found, key=lambda one: ORDER[one.level]))
 
 
@@ -187,7 +191,7 @@ def _requests(facts: Facts) -> Iterator[Alert]:
             key="failures", level="broken",
             what=f"{len(failed)} of the last minute's {_count(len(recent), 'request')} failed by our fault: "
                  f"{_names([reason for reason, _ in reasons.most_common()])}",
-            who=f"Tenants {_names(_callers(failed))}", do="Open one of them below; the log has the cause.",
+            who=f"Tenants {_names(_callers(failed))}", do="Open one of them; the log has the cause.",
             command=_LOGS,
         )
     by_tenant = Counter(one.tenant for one in recent)
@@ -218,7 +222,7 @@ def _load(facts: Facts) -> Iterator[Alert]:
         yield Alert(
             key="queue", level="degraded", what=f"{_count(facts.points[-1].waiting, 'request')} wait for their turn",
             since=waiting, who="Whoever calls now. Tenants take turns, so light ones wait least.",
-            do="See below who has most in flight; lower concurrency in the policy, or serve on more.",
+            do="See who has most in flight; lower concurrency in the policy, or serve on more.",
             command="athanor top",
         )
     full = lasting(facts.points, lambda point: point.kv_held >= KV_FULL)
@@ -233,7 +237,7 @@ def _load(facts: Facts) -> Iterator[Alert]:
         yield Alert(
             key="slow", level="degraded", what=f"One first token in ten takes more than {first.p90:.1f} s",
             who=f"Of the {facts.latency.requests} requests answered in the last {round(WINDOW_S / 60)} min.",
-            do="A request below shows which phase takes the time.", command="athanor traces",
+            do="A slow one, opened, shows which phase takes the time.", command="athanor traces",
         )
 
 
@@ -246,6 +250,28 @@ def _policy(facts: Facts) -> Iterator[Alert]:
             do="Mend the file, then athanor reload. All its problems:",
             command=f"athanor policy check {facts.policy.file}",
         )
+
+
+def _certificate(facts: Facts) -> Iterator[Alert]:
+    """The certificate in use, which may be an older one than the file's."""
+    if facts.certificate is None:
+        return
+    begins, ends = facts.certificate
+    left = ends - facts.now
+    if facts.now >= begins and left > RENEW_DAYS * DAY_S:
+        return
+    valid = begins <= facts.now < ends
+    if facts.now < begins:
+        what, do = "is not valid yet", "See if this machine's clock is right; else wait, or use the one before."
+    else:
+        what = f"ends in {_count(int(left // DAY_S), 'day')}" if valid else "has expired"
+        do = "Renew it, then restart the gateway: it reads the file when it starts, and only then."
+    yield Alert(
+        key="certificate", level="degraded" if valid else "broken", what=f"The certificate {what}",
+        since=ends if facts.now >= ends else None,
+        who="Everybody who will call then." if valid else "Everybody: clients refuse to connect.", do=do,
+        command="athanor doctor" if facts.now < begins else "systemctl restart athanor-gateway",
+    )
 
 
 def _callers(failed: list[TraceSummary]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.status import PolicyStatus
+from appliance.status import Alert, PolicyStatus
 from appliance.telemetry.store import TraceSummary
 
 MAX_TENANT_ROWS = 12
@@ -44,25 +44,6 @@ class Question:
     """Part of the tenants' names; empty: all."""
     outcome: str = ""
     """Of the requests listed, one of ``OUTCOMES``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """Something that the operator should know, in words."""
-
-    key: str
-    """The same for the same matter in the next look."""
-    level: str
-    """``broken``: requests fail or tenants are less apart than promised; ``degraded``: it works, and not well;
-    ``note``."""
-    what: str
-    who: str = ""
-    """Whom it concerns."""
-    do: str = ""
-    """What mends it."""
-    command: str = ""
-    """What to type."""
-    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

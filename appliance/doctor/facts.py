@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from appliance.status import Alert
 from isolation.gpu_facts import GpuFacts
 
 
@@ -235,6 +236,8 @@ class Running:
     reload_error: str = ""
     cgroup: str = ""
     unsafe: bool = False
+    alerts: tuple[Alert, ...] = ()
+    """What it says is the matter now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

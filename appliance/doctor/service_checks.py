@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from appliance.doctor.facts import Disk, Exporter, Image, Kernels, Memory, Model, Port, Running, Service
 from appliance.doctor.finding import Area, Finding, Level, Subject
+from appliance.status import Alert
 from appliance.telemetry.figures import size
 
 LOW_BYTES, LOW_SHARE = 2 << 30, 0.05
@@ -13,6 +14,9 @@ FULL_BYTES = 64 << 20
 """Free bytes of a file system: below the first two it will be full, below the last it is."""
 
 LOW_INODES = 1_000
+
+LOOKED_AT = ("policy", "unsafe", "null")
+"""Alerts of the running appliance about what has a check of its own here."""
 
 ENGINE_BYTES = 320 << 20
 """Of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
@@ -24,6 +28,7 @@ LEAST_WEIGHT_SHARE = 0.25
 def check_service(service: Service, version: str, memory: Memory) -> Iterator[Finding]:
     """Everything but who may do what (``access_checks``); ``version`` is this program's."""
     yield check_running(service.running, version)
+    yield from map(check_alert, (one for one in service.running.alerts if one.key not in LOOKED_AT))
     if service.unsafe:
         yield Subject(Area.SANDBOXES, "sandboxes").problem(
             "unsafe_no_sandbox is on",
@@ -68,6 +73,18 @@ def check_running(running: Running, version: str) -> Finding:
             mend="systemctl restart athanor.target",
         )
     return Subject(Area.SERVICE, "appliance").ok(f"runs and is ready; {running.cgroup}")
+
+
+def check_alert(alert: Alert) -> Finding:
+    """What the running appliance says of itself: it sees what no file shows."""
+    subject = Subject(Area.SERVICE, "alert")
+    means = alert.who or "the running appliance says so"
+    here = alert.command in ("", "athanor doctor")
+    mend = alert.do if here else f"{alert.command}    # {alert.do[:1].lower()}{alert.do[1:].rstrip('.:')}"
+    if alert.level == "note":
+        return subject.note(alert.what, means=means, mend=mend)
+    found = subject.problem if alert.level == "broken" else subject.warning
+    return found(alert.what, means, mend)
 
 
 def check_image(image: Image) -> Finding:

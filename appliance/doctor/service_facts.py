@@ -39,6 +39,9 @@ from policy.loader import load_policy
 CONNECT_S = 2.0
 """Patience for a collector; one in the same house answers within milliseconds."""
 
+MAX_PURPOSES = 4
+"""Of what is written to one file system, named in one finding."""
+
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path, unix(7)."""
 
@@ -94,20 +97,28 @@ def _tls(config: ApplianceConfig) -> Certificate | None:
 
 
 def _disks(config: ApplianceConfig) -> Iterator[Disk]:
-    """Each file system once."""
+    """Each file system once, with what of ours is written there."""
     places = [(config.run_dir, "sockets and bundles"), (Path("/var/log"), "logs")]
+    if config.audit is not None:
+        places.append((config.audit.directory, "audit log"))
+    if config.keys is not None:
+        places.append((config.keys.keyring, "keyring"))
+    if config.sandbox.checkpoints is not None:
+        places.append((config.sandbox.checkpoints, "checkpoints"))
+    if config.sandbox.spill is not None and config.sandbox.spill.directory is not None:
+        places.append((config.sandbox.spill.directory, "spilled KV"))
     places += [(model.path, f"model {model.name}") for model in config.models]
-    seen: set[int] = set()
+    found: dict[int, tuple[Path, list[str]]] = {}
     for path, purpose in places:
-        there = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
-        device = there.stat().st_dev
-        if device in seen:
-            continue
-        seen.add(device)
-        found = os.statvfs(there)
+        # Not Path.exists, which raises where a folder on the way is closed to us.
+        there = next((one for one in (path, *path.parents) if os.path.exists(one)), Path("/"))
+        found.setdefault(there.stat().st_dev, (there, []))[1].append(purpose)
+    for there, purposes in found.values():
+        seen = os.statvfs(there)
+        more = f" and {len(purposes) - MAX_PURPOSES} more" if len(purposes) > MAX_PURPOSES else ""
         yield Disk(
-            path=str(there), purpose=purpose, free=found.f_bavail * found.f_frsize,
-            total=found.f_blocks * found.f_frsize, free_inodes=found.f_favail if found.f_files else -1,
+            path=str(there), purpose=", ".join(purposes[:MAX_PURPOSES]) + more, free=seen.f_bavail * seen.f_frsize,
+            total=seen.f_blocks * seen.f_frsize, free_inodes=seen.f_favail if seen.f_files else -1,
         )  # fmt: skip
 
 
@@ -125,7 +136,7 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
         (place, name) for place, name in ((config.sandbox.kernels, "kernels"), (config.sandbox.image, "image")) if place
     ]
     for folder, purpose in folders:
-        if folder.exists():
+        if os.path.exists(folder):
             yield _mode(folder, purpose, secret=False)
 
 

@@ -26,12 +26,14 @@ from appliance.console.picture import (
     Tenants,
     TenantView,
 )
+from appliance.gateway.engine_counts import TokenCount, running, waiting
 from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.records import SandboxRecord
 from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from appliance.gateway.service import GatewayService
+from appliance.status import Alert
 from appliance.telemetry.store import MAX_TRACES, TraceList, TraceStore, TraceSummary
 from appliance.version import VERSION
 from policy.evaluate import visible_models
@@ -51,9 +53,11 @@ class ConsoleFeed:
         policy: PolicyFile,
         traces: TraceStore,
         clock: Callable[[], float] = time.time,
+        certificate: tuple[float, float] | None = None,
     ) -> None:
+        """``certificate``: Unix times between which the one that is served with is valid."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
-        self._clock = clock
+        self._clock, self._certificate = clock, certificate
         self._started_at = clock()
         self._history = History()
         self._tokens = TokenCount()
@@ -71,8 +75,8 @@ class ConsoleFeed:
         held = blocks - sum(engine.stats.free_blocks for engine in engines)
         self._history.add(
             Point(
-                at=now, tokens=self._tokens.total, running=sum(map(_running, engines)),
-                waiting=sum(map(_waiting, engines)), kv_held=held / blocks if blocks else 0.0,
+                at=now, tokens=self._tokens.total, running=sum(map(running, engines)),
+                waiting=sum(map(waiting, engines)), kv_held=held / blocks if blocks else 0.0,
                 restarts=sum(record.restarts for record in self._sandboxes.records.values()),
             )
         )
@@ -84,9 +88,8 @@ class ConsoleFeed:
         service, sandboxes = self._service, self._sandboxes
         newest = self._traces.newest(MAX_TRACES)
         times = latency(newest.traces, now)
-        models = tuple(self._model(rooms) for rooms in service.rooms.values())
+        models, own = self._views()
         own_rooms = service.house.rooms
-        own = tuple(self._model(rooms) for rooms in own_rooms[:MAX_OWN_SANDBOXES])
         mark = f"{newest.recorded}/{question.outcome}"
         return Picture(
             now=now, version=VERSION, page=page, started_at=self._started_at,
@@ -99,6 +102,16 @@ class ConsoleFeed:
             points=self._history.after(question.after),
             requests=None if mark == question.seen else _requests(mark, newest, question.outcome),
         )  # fmt: skip
+
+    def alerts(self) -> tuple[Alert, ...]:
+        """What the operator should know now, for those who do not look at the page."""
+        now, newest = self._clock(), self._traces.newest(MAX_TRACES).traces
+        return alerts(self._facts(now, *self._views(), latency(newest, now), newest))
+
+    def _views(self) -> tuple[tuple[ModelView, ...], tuple[ModelView, ...]]:
+        """The models' shared sandboxes, and some of single tenants."""
+        shared = tuple(self._model(rooms) for rooms in self._service.rooms.values())
+        return shared, tuple(self._model(rooms) for rooms in self._service.house.rooms[:MAX_OWN_SANDBOXES])
 
     def _all_rooms(self) -> tuple[ModelRooms, ...]:
         return (*self._service.rooms.values(), *self._service.house.rooms)
@@ -117,7 +130,7 @@ class ConsoleFeed:
             audit_problem=audit.problem, audit_refuses=audit.refuses, integrity_failures=service.integrity_failures,
             silence_s={rooms.name: rooms.engine.silence_s for rooms in self._all_rooms() if rooms.engine is not None},
             defects=sum(engine.stats.defects for engine in engines), points=self._history.points, latency=times,
-            newest=newest,
+            newest=newest, certificate=self._certificate,
         )  # fmt: skip
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:
@@ -141,7 +154,7 @@ class ConsoleFeed:
         return ModelView(
             name=rooms.name, runner=rooms.runner, tenant=rooms.tenant,
             state="draining" if rooms.draining else "ready" if there else "starting",
-            tokens=self._tokens.look(rooms), running=_running(engine), waiting=_waiting(engine),
+            tokens=self._tokens.look(rooms), running=running(engine), waiting=waiting(engine),
             sandboxes=tuple(views), kv=None if engine is None else self._kv(engine),
         )  # fmt: skip
 
@@ -252,42 +265,11 @@ class ConsoleFeed:
         )  # fmt: skip
 
 
-class TokenCount:
-    """Output tokens of all engines since the start; an engine counts its own from nothing."""
-
-    def __init__(self) -> None:
-        self._ended: dict[tuple[str, str], int] = {}
-        self._seen: dict[tuple[str, str], tuple[EngineLink, int]] = {}
-        self.total = 0
-
-    def look(self, rooms: ModelRooms) -> int:
-        """The tokens of these rooms since the start, as far as they were looked at."""
-        key = rooms.name, rooms.tenant
-        link = rooms.engine
-        if link is not None:
-            before = self._seen.get(key)
-            new = link.tokens - (before[1] if before is not None and before[0] is link else 0)
-            self._seen[key] = link, link.tokens
-            self._ended[key] = self._ended.get(key, 0) + new
-            self.total += new
-        return self._ended.get(key, 0)
-
-
 def _sandbox(role: str, record: SandboxRecord, kind: str) -> SandboxView:
     return SandboxView(
         role=role, state=record.state, kind=kind, pid=record.pid or None, generation=record.generation,
         restarts=record.restarts, since=record.since, cause="" if record.state == "ready" else record.cause,
     )
-
-
-def _running(engine: EngineLink | None) -> int:
-    """Requests in the engine's last step, those that have ended since left out."""
-    return min(engine.stats.running, len(engine.live)) if engine is not None else 0
-
-
-def _waiting(engine: EngineLink | None) -> int:
-    """Requests that waited inside the engine at its last step, those that have ended since left out."""
-    return min(engine.stats.waiting, len(engine.live) - _running(engine)) if engine is not None else 0
 
 
 def _account_kind(name: str) -> str:

@@ -20,6 +20,7 @@ from appliance import held_sockets, notify
 from appliance.api.auth import Resolver
 from appliance.api.keys import KeyTable
 from appliance.api.servers import FrontEnds, FrontEndSettings, TlsFiles, serve_front_ends
+from appliance.certificate_dates import read_validity
 from appliance.config import ApplianceConfig, ListenConfig, split_address
 from appliance.errors import ConfigError, StartError
 from appliance.gateway.admin_listener import serve_admin
@@ -102,8 +103,11 @@ class Gateway:
         self._sandboxes.on_loss = self._lost
         self._audit = self._sandboxes.audit if config.audit is not None else None
         self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit, house)
-        self._report = Report(self._service, self._sandboxes, self._file)
-        self._console = ConsoleFeed(self._service, self._sandboxes, self._file, self._telemetry.store)
+        self._console = ConsoleFeed(
+            self._service, self._sandboxes, self._file, self._telemetry.store,
+            certificate=certificate_dates(config.listen),
+        )  # fmt: skip
+        self._report = Report(self._service, self._sandboxes, self._file, self._console.alerts)
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._announced = False
@@ -329,6 +333,17 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
 def retention_of(policy: PolicySet) -> dict[str, int]:
     """Of each tenant whether its KV may live outside of an engine."""
     return {name: int(tenant.retention is Retention.STANDARD) for name, tenant in policy.tenants.items()}
+
+
+def certificate_dates(listen: ListenConfig) -> tuple[float, float] | None:
+    """When the certificate that is about to be served with begins and ends; None where there is none, or none that can
+    be read: the front ends say why."""
+    if listen.tls is None:
+        return None
+    try:
+        return read_validity(listen.tls.certificate)
+    except (OSError, ValueError):
+        return None
 
 
 def front_end_settings(listen: ListenConfig) -> FrontEndSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.records import SandboxRecord
@@ -10,6 +11,7 @@ from appliance.gateway.rooms import ModelRooms
 from appliance.gateway.sandboxes import Sandboxes
 from appliance.gateway.service import GatewayService
 from appliance.status import (
+    Alert,
     ApplianceStatus,
     EngineStatus,
     ModelStatus,
@@ -23,8 +25,16 @@ from appliance.version import VERSION
 class Report:
     """Reads, never changes."""
 
-    def __init__(self, service: GatewayService, sandboxes: Sandboxes, policy: PolicyFile) -> None:
+    def __init__(
+        self,
+        service: GatewayService,
+        sandboxes: Sandboxes,
+        policy: PolicyFile,
+        alerts: Callable[[], tuple[Alert, ...]],
+    ) -> None:
+        """``alerts`` gives what the operator should know now."""
         self._service = service
+        self._alerts = alerts
         self._sandboxes = sandboxes
         self._policy = policy
         self._started_at = time.time()
@@ -57,7 +67,7 @@ class Report:
             models=tuple(self._model(rooms) for rooms in self._service.rooms.values()),
             own=tuple(self._model(rooms) for rooms in self._service.house.rooms),
             public=tuple(self._service.publications.views()),
-            tenants=tenants, policy=self._policy.status(ledger.policy),
+            tenants=tenants, policy=self._policy.status(ledger.policy), alerts=self._alerts(),
         )
 
     def _model(self, rooms: ModelRooms) -> ModelStatus:

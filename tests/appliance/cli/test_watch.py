@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli import exits
+from appliance.cli import admin_client, exits
 from appliance.snapshot import decode
-from appliance.status import ApplianceStatus, ReloadOutcome
+from appliance.status import Alert, ApplianceStatus, ReloadOutcome
 from appliance.telemetry.store import StoredTrace, TraceList, TraceStore
 from tests.appliance import golden
 from tests.appliance.admin_server import STATUS, FakeAppliance, serve_admin
@@ -54,6 +54,40 @@ def test_status_without_a_sandbox_is_loud(run: Run, appliance: FakeAppliance) ->
     assert result.exit_code == 0
     assert result.stdout.splitlines()[1].startswith(" NO SANDBOX")
     golden.check(GOLDEN / "status-unsafe-80.txt", result.stdout)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_status_says_first_what_is_wrong(run: Run, appliance: FakeAppliance, columns: int) -> None:
+    """What the console's strip says stands above the tables: cause, who, what to do, what to type."""
+    down = Alert(
+        key="down/m", level="broken", what="The engine sandbox of athanor-mini is down: exit status 137",
+        who="All 2 tenants that may use it", do="It is started again by itself.",
+        command="athanor logs --level warning", since=STATUS.started_at + 7_300,
+    )  # fmt: skip
+    late = Alert(key="queue", level="degraded", what="7 requests wait for their turn", who="Whoever calls now.")
+    elsewhere = Alert(key="unsafe", level="broken", what="said twice")
+    appliance.status = replace(STATUS, alerts=(down, late, elsewhere))
+    result = run("status", "--admin", appliance.url, columns=columns)
+    assert "said twice" not in result.stdout
+    golden.check(GOLDEN / f"status-alerts-{columns}.txt", result.stdout)
+
+
+def test_where_to_ask_is_found_out(
+    run: Run, appliance: FakeAppliance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without --admin the service's socket is asked where there is one, else loopback; where the service is installed
+    and does not answer, the hint leads to it and not to a demo."""
+    path = tmp_path / "admin.sock"
+    monkeypatch.setattr(admin_client, "SERVICE_SOCKET", path)
+    assert admin_client.default_admin() == admin_client.LOOPBACK_ADMIN
+    with serve_admin(FakeAppliance(), path):
+        assert run("status").exit_code == 0
+        assert run("status", "--admin", "127.0.0.1:1").exit_code == exits.UNREACHABLE
+    monkeypatch.setattr(admin_client, "SERVICE_CONFIG", tmp_path)
+    result = run("status")
+    assert result.exit_code == exits.UNREACHABLE
+    assert f"nothing answers at unix:{path}" in result.stderr
+    assert "athanor doctor" in result.stderr and "athanor demo" not in result.stderr
 
 
 def test_one_unsafe_engine_is_enough(run: Run, appliance: FakeAppliance) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from appliance.certificate_dates import DAY_S
 from appliance.console.alerts import Facts, alerts
 from appliance.console.picture import Latency, Point, Spread
 from appliance.telemetry.figures import NS
@@ -24,8 +25,9 @@ def ended(now: float, outcome: str, error: str | None, tenant: str | None, count
 
 
 def test_an_appliance_that_is_well_has_no_alert() -> None:
-    """The control of all others."""
+    """The control of all others; so is one with a certificate that is good for long enough."""
     assert alerts(facts()) == ()
+    assert alerts(facts(certificate=(NOW - DAY_S, NOW + 60 * DAY_S))) == ()
 
 
 def down(**changes: Any) -> Facts:
@@ -57,6 +59,9 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "audit refuses": (facts(audit_problem="disk full", audit_refuses=True), "broken", "audit log"),
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),
+    "certificate ended": (facts(certificate=(NOW - 90 * DAY_S, NOW - DAY_S)), "broken", "certificate has expired"),
+    "certificate ends": (facts(certificate=(NOW, NOW + 9.5 * DAY_S)), "degraded", "certificate ends in 9 days"),
+    "clock behind": (facts(certificate=(NOW + DAY_S, NOW + 90 * DAY_S)), "broken", "certificate is not valid yet"),
     "queue": (facts(points=points(waiting=7)), "degraded", "7 requests wait"),
     "kv": (facts(points=points(kv_held=0.97)), "degraded", "all KV memory"),
     "slow": (facts(latency=Latency(requests=40, window_s=60, first_token=Spread(1, 3.14, 4))), "degraded", "3.1 s"),

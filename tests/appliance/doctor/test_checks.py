@@ -28,6 +28,7 @@ from appliance.doctor.facts import (
     UserNamespaces,
 )
 from appliance.doctor.finding import Finding, Level, worst
+from appliance.status import Alert
 from tests.appliance.doctor.healthy import DAY, FACTS, GIB, MACHINE, NOW, SERVICE
 
 
@@ -192,6 +193,23 @@ FAULTS = {
         P,
         "disk /v",
         "du -xh",
+    ),
+    "sandbox down": (
+        service(running=replace(SERVICE.running, alerts=(
+            Alert(key="down/m", level="broken", what="The engine sandbox of m is down", command="athanor logs"),
+        ))),
+        P,
+        "alert",
+        "athanor logs",
+    ),
+    "audit log not written": (
+        service(running=replace(SERVICE.running, alerts=(
+            Alert(key="audit", level="degraded", what="The audit log cannot be written: disk full", who="Nobody.",
+                  do="Make room on its disk.", command="athanor doctor"),
+        ))),
+        W,
+        "alert",
+        "Make room",
     ),
     "collector away": (
         service(exporters=(Exporter(signal="traces", endpoint="http://x", problem="refused"),)),

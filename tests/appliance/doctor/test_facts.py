@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from appliance import demo
+from appliance.certificate_dates import validity
 from appliance.config import ApplianceConfig, load_config
-from appliance.doctor.certificate import read_certificate, validity
+from appliance.doctor.certificate import read_certificate
 from appliance.doctor.facts import Running
 from appliance.doctor.holders import holder, listening
 from appliance.doctor.machine_facts import look_at_machine, look_at_memory
@@ -39,7 +40,7 @@ def read(state: Path) -> ApplianceConfig:
 
 
 def test_the_demo_is_seen_as_it_is(state: Path) -> None:
-    """Ports, policy, keys, weights, permissions of a generated configuration."""
+    """Ports, policy, keys, weights, permissions, disks (that of the audit log too) of a generated configuration."""
     found = look_at_service(read(state), state / "athanor.yaml", RUNNING)
     assert [(port.in_use, port.problem) for port in found.ports] == [(False, "")] * 3
     assert (found.policy.tenants, found.policy.missing_keys, found.policy.problems) == (("alpha", "beta"), (), ())
@@ -47,6 +48,7 @@ def test_the_demo_is_seen_as_it_is(state: Path) -> None:
     secret = {one.purpose: one.mode for one in found.access if one.secret}
     assert secret == {"key table": 0o600, "pepper": 0o600}
     assert found.disks[0].total > found.disks[0].free > 0
+    assert any("audit log" in disk.purpose for disk in found.disks)
 
 
 def test_faults_on_disk_are_seen(state: Path) -> None:
