@@ -13,6 +13,10 @@ from appliance.model_digests import DigestCache, HashedFile, ModelDigestError, i
 EMBEDDED_MODEL = "athanor-mini"
 """Name and folder of the model that comes with the project."""
 
+GGUF = ".gguf"
+CONVERTED = "is GGUF, which is converted once and not served as it is; athanor model convert"
+"""What is said of a file of llama.cpp's; the command comes behind the semicolon."""
+
 ENGINE_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json", "modules.json")
 """What the engine sandbox sees, besides every ``*.safetensors``."""
 
@@ -80,9 +84,13 @@ def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
     Raises:
         ConfigError: as ``read_model``.
     """
+    if folder.suffix.lower() == GGUF and folder.is_file():
+        raise ConfigError(f"model {name}: {folder} {CONVERTED} {folder} DIR")
     if not folder.is_dir():
         raise ConfigError(f"model {name}: {folder} is not a directory")
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not weights and (packed := sorted(folder.glob(f"*{GGUF}"))):
+        raise ConfigError(f"model {name}: {packed[0]} {CONVERTED} {packed[0]} DIR")
     if not weights:
         raise ConfigError(
             f"model {name}: no *.safetensors in {folder}; a directory in the Hugging Face layout is needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,13 +11,23 @@ from pathlib import Path
 import pytest
 import typer
 
+from appliance.api import openai
+from appliance.api.limits import Stamp
 from appliance.cli import exits
 from appliance.cli.app import app
+from appliance.config import ModelConfig, load_config
+from appliance.errors import InvalidRequestError
+from appliance.request import Operation
+from policy.loader import Source, load_policy
+from policy.schema import TenantSchema
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "SECURITY.md", "docs/sampling.md", "docs/install.md", "docs/operate.md",
-             "docs/console.md", "docs/observability.md")
-PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/", "isolation/ipc/",
-          "appliance/api/", "tests/appliance/gateway/", "tests/appliance/api/")
+             "docs/console.md", "docs/observability.md", "docs/coming-from.md", "docs/models.md", "docs/kv-quotas.md",
+             "docs/classes.md", "docs/images.md", "docs/upgrade.md", "docs/weights.md",
+             "docs/retention-and-spill.md", "docs/structured-output.md", "docs/gpu.md", "docs/soak.md",
+             "docs/add-a-model.md")
+PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "engine/kernels/gpu/", "isolation/",
+          "isolation/ipc/", "appliance/api/", "tests/appliance/gateway/", "tests/appliance/api/")
 """Where a path in a document may begin."""
 
 
@@ -26,11 +37,78 @@ def test_every_path_in_a_document_exists(root: Path, name: str) -> None:
     text = (root / name).read_text()
     words = re.findall(r"[`(]([a-zA-Z_][\w./-]*(?:\.py|\.md|\.yaml|/))[`)]", text)
     assert words
-    made = ("policy.yaml", "athanor.yaml", ".athanor/")
+    made = ("policy.yaml", "athanor.yaml", ".athanor/", "new/", "old/")
     missing = [
         word for word in words if word not in made and not any((root / place / word).exists() for place in PLACES)
     ]
     assert missing == []
+
+
+def test_every_link_leads_somewhere(root: Path) -> None:
+    """Each relative link of each document names a file that is there, and a heading of it where it names one."""
+    documents = [root / name for name in ("README.md", "ARCHITECTURE.md", "SECURITY.md", "CHANGELOG.md")]
+    documents += sorted((root / "docs").glob("*.md")) + sorted(root.glob("*/README.md"))
+    dead, seen = [], 0
+    for document in documents:
+        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in target:
+                continue
+            seen += 1
+            path, _, anchor = target.partition("#")
+            file = (document.parent / path).resolve() if path else document
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                dead.append(f"{document.name}: {target}")
+    assert seen > 20
+    assert dead == []
+
+
+def anchors(file: Path) -> set[str]:
+    """The headings of a document as links name them."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def block(root: Path, title: str) -> str:
+    """The code block of a title in the page for those who come from other servers."""
+    (found,) = re.findall(rf"```yaml {title}\n(.*?)```", (root / "docs/coming-from.md").read_text(), re.DOTALL)
+    return str(found)
+
+
+def test_what_those_who_come_from_other_servers_paste_is_understood(root: Path, tmp_path: Path) -> None:
+    """Both files of the page are valid, and each key that its table of options names in code is one."""
+    (tmp_path / "athanor.yaml").write_text(block(root, "athanor.yaml"))
+    config = load_config(tmp_path / "athanor.yaml")
+    policy = load_policy([Source("policy.yaml", block(root, "policy.yaml"))])
+    assert [model.name for model in config.models] == ["qwen3-8b"]
+    assert sorted(policy.tenants) == ["nightly", "web"]
+    text = (root / "docs/coming-from.md").read_text()
+    last = [row.split(" | ")[-1] for row in text.partition("## Options")[2].partition("##")[0].splitlines()]
+    named = {word for cell in last for word in re.findall(r"\b(?:model|tenant): `([a-z_]+)", cell)}
+    assert len(named) >= 10
+    assert named <= {*ModelConfig.model_fields, *TenantSchema.model_fields}
+
+
+def test_fields_of_a_request_are_met_as_the_page_says(root: Path) -> None:
+    """Its list of served fields is whole, refused ones are a 400 of their name, the others are reported as ignored."""
+    part = (root / "docs/coming-from.md").read_text().partition("## Fields of a request")[2].partition("\n## ")[0]
+    kinds = re.split(r"\n\n(?=Refused|Every)", part)
+    served, refused, ignored = (set(re.findall(r"`([a-z_]+)`", one)) for one in kinds)
+    assert served == set().union(*openai._SERVED.values())
+    begin = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+    def parse(**fields: object) -> openai.Parsed:
+        return openai.parse(Operation.CHAT, json.dumps(begin | fields).encode(), Stamp("r"))
+
+    assert parse(tools=[], tool_choice="none").ignored == ()
+    assert refused == set(openai._REFUSED)
+    for name in refused:
+        with pytest.raises(InvalidRequestError, match=name) as caught:
+            parse(**{name: "something"})
+        assert caught.value.param == name
+    others = ignored - served - refused
+    assert {"mirostat", "n_predict"} <= others
+    assert set(parse(**dict.fromkeys(others, 1)).ignored) == others
 
 
 def test_make_targets_in_the_documents_exist(root: Path) -> None:

@@ -36,7 +36,6 @@ def demo(  # noqa: PLR0913 - one parameter an option
         typer.Option(
             metavar="DIR",
             exists=True,
-            file_okay=False,
             help="A model folder to serve besides the embedded one; may be repeated.",
         ),
     ] = None,

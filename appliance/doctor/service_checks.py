@@ -134,7 +134,7 @@ def check_model(model: Model) -> Finding:
         return Subject(Area.SERVICE, check).problem(
             said.removeprefix(f"{check}: "),
             means="it is not served",
-            mend=mend.removeprefix("make it so with: ") or "athanor model convert SRC.gguf DIR",
+            mend=mend.removeprefix("make it so with: ") or "models: path: DIR    # in athanor.yaml",
         )
     if model.null:
         return Subject(Area.SERVICE, check).warning(

@@ -26,6 +26,15 @@ def test_each_room_sees_its_own_files(folder: Path) -> None:
     assert [name for name, _ in files.text] == ["tokenizer.json"]
 
 
+def test_a_file_of_llama_cpp_s_is_told_how_it_becomes_a_model(tmp_path: Path) -> None:
+    """GGUF is named as what it is, with the command that converts it: the file itself, and a folder of such files."""
+    packed = tmp_path / "llama.gguf"
+    packed.write_bytes(b"GGUF")
+    for place in (packed, tmp_path):
+        with pytest.raises(ConfigError, match=f"; athanor model convert {packed} DIR"):
+            read_model("m", place)
+
+
 def test_the_digest_names_the_content(folder: Path) -> None:
     """A flipped byte or a renamed shard changes it; a foreign file does not."""
     before = read_model("m", folder).digest
