@@ -149,7 +149,8 @@ def check_files(files: ModelFiles, pinned: str) -> None:
         try:
             same = identity_of(one.path.stat()) == one.identity
         except OSError as error:
-            raise ConfigError(f"model {files.name}: cannot read {one.path}: {error.strerror}") from error
+            why = (error.strerror or str(error)).lower()
+            raise ConfigError(f"model {files.name}: cannot read {one.path}: {why}") from error
         if not same:
             break
     else:
@@ -169,7 +170,7 @@ def _digest(model: str, files: NamedFiles, cache: DigestCache) -> tuple[str, tup
         try:
             one = cache.hash(path)
         except OSError as error:
-            raise ConfigError(f"model {model}: cannot read {path}: {error.strerror}") from error
+            raise ConfigError(f"model {model}: cannot read {path}: {(error.strerror or str(error)).lower()}") from error
         total.update(len(name).to_bytes(4, "little") + name.encode() + one.digest)
         hashed.append(one)
     return total.hexdigest(), tuple(hashed)

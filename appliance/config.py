@@ -286,7 +286,7 @@ def load_config(path: Path) -> ApplianceConfig:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
     if len(data) > MAX_CONFIG_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
     try:

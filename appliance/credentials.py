@@ -31,7 +31,7 @@ def _read_private(path: Path) -> bytes:
         mode = path.stat().st_mode
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
     if mode & 0o007:
         raise ConfigError(f"{path} is open to every user of this machine; close it with: chmod o= '{path}'")
     return data

@@ -120,7 +120,8 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
             prepare_policy(state)
             config = write_config(state, options, models)
         except OSError as error:
-            raise ConfigError(f"cannot prepare the state directory {state}: {error.strerror}") from error
+            why = (error.strerror or str(error)).lower()
+            raise ConfigError(f"cannot prepare the state directory {state}: {why}") from error
         try:
             return launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)))
         finally:

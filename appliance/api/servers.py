@@ -211,7 +211,10 @@ class FrontEnds:
             else:
                 self.grpc_port = self._rpcs.add_secure_port(address, _grpc_tls(settings.tls))
         except RuntimeError:
-            raise StartError(f"gRPC cannot listen on {address}; is the port in use, the key PEM?") from None
+            raise StartError(
+                f"gRPC cannot listen on {address}: the port is in use, or a TLS file is not PEM; `athanor doctor` says "
+                f"which; `listen: grpc` in athanor.yaml, or --grpc-port of a demo, names another port"
+            ) from None
         await self._rpcs.start()
 
     async def _start_http(self, bound: socket.socket, *, accepts: bool) -> None:
@@ -296,7 +299,10 @@ def _bind(settings: FrontEndSettings) -> tuple[socket.socket, bool]:
     try:
         bound = settings.listen(host, port, make)
     except OSError as error:
-        raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
+        raise StartError(
+            f"HTTP cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}; "
+            f"`athanor doctor` says who has it; `listen: http` in athanor.yaml, or --http-port of a demo, names another"
+        ) from None
     # Accepted sockets inherit it: the kernel ends a connection whose peer takes nothing, dead or alive (RFC 5482).
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.http.stall_s * 1_000))
     return bound, not made
@@ -309,7 +315,10 @@ def _http_tls(tls: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError):
-        raise StartError("the TLS certificate and key cannot be used; are both PEM and do they match?") from None
+        raise StartError(
+            f"the certificate {tls.certificate} and the key {tls.key} cannot be used: one is missing or not PEM, or "
+            f"they do not belong together; `athanor doctor` says which"
+        ) from None
     return context
 
 
@@ -318,5 +327,5 @@ def _grpc_tls(tls: TlsFiles) -> Any:
         pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
         client_ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
     except OSError as error:
-        raise StartError(f"a TLS file cannot be read: {error.strerror}") from None
+        raise StartError(f"cannot read {error.filename}: {(error.strerror or str(error)).lower()}") from None
     return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = Path("/var/lib/athanor-supervisor/audit")
 MAX_WITNESS_BYTES = 1 << 20
 
+ELSEWHERE = "as root; `audit: directory` in athanor.yaml says where the log is, --from names another folder"
+
 VERIFY_EXAMPLES = """
 athanor audit verify | the log of this machine
 athanor audit verify --from /mnt/copy/audit --key kept.key | a copy, by a key kept elsewhere
@@ -60,7 +62,7 @@ def verify(
     try:
         report = verifier.verify(directory, _verifier(directory, key), _witnesses(witness or []), archived=archived)
     except OSError as error:
-        fail(exits.REFUSED, f"cannot read {directory}: {(error.strerror or str(error)).lower()}")
+        fail(exits.REFUSED, f"cannot read {directory}: {(error.strerror or str(error)).lower()}", ELSEWHERE)
     _show_report(report, output_format, own_key=key is None)
     if not report.sound:
         raise typer.Exit(exits.REFUSED)
@@ -80,7 +82,7 @@ def show(
     try:
         found = _newest(directory, last, kind)
     except OSError as error:
-        fail(exits.REFUSED, f"cannot read {directory}: {(error.strerror or str(error)).lower()}")
+        fail(exits.REFUSED, f"cannot read {directory}: {(error.strerror or str(error)).lower()}", ELSEWHERE)
     if output_format is not Format.TABLE:
         entries = [{"n": number, "t": time_ms, "kind": one.kind, **one.fields} for number, time_ms, one in found]
         print_data(entries, output_format)
@@ -103,7 +105,7 @@ def _verifier(directory: Path, key: Path | None) -> Verifier:
     try:
         return read_verifier(path)
     except OSError as error:
-        fail(exits.REFUSED, f"cannot read {path}: {(error.strerror or str(error)).lower()}")
+        fail(exits.REFUSED, f"cannot read {path}: {(error.strerror or str(error)).lower()}", ELSEWHERE)
     except CheckpointError as error:
         fail(exits.REFUSED, f"{path}: {error}")
 

@@ -7,10 +7,15 @@ line: the command, a bar, what it is for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from appliance.cli import exits
+from appliance.cli.terminal import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,12 +36,37 @@ class HelpCommand(TyperCommand):
         _print(self, ctx)
 
 
+_UsageError: Any = typer.BadParameter.__bases__[0]
+_ClickError: Any = _UsageError.__bases__[0]
+"""Click's own errors: typer carries a click of its own without a public name."""
+
+
 class HelpGroup(TyperGroup):
-    """A group of commands with this module's help."""
+    """A group of commands with this module's help, whose wrong command lines are told as every other error."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run it and end the process; a wrong command line with ``exits.USAGE``."""
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except _ClickError as error:
+            code = _wrong(error)
+        except typer.Abort:
+            code = exits.REFUSED
+        sys.exit(code if isinstance(code, int) else exits.OK)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help of the group."""
         _print(self, ctx)
+
+
+def _wrong(error: Any) -> int:
+    """What is wrong with a command line, and where it is written how it would be right; gives the exit code."""
+    message = str(error.format_message()).strip().removesuffix(".")
+    if message:  # a group without a command has printed its help instead
+        context = error.ctx
+        path = context.command_path if context is not None else "athanor"
+        tell(message[:1].lower() + message[1:], f"`{path} --help` has its options and examples")
+    return int(error.exit_code)
 
 
 def _print(command: HelpCommand | HelpGroup, ctx: Any) -> None:

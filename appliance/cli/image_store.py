@@ -157,7 +157,7 @@ def _open(config: Path) -> tuple[SandboxConfig, Pin | None]:
         sandbox = load_config(config).sandbox
         pin = None if sandbox.image_pin is None else read_pin(sandbox.image_pin)
     except ApplianceError as error:
-        fail(exits.REFUSED, error.message)
+        fail(exits.REFUSED, error.message, "--config FILE names another athanor.yaml")
     if sandbox.image_store is None:
         fail(
             exits.REFUSED, f"{config} names no store of images",

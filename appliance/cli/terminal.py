@@ -76,6 +76,12 @@ def print_data(data: object, output_format: Format) -> None:
 
 def fail(code: int, message: str, hint: str | None = None) -> NoReturn:
     """Say what went wrong and what to do about it, and end with an exit code of ``exits``."""
+    tell(message, hint)
+    raise typer.Exit(code)
+
+
+def tell(message: str, hint: str | None = None) -> None:
+    """Say what went wrong, its further lines below it, and what to do about it."""
     from rich.text import Text
 
     console = errors()
@@ -85,4 +91,3 @@ def fail(code: int, message: str, hint: str | None = None) -> NoReturn:
         console.print(Text(f"       {printable(line)}"), soft_wrap=True)
     if hint is not None:
         console.print(Text.assemble(("hint:  ", "bold"), printable(hint)), soft_wrap=True)
-    raise typer.Exit(code)

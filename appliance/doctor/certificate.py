@@ -14,7 +14,7 @@ def read_certificate(path: Path, key: Path, authority: Path | None) -> Certifica
     try:
         begins, ends = read_validity(path)
     except OSError as error:
-        return Certificate(path=str(path), problem=f"cannot read {path}: {error.strerror}")
+        return Certificate(path=str(path), problem=f"cannot read {path}: {(error.strerror or str(error)).lower()}")
     except ValueError as error:
         return Certificate(path=str(path), problem=f"{path}: {error}")
     return Certificate(
@@ -32,7 +32,7 @@ def _key_problem(path: Path, key: Path) -> str:
             return f"{key} is not the key of {path}"
         return f"{key} cannot be used with {path}: {(error.reason or 'unreadable').lower().replace('_', ' ')}"
     except OSError as error:
-        return f"cannot read {key}: {error.strerror}"
+        return f"cannot read {key}: {(error.strerror or str(error)).lower()}"
     return ""
 
 
@@ -42,5 +42,5 @@ def _authority_problem(path: Path) -> str:
     except ssl.SSLError:
         return f"{path} holds no certificate of an authority"
     except OSError as error:
-        return f"cannot read {path}: {error.strerror}"
+        return f"cannot read {path}: {(error.strerror or str(error)).lower()}"
     return ""

@@ -29,7 +29,7 @@ def read_config(path: Path) -> tuple[ApplianceConfig | None, str]:
     except ConfigError as error:
         return None, str(error)
     except OSError as error:
-        return None, f"cannot read {path}: {error.strerror}"
+        return None, f"cannot read {path}: {(error.strerror or str(error)).lower()}"
 
 
 def gather(path: Path, config: ApplianceConfig | None, problem: str, running: Running | None) -> Facts:
@@ -68,11 +68,12 @@ def _configuration(facts: Facts) -> Finding:
         )
     if facts.config_problem:
         first, *rest = facts.config_problem.splitlines()
+        closed = os.strerror(errno.EACCES).lower() in first
         more = f" and {len(rest)} more" if rest else ""
         return Subject(Area.SERVICE, "configuration").problem(
             first + more,
             means="the appliance cannot start",
-            mend="sudo athanor doctor" if os.strerror(errno.EACCES) in first else "mend the file, then: athanor doctor",
+            mend="sudo athanor doctor" if closed else "mend the file, then: athanor doctor",
         )
     return Subject(Area.SERVICE, "configuration").ok(facts.config)
 

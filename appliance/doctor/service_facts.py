@@ -168,7 +168,7 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     except PolicyError as error:
         return Policy(path=where, problems=tuple(map(str, error.problems)))
     except OSError as error:
-        return Policy(path=where, problems=(f"cannot read {where}: {error.strerror}",))
+        return Policy(path=where, problems=(f"cannot read {where}: {(error.strerror or str(error)).lower()}",))
     pepper = pepper_of(config)
     readable = pepper is not None and os.access(pepper, os.R_OK)
     found = Policy(path=where, digest=loaded.digest, tenants=tuple(loaded.tenants), keys_unseen=not readable)
@@ -196,7 +196,7 @@ def _model(model: ModelConfig) -> Model:
     except ConfigError as error:
         return Model(name=model.name, problem=error.message, null=null)
     except OSError as error:
-        return Model(name=model.name, problem=f"{error.filename}: {error.strerror}", null=null)
+        return Model(name=model.name, problem=f"{error.filename}: {(error.strerror or str(error)).lower()}", null=null)
     return Model(
         name=model.name, weight_bytes=weights, kv_bytes=model.kv_bytes, int8=model.weights == "int8", null=null,
         path=str(model.path), pinned=model.digest, digest=digest,

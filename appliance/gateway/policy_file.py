@@ -46,7 +46,7 @@ class PolicyFile:
         try:
             sources = read_sources(self._policy)
         except OSError as error:
-            raise ConfigError(f"cannot read {self._policy}: {error.strerror}") from error
+            raise ConfigError(f"cannot read {self._policy}: {(error.strerror or str(error)).lower()}") from error
         return load_policy(sources), read_key_table(self._credentials, self._pepper)
 
     async def reload(

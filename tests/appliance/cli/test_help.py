@@ -166,3 +166,21 @@ def test_completion_is_built_in() -> None:
         COMP_CWORD="2",
     )
     assert found.stdout.split() == ["--limit"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("statsu", "no such command 'statsu'. Did you mean 'status'", "`athanor --help`"),
+        ("status --foo", "no such option: --foo", "`athanor status --help`"),
+        ("key create", "missing argument 'TENANT'", "`athanor key create --help`"),
+        ("logs -n 0", "invalid value for '--lines'", "`athanor logs --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_told_as_every_other_error(run: Run, line: str, said: str, hint: str) -> None:
+    """One line that says what is wrong, one that leads to how it would be right; exit code 2, nothing to stdout."""
+    result = run(*line.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    first, second = result.stderr.splitlines()
+    assert first.startswith(f"error: {said}")
+    assert second.startswith(f"hint:  {hint}")

@@ -122,7 +122,7 @@ FAULTS = {
         "athanor doctor",
     ),
     "configuration of others": (
-        replace(FACTS, service=None, config_problem="cannot read x.yaml: Permission denied"),
+        replace(FACTS, service=None, config_problem="cannot read x.yaml: permission denied"),
         P,
         "configuration",
         "sudo athanor doctor",
