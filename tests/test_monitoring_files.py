@@ -65,6 +65,9 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"athanor_engine_defects{{{MODEL}}}": "0x40 1x4"}, {f"athanor_engine_defects{{{MODEL}}}": "0x45"},
     ),
     "AthanorAuditFailing": ({"athanor_audit_failing": "1x45"}, {"athanor_audit_failing": "0x45"}),
+    "AthanorCertificate": (
+        {"athanor_certificate_end_seconds": "1000000x45"}, {"athanor_certificate_end_seconds": "2000000x45"},
+    ),
     "AthanorQueue": (
         {f"athanor_engine_waiting_requests{{{MODEL}}}": "90x45",
          f"athanor_engine_running_requests{{{MODEL}}}": "64x45"},

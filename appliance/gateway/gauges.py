@@ -33,8 +33,16 @@ class Restarts:
 class Gauges:
     """Reads the gateway's state; ``refresh`` is one look."""
 
-    def __init__(self, service: GatewayService, sandboxes: Sandboxes, telemetry: OtelTelemetry) -> None:
+    def __init__(
+        self,
+        service: GatewayService,
+        sandboxes: Sandboxes,
+        telemetry: OtelTelemetry,
+        certificate: tuple[float, float] | None = None,
+    ) -> None:
+        """``certificate``: Unix times between which the one that is served with is valid."""
         self._service = service
+        self._certificate = certificate
         self._sandboxes = sandboxes
         self._telemetry = telemetry
         self._restarts = Restarts()
@@ -78,6 +86,8 @@ class Gauges:
         yield from told
         audit = self._sandboxes.audit
         yield Level(names.AUDIT_FAILING, int(bool(audit.problem)), {})
+        if self._certificate is not None:
+            yield Level(names.CERTIFICATE_END, self._certificate[1], {})
 
     def _rooms(self, name: str, rooms: ModelRooms) -> Iterator[Level]:
         own = [one for one in self._service.house.rooms if one.name == name]

@@ -103,10 +103,10 @@ class Gateway:
         self._sandboxes.on_loss = self._lost
         self._audit = self._sandboxes.audit if config.audit is not None else None
         self._service = GatewayService(self._rooms, Ledger(policy, {}), self._telemetry, self._audit, house)
+        self._certificate = certificate_dates(config.listen)
         self._console = ConsoleFeed(
-            self._service, self._sandboxes, self._file, self._telemetry.store,
-            certificate=certificate_dates(config.listen),
-        )  # fmt: skip
+            self._service, self._sandboxes, self._file, self._telemetry.store, certificate=self._certificate
+        )
         self._report = Report(self._service, self._sandboxes, self._file, self._console.alerts)
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -142,7 +142,7 @@ class Gateway:
             self._service.share_out()
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._rooms)
-            looks = Gauges(self._service, self._sandboxes, self._telemetry)
+            looks = Gauges(self._service, self._sandboxes, self._telemetry, self._certificate)
             gauges = asyncio.create_task(self._watch(looks), name="gauges")
             gauges.add_done_callback(_log_failure)
             background.append(gauges)

@@ -109,6 +109,7 @@ KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
 ENGINE_DEFECTS = "athanor.engine.defects"
 INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
+CERTIFICATE_END = "athanor.certificate.end"
 KV_BLOCKS = "athanor.engine.kv_blocks"
 KV_RESIDENT = "athanor.kv.resident_blocks"
 KV_RESERVED = "athanor.kv.reserved_blocks"
@@ -254,6 +255,7 @@ GAUGES = {
     KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
+    CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),
     KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
     KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),
     KV_BORROWED: Instrument("{block}", "KV blocks that the account has beyond its reservation.", _ACCOUNT),

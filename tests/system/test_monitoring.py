@@ -32,8 +32,8 @@ scrape_configs:
 """
 
 NOT_YET = ("athanor_failures_total", "athanor_sandbox_starts_total", "athanor_spill_bytes",
-           "athanor_spill_blocks_total")
-"""What a healthy appliance without spill does not have: there is nothing to count."""
+           "athanor_spill_blocks_total", "athanor_certificate_end_seconds")
+"""What a healthy appliance without spill and certificate does not have: there is nothing to count."""
 
 LATE = "athanor_refusals_total|athanor:slow_burn:3d|athanor_sandbox_memory_bytes|athanor_kv_resident_blocks"
 """What comes last: once each of these has samples, everything has."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from appliance import demo, notify
-from appliance.config import load_config
+from appliance.config import TlsConfig, load_config
 from appliance.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
 from appliance.errors import StartError
 from appliance.gateway import first_start
@@ -18,6 +19,7 @@ from appliance.gateway.first_start import FirstStart
 from appliance.gateway.gauges import Gauges, Restarts
 from appliance.gateway.process import Gateway
 from isolation.ipc.kv_messages import KvUsage, KvUse
+from tests.appliance.api.pki import Pki
 
 from .conftest import ENGINE_READY, Pair
 
@@ -105,6 +107,24 @@ async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_p
     rooms.engine = None
     assert seen("athanor_engine_kv_blocks") == []
     link.close()
+
+
+async def test_the_certificate_in_use_is_watched(gateway: Gateway, tmp_path: Path) -> None:
+    """Its end, a day away, is an alert of the console and of status, and a metric; without one there is neither."""
+    def seen(one: Gateway) -> tuple[list[str], float]:
+        Gauges(one._service, one._sandboxes, one._telemetry, one._certificate).refresh()
+        text = one._telemetry.metrics.render()[1].decode()
+        ends = re.search(r"^athanor_certificate_end_seconds (\S+)$", text, re.MULTILINE)
+        keys = [alert.key for alert in one._report.status().alerts]
+        return [key for key in keys if key == "certificate"], float(ends[1]) if ends else 0.0
+
+    assert seen(gateway) == ([], 0.0)
+    files = Pki.create(tmp_path).files
+    config = load_config(tmp_path / "athanor.yaml")
+    listen = config.listen.model_copy(update={"tls": TlsConfig(certificate=files.certificate, key=files.key)})
+    alerts, ends = seen(Gateway(config.model_copy(update={"listen": listen})))
+    assert alerts == ["certificate"]
+    assert 0 < ends - time.time() < 86_401
 
 
 async def test_a_reload_while_starting_does_not_say_ready(
