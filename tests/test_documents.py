@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -130,6 +131,32 @@ def test_every_command_is_documented_and_every_documented_one_exists(root: Path)
         below = getattr(one, "commands", None)
         existing |= {name} if below is None else {f"{name} {inner}" for inner in below}
     assert documented == existing
+
+
+def test_every_command_that_is_named_anywhere_can_be_typed(root: Path) -> None:
+    """Documents, hints, mends and alerts name commands and options that there are."""
+    files = [*root.glob("*.md"), *root.glob("docs/**/*.md"), root / "bench/README.md"]
+    files += [root / "docs/monitoring/alerts.yaml"]
+    files += [*(root / "appliance").rglob("*.py"), *(root / "systemd").glob("*")]
+    named = set()
+    for file in files:
+        before = r"`|\b(?:mend|command)=f?\"|^" if file.suffix == ".py" else r"^ {4}|^|`|\.venv/bin/|&& |; |mend: "
+        for words in re.findall(rf"(?:{before})athanor ([a-z][^`\"\n#|;]*)", file.read_text(), re.MULTILINE):
+            named.add((words.strip(), file.relative_to(root).as_posix()))
+    assert len(named) > 150
+    command = typer.main.get_command(app)
+    wrong = [f"{file}: {words}" for words, file in sorted(named) if not can_be_typed(command, words.split())]
+    assert wrong == []
+
+
+def can_be_typed(command: Any, words: list[str]) -> bool:
+    """Whether these name a command below this one, and options of it."""
+    while words and (below := getattr(command, "commands", None)) is not None:
+        if words[0].rstrip(".,:)") not in below:
+            return words[0].startswith("-")
+        command, words = below[words[0].rstrip(".,:)")], words[1:]
+    known = {option for param in command.params for option in param.opts} | {"--help"}
+    return all(re.split(r"[=.,:)']", word)[0] in known for word in words if word.startswith("--"))
 
 
 def test_exit_codes_are_documented(root: Path) -> None:
