@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.status import ApplianceStatus, TenantStatus
+from appliance.status import Alert, ApplianceStatus, TenantStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class Usage:
     models: tuple[ModelUsage, ...]
     tenants: tuple[TenantUsage, ...]
     """The busiest first."""
+    alerts: tuple[Alert, ...] = ()
+    """What the operator should know at the second look, the worst first."""
 
 
 def measure(before: Sample, after: Sample) -> Usage:
@@ -70,7 +72,7 @@ def measure(before: Sample, after: Sample) -> Usage:
     return Usage(
         version=after.status.version, sandbox=after.status.sandbox, up_s=max(0.0, after.at - after.status.started_at),
         seconds=seconds, tokens_per_s=sum(one.tokens_per_s or 0.0 for one in tenants), models=_models(after.status),
-        tenants=tuple(tenants),
+        tenants=tuple(tenants), alerts=after.status.alerts,
     )  # fmt: skip
 
 

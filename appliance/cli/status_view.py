@@ -65,9 +65,14 @@ def status_view(status: ApplianceStatus, now: float) -> RenderableType:
     return Group(*parts)
 
 
+def alert_mark(alert: Alert) -> tuple[str, str]:
+    """The word in front of an alert, and its style."""
+    return _MARKS.get(alert.level, ("warn", "bold yellow"))
+
+
 def _alert(alert: Alert, now: float) -> RenderableType:
     """What is the matter and since when, whom it concerns and what to do, what to type."""
-    mark, style = _MARKS.get(alert.level, ("warn", "bold yellow"))
+    mark, style = alert_mark(alert)
     since = f"For {duration(max(0.0, now - alert.since))}" if alert.since is not None else ""
     more = " ".join(f"{one.rstrip('.:')}." for one in (since, alert.who, alert.do) if one)
     lines = [Text(printable(alert.what), "bold"), Text(printable(more))]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from appliance.cli.status_view import unsafe_warning
+from appliance.cli.status_view import NARROW, alert_mark, unsafe_warning
 from appliance.status import is_unsafe
 from appliance.telemetry.figures import count, duration, printable
 from appliance.usage import ModelUsage, TenantUsage, Usage
 
-BAR_CELLS = 20
-"""Characters of a full bar."""
+BAR_CELLS, NARROW_CELLS = 20, 8
+"""Characters of a full bar, and of one where there is little room."""
+
+MAX_ALERTS = 3
+"""Alerts shown above the tables, a line each; `athanor status` has all of them in full."""
 
 FULL, NEARLY = 0.95, 0.8
 """Shares of KV memory from which on a bar is red, or yellow."""
@@ -28,7 +31,26 @@ def top_view(usage: Usage) -> RenderableType:
     parts: list[RenderableType] = ["", heading, ""]
     if is_unsafe(usage.sandbox):
         parts = ["", unsafe_warning(80), *parts]
-    return Group(*parts, _models(usage.models), "", _tenants(usage.tenants))
+    for alert in usage.alerts[:MAX_ALERTS]:
+        mark, style = alert_mark(alert)
+        parts.append(Text.assemble((mark, style), "  ", (printable(alert.what), "bold")))
+    if len(usage.alerts) > MAX_ALERTS:
+        parts.append(Text(f"      and {len(usage.alerts) - MAX_ALERTS} more: athanor status", "dim"))
+    parts += [""] if usage.alerts else []
+    return Group(*parts, _Tables(usage))
+
+
+class _Tables:
+    """Models, then tenants; fewer columns where narrow."""
+
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = options.max_width < NARROW
+        yield _models(self._usage.models, narrow=narrow)
+        yield Text()
+        yield _tenants(self._usage.tenants, narrow=narrow)
 
 
 def bar(share: float, cells: int = BAR_CELLS) -> Text:
@@ -39,33 +61,38 @@ def bar(share: float, cells: int = BAR_CELLS) -> Text:
     return Text.assemble(("#" * filled, style), ("." * (cells - filled), "dim"), f" {100 * share:3.0f} %")
 
 
-def _models(models: tuple[ModelUsage, ...]) -> Table:
+def _models(models: tuple[ModelUsage, ...], *, narrow: bool) -> Table:
     table = _table("MODEL", "STATE")
     for title in ("RUNNING", "WAITING"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("KV IN USE", no_wrap=True)
-    table.add_column("RESTARTS", justify="right", no_wrap=True)
+    if not narrow:
+        table.add_column("RESTARTS", justify="right", no_wrap=True)
     for one in models:
-        table.add_row(
+        cells = [
             Text(printable(one.name), "bold"), Text(one.state, "green" if one.state == "ready" else "yellow"),
             _number(one.running), Text(f"{one.waiting:,}", "yellow" if one.waiting else "dim"),
-            Text("-", "dim") if one.kv_used is None else bar(one.kv_used),
-            Text(f"{one.restarts:,}", "yellow" if one.restarts else "dim"),
-        )  # fmt: skip
+            Text("-", "dim") if one.kv_used is None else bar(one.kv_used, NARROW_CELLS if narrow else BAR_CELLS),
+        ]  # fmt: skip
+        if not narrow:
+            cells.append(Text(f"{one.restarts:,}", "yellow" if one.restarts else "dim"))
+        table.add_row(*cells)
     return table
 
 
-def _tenants(tenants: tuple[TenantUsage, ...]) -> Table:
-    table = _table("TENANT", "CLASS")
-    for title in ("TOKENS/S", "REQUESTS/S", "REFUSED/S", "IN FLIGHT", "TOKENS"):
+def _tenants(tenants: tuple[TenantUsage, ...], *, narrow: bool) -> Table:
+    table = _table("TENANT", *(() if narrow else ("CLASS",)))
+    numbers = ("TOKENS/S", "REQUESTS/S", "REFUSED/S", "IN FLIGHT")
+    for title in numbers if narrow else (*numbers, "TOKENS"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in tenants:
         limit = f" of {one.max_in_flight:,}" if one.max_in_flight is not None else ""
-        table.add_row(
-            Text(printable(one.id), "bold"), Text(printable(one.isolation_class)), _rate(one.tokens_per_s, "green"),
-            _rate(one.requests_per_s), _rate(one.refused_per_s, "yellow"),
-            Text(f"{one.in_flight:,}{limit}", "" if one.in_flight else "dim"), Text(count(one.tokens), "dim"),
-        )  # fmt: skip
+        cells = [Text(printable(one.id), "bold"), *(() if narrow else (Text(printable(one.isolation_class)),))]
+        cells += [
+            _rate(one.tokens_per_s, "green"), _rate(one.requests_per_s), _rate(one.refused_per_s, "yellow"),
+            Text(f"{one.in_flight:,}{limit}", "" if one.in_flight else "dim"),
+        ]  # fmt: skip
+        table.add_row(*cells, *(() if narrow else (Text(count(one.tokens), "dim"),)))
     return table
 
 

@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from appliance.cli.top_view import bar
+from appliance.status import Alert
 from tests.appliance import golden
 from tests.appliance.admin_server import STATUS, FakeAppliance
 from tests.appliance.cli.conftest import Run
@@ -33,13 +34,21 @@ def busy(appliance: FakeAppliance, monkeypatch: pytest.MonkeyPatch) -> FakeAppli
     return appliance
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [60, 80, 120])
 def test_top_once(run: Run, busy: FakeAppliance, columns: int) -> None:
-    """Rates by tenant, queues and KV by model, as agreed at both widths; a pipe gets one interval."""
+    """Rates by tenant, queues and KV by model, as agreed at each width; a pipe gets one interval."""
     result = run("top", "--admin", busy.url, columns=columns)
     assert result.exit_code == 0, result.output
     assert result.stdout.isascii()
     golden.check(GOLDEN / f"top-{columns}.txt", result.stdout)
+
+
+def test_top_says_what_is_wrong(run: Run, appliance: FakeAppliance) -> None:
+    """The worst alerts stand above the tables, a line each, and how many more there are."""
+    said = tuple(Alert(key=str(one), level="broken", what=f"matter {one}") for one in range(5))
+    appliance.status = replace(STATUS, alerts=said)
+    lines = run("top", "--once", "-i", "0.2", "--admin", appliance.url).stdout.splitlines()
+    assert lines[3:7] == ["FAIL  matter 0", "FAIL  matter 1", "FAIL  matter 2", "      and 2 more: athanor status"]
 
 
 def test_top_for_scripts(run: Run, busy: FakeAppliance) -> None:
