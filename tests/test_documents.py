@@ -7,20 +7,23 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 import typer
+from pydantic import ValidationError
+from ruamel.yaml import YAML
 
 from appliance.api import openai
 from appliance.api.limits import Stamp
 from appliance.cli import exits
 from appliance.cli.app import app
-from appliance.config import ModelConfig, load_config
+from appliance.config import ApplianceConfig, ModelConfig, load_config
 from appliance.errors import InvalidRequestError
 from appliance.request import Operation
 from policy.loader import Source, load_policy
-from policy.schema import TenantSchema
+from policy.schema import PolicySchema, TenantSchema
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "SECURITY.md", "docs/sampling.md", "docs/install.md", "docs/operate.md",
              "docs/console.md", "docs/observability.md", "docs/coming-from.md", "docs/models.md", "docs/kv-quotas.md",
@@ -88,6 +91,32 @@ def test_what_those_who_come_from_other_servers_paste_is_understood(root: Path, 
     named = {word for cell in last for word in re.findall(r"\b(?:model|tenant): `([a-z_]+)", cell)}
     assert len(named) >= 10
     assert named <= {*ModelConfig.model_fields, *TenantSchema.model_fields}
+
+
+def yaml_blocks(text: str) -> list[dict[str, Any]]:
+    """The fenced and indented blocks of a document that begin with a key of one of our two files."""
+    blocks = re.findall(r"```yaml[^\n]*\n(.*?)```", text, re.DOTALL)
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    blocks += [dedent(block) for block in re.findall(r"(?:^|\n\n)((?:    .*\n|\n(?=    ))+)", plain)]
+    keys = "|".join((*PolicySchema.model_fields, *ApplianceConfig.model_fields))
+    return [YAML(typ="safe").load(block) for block in blocks if re.match(rf"(?:#.*\n)?(?:{keys}):", block)]
+
+
+def test_pieces_of_configuration_in_the_documents_are_valid(root: Path) -> None:
+    """Each piece of a policy or an athanor.yaml is what the schemas take, whatever it leaves out."""
+    machine = {"models": [{"name": "m", "path": "p"}], "policy": "p", "credentials": "c", "pepper": "p", "run_dir": "r",
+               "keys": {"root_key": "r", "keyring": "k"}}  # fmt: skip
+    found = [(path.name, one) for path in (root / "docs").glob("*.md") for one in yaml_blocks(path.read_text())]
+    assert len(found) >= 12
+    for name, piece in found:
+        try:
+            if piece.keys() & PolicySchema.model_fields.keys():
+                PolicySchema.model_validate({"version": 1, "tenants": {}} | piece)
+            else:
+                ApplianceConfig.model_validate(machine | piece)
+        except ValidationError as error:
+            wrong = [one for one in error.errors() if one["type"] != "missing"]
+            assert wrong == [], (name, piece)
 
 
 def test_fields_of_a_request_are_met_as_the_page_says(root: Path) -> None:
