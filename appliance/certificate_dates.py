@@ -56,6 +56,13 @@ def validity(text: str) -> tuple[float, float]:
     return begins, _time(kind, second)
 
 
+def whole_days(seconds: float) -> str:
+    """Whole days, hours below one."""
+    days, hours = divmod(int(seconds) // 3_600, 24)
+    number, unit = (days, "day") if days else (hours, "hour")
+    return f"{number} {unit}" + ("" if number == 1 else "s")
+
+
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
     """Tag, content and what follows of the first element."""
     if len(data) < 2:

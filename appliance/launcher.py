@@ -132,7 +132,7 @@ class Launcher:
                 return
             assert self._ready is not None
             if not self._ready.done():
-                raise StartError(f"the {role} ended with {status} before the appliance was ready")
+                raise StartError(f"the {role} ended with {status} before the appliance was ready; why stands above")
             pause, delay = pauses(delay, time.monotonic() - began, served=served)
             log.error("host process ended; starting it again", role=role, status=status, delay_s=pause)
             with contextlib.suppress(TimeoutError):

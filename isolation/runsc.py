@@ -56,7 +56,10 @@ def find_runsc(candidates: Sequence[Path] | None = None) -> Runsc:
         if version >= MIN_VERSION:
             return Runsc(path.absolute(), version)
         problems.append(f"{path} is of {version}, older than {MIN_VERSION}")
-    found = "; ".join(problems) or "there is none beside the interpreter or on the system's path"
+    nowhere = "beside the interpreter or on the system's path"
+    if candidates is not None:
+        nowhere = f"at {', '.join(map(str, candidates))}, which the configuration names"
+    found = "; ".join(problems) or f"there is none {nowhere}"
     raise RuntimeNotFoundError(f"no usable runsc: {found}", hint=_HINT)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -119,11 +120,13 @@ class FrontEnds:
         Raises:
             StartError: a port cannot be bound or a TLS file not used.
         """
+        # Before gRPC reads the same files: its words for a wrong one are few.
+        context = None if self._settings.tls is None else _http_tls(self._settings.tls)
         # HTTP binds first: it can be unbound again without a trace.
         bound, kept = _bind(self._settings)
         try:
             await self._start_grpc()
-            await self._start_http(bound, accepts=not kept)
+            await self._start_http(bound, context, accepts=not kept)
         except BaseException:
             bound.close()
             if self._rpcs is not None:
@@ -217,9 +220,8 @@ class FrontEnds:
             ) from None
         await self._rpcs.start()
 
-    async def _start_http(self, bound: socket.socket, *, accepts: bool) -> None:
+    async def _start_http(self, bound: socket.socket, context: ssl.SSLContext | None, *, accepts: bool) -> None:
         settings = self._settings
-        context = None if settings.tls is None else _http_tls(settings.tls)
         config = uvicorn.Config(
             self._http,
             interface="asgi3",
@@ -300,12 +302,17 @@ def _bind(settings: FrontEndSettings) -> tuple[socket.socket, bool]:
         bound = settings.listen(host, port, make)
     except OSError as error:
         raise StartError(
-            f"HTTP cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}; "
+            f"HTTP cannot listen on {host}:{port}: {_why(error)}; "
             f"`athanor doctor` says who has it; `listen: http` in athanor.yaml, or --http-port of a demo, names another"
         ) from None
     # Accepted sockets inherit it: the kernel ends a connection whose peer takes nothing, dead or alive (RFC 5482).
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.http.stall_s * 1_000))
     return bound, not made
+
+
+def _why(error: OSError) -> str:
+    """The system's own words, without what asyncio and socket add to them."""
+    return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
 def _http_tls(tls: TlsFiles) -> ssl.SSLContext:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from appliance.certificate_dates import DAY_S, RENEW_DAYS
+from appliance.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.console.history import lasting
 from appliance.console.latency import WINDOW_S
 from appliance.console.picture import Latency, ModelView, Point, SandboxView
@@ -120,10 +120,11 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
     grown = facts.points[-1].restarts - facts.points[0].restarts if facts.points else 0
     if grown > 0:
         minutes = max(1, round((facts.points[-1].at - facts.points[0].at) / 60))
+        lately = "in the last minute" if minutes == 1 else f"in the last {minutes} min"
         yield Alert(
             key="restarts", level="degraded" if grown >= RESTARTS else "note",
-            what=f"A sandbox died in the last {minutes} min, and is back or coming" if grown == 1
-            else f"Sandboxes died {grown} times in the last {minutes} min",
+            what=f"A sandbox died {lately}, and is back or coming" if grown == 1
+            else f"Sandboxes died {grown} times {lately}",
             who="Requests that had shown nothing were tried again; others ended with an error.",
             do="A request that kills an engine is quarantined at its second time. The log has each cause.",
             command=_LOGS,
@@ -142,7 +143,7 @@ def _down(model: ModelView, box: SandboxView, users: int) -> Alert:
     cause = f": {box.cause}" if box.cause else ""
     return Alert(
         key=key, level="broken", what=f"The {box.role} sandbox of {name} is down{cause}", since=box.since, who=who,
-        do="It is started again by itself. If it dies again and again, the log says of what.", command=_LOGS,
+        do="It is started again by itself. If it goes on dying, the log has all it said.", command="athanor logs -n 50",
     )
 
 
@@ -264,7 +265,7 @@ def _certificate(facts: Facts) -> Iterator[Alert]:
     if facts.now < begins:
         what, do = "is not valid yet", "See if this machine's clock is right; else wait, or use the one before."
     else:
-        what = f"ends in {_count(int(left // DAY_S), 'day')}" if valid else "has expired"
+        what = f"ends in {whole_days(left)}" if valid else "has expired"
         do = "Renew it, then restart the gateway: it reads the file when it starts, and only then."
     yield Alert(
         key="certificate", level="degraded" if valid else "broken", what=f"The certificate {what}",

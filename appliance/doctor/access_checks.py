@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from appliance.certificate_dates import DAY_S, RENEW_DAYS
+from appliance.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.doctor.facts import Access, Certificate, Policy, Port, Running, Service
 from appliance.doctor.finding import Area, Finding, Level, Subject
 
@@ -46,7 +46,7 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
     renew = f"openssl x509 -in {tls.path} -noout -dates    # renew it, then: systemctl restart athanor-gateway"
     if now < tls.not_before or now >= tls.not_after:
         what = (
-            "is not valid yet" if now < tls.not_before else f"expired {_days(now - tls.not_after)} ago"
+            "is not valid yet" if now < tls.not_before else f"expired {whole_days(now - tls.not_after)} ago"
         )
         return Subject(Area.ACCESS, "certificate").problem(
             f"{tls.path} {what}",
@@ -56,7 +56,7 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
     days = int((tls.not_after - now) / DAY_S)
     if days < RENEW_DAYS:
         return Subject(Area.ACCESS, "certificate").warning(
-            f"{tls.path} expires in {_days(tls.not_after - now)}",
+            f"{tls.path} expires in {whole_days(tls.not_after - now)}",
             means="clients will refuse to connect then",
             mend=renew,
         )
@@ -146,13 +146,6 @@ def check_file(access: Access) -> Finding:
             mend=f"chmod o-w '{access.path}'",
         )
     return Subject(Area.ACCESS, check).ok(f"{access.path} {access.mode:04o}")
-
-
-def _days(seconds: float) -> str:
-    """Whole days, hours below one."""
-    days, hours = divmod(int(seconds) // 3_600, 24)
-    number, unit = (days, "day") if days else (hours, "hour")
-    return f"{number} {unit}" + ("" if number == 1 else "s")
 
 
 def _some(names: tuple[str, ...]) -> str:

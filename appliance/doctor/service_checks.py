@@ -58,7 +58,7 @@ def check_running(running: Running, version: str) -> Finding:
         return Subject(Area.SERVICE, "appliance").note(
             f"nothing answers at {running.admin}",
             means="it does not run",
-            mend="systemctl start athanor.target    # or: athanor serve --config FILE",
+            mend="systemctl start athanor.target    # or: athanor serve --config FILE; athanor logs says why one ended",
         )
     if not running.ready:
         return Subject(Area.SERVICE, "appliance").warning(
@@ -226,7 +226,7 @@ def check_disk(disk: Disk) -> Finding:
     if disk.free < FULL_BYTES or 0 <= disk.free_inodes < LOW_INODES // 10:
         return Subject(Area.SERVICE, check).problem(
             what,
-            means="sockets, locks and state cannot be written",
+            means=f"what is written there is lost or refused: {disk.purpose}",
             mend=mend,
         )
     if (disk.free < LOW_BYTES and disk.free < disk.total * LOW_SHARE) or 0 <= disk.free_inodes < LOW_INODES:

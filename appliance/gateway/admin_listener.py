@@ -103,6 +103,10 @@ def _bind(address: str) -> tuple[socket.socket, str]:
             shown_host = f"[{host}]" if family is socket.AF_INET6 else host
             shown = f"http://{shown_host}:{sock.getsockname()[1]}"
     except OSError as error:
-        raise StartError(f"cannot listen for admin on {address}: {(error.strerror or str(error)).lower()}") from error
+        why = (os.strerror(error.errno) if error.errno else str(error)).lower()
+        raise StartError(
+            f"cannot listen for admin on {address}: {why}; `athanor doctor` says who has it; `listen: admin` in "
+            f"athanor.yaml, or --admin-port of a demo, names another"
+        ) from error
     sock.setblocking(False)
     return sock, shown

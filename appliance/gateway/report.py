@@ -81,7 +81,7 @@ class Report:
             shown = EngineStatus(
                 state=engine.state, kind=kind, generation=engine.generation, restarts=engine.restarts,
                 pid=engine.pid or None, uptime_s=_uptime(engine),
-                num_blocks=rooms.capacity.num_blocks if rooms.capacity else 0,
+                num_blocks=rooms.capacity.num_blocks if rooms.capacity and stats else 0,
                 free_blocks=stats.free_blocks if stats else 0,
                 running=stats.running if stats else 0, waiting=stats.waiting if stats else 0,
             )

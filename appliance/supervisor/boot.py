@@ -24,7 +24,7 @@ from appliance.supervisor.saved import Saved
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
-from isolation.ipc.errors import AttachError
+from isolation.ipc.errors import AttachError, PeerGoneError
 from isolation.ipc.listener import Listener
 from isolation.ipc.messages import (
     NAMESPACE_KEY_BYTES,
@@ -55,6 +55,9 @@ LOAD_TIMEOUT_S = 600.0
 
 PROBE_TIMEOUT_S = 60.0
 """For the first real token of a large model on a slow machine."""
+
+END_TOLD_S = 5.0
+"""From the end of a guest's channel to that of its sandbox, at most: what it printed has been read by then."""
 
 SLICE_S = 0.25
 """How often a wait looks whether the sandbox still lives."""
@@ -122,13 +125,16 @@ class Booted:
     """The engine's second channel, until a port has it."""
     start: str = COLD
     """How it began, in the words of ``appliance.control``."""
+    said: str = ""
+    """The last line that it had printed when it was ready."""
 
     def describe_end(self) -> str:
         """How it ended, for people."""
         self.sandbox.wait(1.0)
         ending = self.sandbox.ending()
         tail = self.sandbox.output_tail()
-        last = f"; its last words: {tail[-1]}" if tail else ""
+        # What it said of its start explains no death.
+        last = f"; its last words: {tail[-1]}" if tail and tail[-1] != self.said else ""
         return (ending.reason if ending is not None else "was ended") + last
 
 
@@ -236,7 +242,9 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved |
     layout = standard_layout().encode().hex()
     spill = channels[1] if plan.spills else None
     took = time.monotonic() - began
-    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, took, spill, COLD if saved is None else RESTORED)
+    start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
+    said = tail[-1] if tail else ""
+    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, took, spill, start, said)
 
 
 def _check_model(plan: BootPlan) -> None:
@@ -339,7 +347,17 @@ class _Booting:
             SandboxStartError: the sandbox ended or refused the probe, nobody wants it any more, or time ran out.
             ProtocolError: it broke the protocol.
         """
-        deadline = time.monotonic() + timeout_s
+        try:
+            return self._listen(channel, wanted, time.monotonic() + timeout_s)
+        except TimeoutError:
+            raise SandboxStartError(f"sandbox {self.plan.name} did not answer within {timeout_s:g} s") from None
+        except PeerGoneError:
+            # That it ended says nothing; its last words say why.
+            self.sandbox.wait(END_TOLD_S)
+            self._check()
+            raise
+
+    def _listen(self, channel: Channel, wanted: Callable[[Message], bool], deadline: float) -> Message:
         while True:
             # One at a time: what comes behind the wanted message belongs to whoever has the channel next.
             messages = channel.receive(1)
@@ -350,7 +368,7 @@ class _Booting:
                     raise SandboxStartError(f"sandbox {self.plan.name} cannot answer the simplest request")
             self._check()
             if time.monotonic() > deadline:
-                raise SandboxStartError(f"sandbox {self.plan.name} did not answer within {timeout_s:g} s")
+                raise TimeoutError
             if not messages:
                 channel.wait(SLICE_S)
 
@@ -378,7 +396,7 @@ def _refuses(message: Message) -> bool:
 
 def _last_words(sandbox: Sandbox) -> str:
     tail = sandbox.output_tail()
-    return ": " + " / ".join(tail[-3:]) if tail else ""
+    return "; its last words: " + " / ".join(tail[-3:]) if tail else ""
 
 
 def line_logger(name: str) -> Callable[[str], None]:

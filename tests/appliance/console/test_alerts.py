@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),
     "certificate ended": (facts(certificate=(NOW - 90 * DAY_S, NOW - DAY_S)), "broken", "certificate has expired"),
+    "certificate ends today": (facts(certificate=(NOW, NOW + 7_300)), "degraded", "certificate ends in 2 hours"),
     "certificate ends": (facts(certificate=(NOW, NOW + 9.5 * DAY_S)), "degraded", "certificate ends in 9 days"),
     "clock behind": (facts(certificate=(NOW + DAY_S, NOW + 90 * DAY_S)), "broken", "certificate is not valid yet"),
     "queue": (facts(points=points(waiting=7)), "degraded", "7 requests wait"),
