@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from appliance.errors import ConfigError
 from appliance.residency import ResidentLimits
 from policy.errors import PolicyError
 from policy.positions import dotted, load_yaml
+from policy.wording import worded
 
 MAX_CONFIG_BYTES = 256 << 10
 """Bytes of athanor.yaml."""
@@ -298,12 +299,29 @@ def load_config(path: Path) -> ApplianceConfig:
         raise ConfigError(str(error)) from error
     except ValidationError as error:
         problems = []
-        for item in error.errors():
+        for item in error.errors(include_url=False):
             where = tuple(item["loc"])
-            line, column = locate(where)
-            problems.append(f"{path}:{line}:{column}: {dotted(where)}: {item['msg']}")
+            line, column = locate.key(where) if item["type"] == "extra_forbidden" else locate(where)
+            said = worded(item, _known_keys(where[:-1])).removeprefix("Value error, ")
+            problems.append(f"{path}:{line}:{column}: {dotted(where)}: {said}")
         raise ConfigError("\n".join(problems)) from error
     return _anchored(config, path.resolve().parent)
+
+
+def _known_keys(where: tuple[str | int, ...]) -> tuple[str, ...]:
+    """The keys that there are in a section of the configuration."""
+    section: type[BaseModel] = ApplianceConfig
+    for part in where:
+        if isinstance(part, str) and part in section.model_fields:
+            section = _section_of(section.model_fields[part].annotation) or section
+    return tuple(section.model_fields)
+
+
+def _section_of(kind: Any) -> type[BaseModel] | None:
+    """The section in an annotation: itself, one of a list, or one that may be left out."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next((found for one in get_args(kind) if (found := _section_of(one)) is not None), None)
 
 
 def _anchored(config: ApplianceConfig, folder: Path) -> ApplianceConfig:

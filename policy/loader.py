@@ -11,7 +11,6 @@ Pure: ``policy.files`` or the caller reads the files.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,12 +48,10 @@ from policy.schema import (
     PublicPrefixSchema,
     TenantSchema,
 )
+from policy.wording import worded
 
 MAX_PROBLEMS = 100
 """Problems reported of one load; past that, mending the first ones comes first."""
-
-SHOWN_CHARACTERS = 40
-"""Characters of a wrong value repeated in a message."""
 
 SHOWN_SUM = 200
 """Characters of a sum that is too large repeated in a message: its end."""
@@ -325,48 +322,7 @@ def _problems(error: ValidationError, name: str, locator: Locator) -> list[Probl
     return sorted(found, key=lambda problem: (problem.line, problem.column))
 
 
-_MESSAGES: Mapping[str, str] = {
-    "missing": "this key is required",
-    "int_type": "must be a whole number, found {shown}",
-    "string_type": "must be text, found {shown}",
-    "list_type": "must be a list, found {shown}",
-    "model_type": "must be a mapping, found {shown}",
-    "dict_type": "must be a mapping, found {shown}",
-    "greater_than_equal": "must be at least {ge}, found {shown}",
-    "less_than_equal": "must be at most {le}, found {shown}",
-    "literal_error": "must be {expected}, found {shown}",
-    "too_short": "must have at least {min_length} entry",
-    "too_long": "must have at most {max_length} entries",
-    "string_pattern_mismatch": "{shown} does not fit the pattern {pattern}",
-}
-"""Our wording for the kinds of error that pydantic reports; its own text stands for any other."""
-
-
 def _message(item: Mapping[str, Any], path: Path) -> str:
-    if item["type"] == "extra_forbidden":
-        return _unknown_key(path)
-    template = _MESSAGES.get(item["type"])
-    if template is None:
-        return str(item["msg"])
-    return template.format_map({**item.get("ctx", {}), "shown": _shown(item["input"])})
-
-
-def _unknown_key(path: Path) -> str:
-    if len(path) == 1:
-        known = tuple(PolicySchema.model_fields)
-    else:
-        known = _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[str(path[0])]
-    close = difflib.get_close_matches(str(path[-1]), known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-    return f"unknown key; {hint}"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+    if item["type"] != "extra_forbidden" or len(path) == 1:
+        return worded(item, tuple(PolicySchema.model_fields))
+    return worded(item, _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])

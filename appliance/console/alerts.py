@@ -51,6 +51,9 @@ SHOWN = 3
 
 ORDER = {"broken": 0, "degraded": 1, "note": 2}
 
+AUDIT_SAID = "the audit log cannot be written: "
+"""How the writer's own words begin, which the alert has in front of them already."""
+
 _LOGS = "athanor logs --level warning"
 
 
@@ -170,7 +173,7 @@ def _promises(facts: Facts) -> Iterator[Alert]:
     if facts.audit_problem:
         yield Alert(
             key="audit", level="broken" if facts.audit_refuses else "degraded",
-            what=f"The audit log cannot be written: {facts.audit_problem}",
+            what=f"The audit log cannot be written: {facts.audit_problem.removeprefix(AUDIT_SAID)}",
             who="All requests are refused." if facts.audit_refuses else "Requests go on without entries.",
             do="Make room on its disk, or mend its directory.", command="athanor doctor",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,21 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     """No default is guessed."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("policy: policy", "polcy: policy"), "polcy: unknown key; did you mean 'policy'?"),
+        (("policy: policy", "polcy: policy"), "policy: this key is required"),
+        (("dtype: float32", "dtyp: float32"), "models[0].dtyp: unknown key; did you mean 'dtype'?"),
+        (("dtype: float32", "kv_bytes: a lot"), "models[0].kv_bytes: must be a whole number, found 'a lot'"),
+        (("policy: policy", "sandbox: {spil: {}}\npolicy: policy"), "sandbox.spil: unknown key; did you mean 'spill'?"),
+        (("policy: policy", "audit: {dir: d}\npolicy: policy"), "audit.dir: unknown key; known here: directory, "),
+    ],
+)
+def test_problems_are_in_the_words_of_the_policy(tmp_path: Path, wrong: tuple[str, str], said: str) -> None:
+    """An unknown key is told with the one that was meant, a wrong value with what was found, each at its place."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, GOOD.replace(*wrong)))
+    assert re.search(rf":\d+:\d+: {re.escape(said)}", caught.value.message), caught.value.message

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.certificate_dates import DAY_S
-from appliance.console.alerts import Facts, alerts
+from appliance.console.alerts import AUDIT_SAID, Facts, alerts
 from appliance.console.picture import Latency, Point, Spread
 from appliance.telemetry.figures import NS
 from appliance.telemetry.store import TraceSummary
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "unsafe": (facts(sandbox="none"), "broken", "no sandbox"),
     "integrity": (facts(integrity_failures=2), "broken", "2 requests met KV memory"),
     "defects": (facts(defects=1), "degraded", "promise between tenants"),
-    "audit": (facts(audit_problem="disk full"), "degraded", "audit log cannot be written: disk full"),
+    "audit": (facts(audit_problem=f"{AUDIT_SAID}disk full"), "degraded", "The audit log cannot be written: disk full"),
     "audit refuses": (facts(audit_problem="disk full", audit_refuses=True), "broken", "audit log"),
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),

@@ -1,0 +1,53 @@
+"""What is wrong with a value of a file, in our own words. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SHOWN_CHARACTERS = 40
+"""Characters of a wrong value repeated in a message."""
+
+_MESSAGES: Mapping[str, str] = {
+    "missing": "this key is required",
+    "int_type": "must be a whole number, found {shown}",
+    "string_type": "must be text, found {shown}",
+    "list_type": "must be a list, found {shown}",
+    "model_type": "must be a mapping, found {shown}",
+    "dict_type": "must be a mapping, found {shown}",
+    "greater_than_equal": "must be at least {ge}, found {shown}",
+    "less_than_equal": "must be at most {le}, found {shown}",
+    "literal_error": "must be {expected}, found {shown}",
+    "too_short": "must have at least {min_length} entry",
+    "too_long": "must have at most {max_length} entries",
+    "string_pattern_mismatch": "{shown} does not fit the pattern {pattern}",
+}
+"""Our wording for the kinds of error that pydantic reports; its own text stands for any other."""
+
+
+def worded(item: Mapping[str, Any], known: Sequence[str]) -> str:
+    """One of pydantic's errors; ``known`` are the keys that there are beside an unknown one."""
+    if item["type"] == "extra_forbidden":
+        return _unknown_key(str(item["loc"][-1]), known)
+    template = _MESSAGES.get(item["type"])
+    if template is None:
+        return str(item["msg"])
+    return template.format_map({**item.get("ctx", {}), "shown": _shown(item["input"])})
+
+
+def _unknown_key(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+    return f"unknown key; {hint}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
