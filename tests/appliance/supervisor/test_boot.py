@@ -41,6 +41,7 @@ class Guest:
         self.peer_pids = frozenset({os.getpid()})
         self.gone = threading.Event()
         self.deleted = False
+        self.said: tuple[str, ...] = ("engine holds little",)
         self._thread = threading.Thread(target=self._run, args=(path, program))
         self._thread.start()
 
@@ -57,8 +58,9 @@ class Guest:
         """Whether it was killed."""
         return -9 if self.gone.is_set() else None
 
-    def wait(self, _timeout_s: float) -> int | None:
-        """The same."""
+    def wait(self, timeout_s: float) -> int | None:
+        """The same, after a while."""
+        self.gone.wait(timeout_s)
         return self.poll()
 
     def ending(self) -> None:
@@ -72,8 +74,8 @@ class Guest:
         """Nothing runs beside it."""
 
     def output_tail(self) -> tuple[str, ...]:
-        """Nothing was said."""
-        return ()
+        """What was said."""
+        return self.said
 
     def delete(self) -> None:
         """Join it."""
@@ -186,3 +188,29 @@ def test_an_absurd_vocabulary_is_a_failed_start(tmp_path: Path) -> None:
     """A claim of four billion ids would be the gateway's memory."""
     outcome, _, _ = attempt(tmp_path, lambda channel, _gone: greet(channel, EngineReady(0xFFFF_FFFF, 8, 8, 8)))
     assert isinstance(outcome, SandboxStartError) and "claims 4294967295" in str(outcome)
+
+
+def test_why_a_guest_could_not_start_is_told(tmp_path: Path) -> None:
+    """Its channel ends before its process: the cause is what it said and how it ended, not that its channel ended."""
+
+    def fail(channel: Channel, gone: threading.Event) -> None:
+        channel.send(Hello(PROTOCOL_VERSION, Role.ENGINE))
+        channel.close()
+        threading.Timer(0.2, gone.set).start()
+
+    outcome, runtime, _ = attempt(tmp_path, fail)
+    assert isinstance(outcome, SandboxStartError)
+    assert str(outcome) == "sandbox engine-m ended while starting; its last words: engine holds little"
+    assert runtime.guest is not None and runtime.guest.deleted
+
+
+def test_only_what_was_said_since_it_was_ready_are_last_words(tmp_path: Path) -> None:
+    """A kill is not explained by what the guest said of its start; what it says later is told with its end."""
+    outcome, runtime, _ = attempt(tmp_path, answer)
+    assert isinstance(outcome, Booted) and outcome.channel is not None and runtime.guest is not None
+    outcome.channel.close()
+    runtime.guest.kill()
+    assert outcome.describe_end() == "was ended"
+    runtime.guest.said += ("a bus error",)
+    assert outcome.describe_end() == "was ended; its last words: a bus error"
+    runtime.guest.delete()
