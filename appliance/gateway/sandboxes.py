@@ -67,6 +67,9 @@ MAX_UNREAD = 32 << 10
 """Bytes of the control socket, of some 200 kB, that reports may take up: the rest is for what cannot wait."""
 
 SUPERVISOR_GONE = "the supervisor is gone"
+
+OURS = "the gateway stops"
+"""Why it is let go of in peace."""
 """Cause that status shows of a sandbox whose supervisor was lost."""
 
 
@@ -119,7 +122,7 @@ class Sandboxes:
                 self._lost.clear()
                 await asyncio.sleep(RETRY_S)
         finally:
-            self._detach("the gateway stops")
+            self._detach(OURS)
 
     def record_of(self, rooms: ModelRooms, role: str) -> SandboxRecord | None:
         """What is known of one of these rooms' sandboxes; None for one that was never heard of."""
@@ -206,7 +209,8 @@ class Sandboxes:
         self._sock.close()
         self._sock = None
         self.attachment = Attachment()
-        log.warning("supervisor is gone", reason=reason)
+        # What we do ourselves is nothing that anybody must hear of at night.
+        (log.info if reason == OURS else log.warning)("supervisor is gone", reason=reason)
         for rooms in (*self._rooms.values(), *self._house.rooms):
             engine, text = rooms.engine, rooms.text
             rooms.set_engine(None)

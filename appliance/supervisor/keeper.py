@@ -83,7 +83,9 @@ class Keeper:
             if self._stopping.is_set():
                 break
             delay = self.life.delay_s()
-            log.warning(
+            # An end that is nobody's failure, such as a gateway's that left, is nothing to be woken for.
+            tell = log.warning if self.life.failures else log.info
+            tell(
                 "sandbox is down", sandbox=self.plan.name, cause=cause, retry_in_s=delay,
                 generation=self.life.generation,
             )

@@ -146,7 +146,11 @@ class WarmStarts:
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None:
             return None
-        return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
+        try:
+            return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
+        except RuntimeError:
+            # Closed: a sandbox whose gateway left as everything ends begins once more, and is given up with the rest.
+            return None
 
     def key(self, spec: SandboxSpec) -> str:
         """The name of the checkpoint of such sandboxes; empty where none can be made, as of sandboxes with a GPU, which
@@ -178,6 +182,8 @@ class WarmStarts:
             try:
                 await asyncio.to_thread(self.take, plan, cold_s)
             except (IsolationError, OSError) as error:
+                if self._stop.is_set():
+                    return  # it was given up with everything else
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
 
     def take(self, plan: BootPlan, cold_s: float) -> Checkpoint | None:
