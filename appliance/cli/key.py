@@ -158,4 +158,4 @@ def _show(created: Created) -> None:
     console.print(title)
     console.print(Text(f"\n  {created.key}\n", "cyan"), soft_wrap=True)
     console.print(Text("It is shown this once. Name it in the policy, then `athanor reload`:", "dim"))
-    console.print(Text(f'\n  {created.tenant}:\n    credentials: ["{created.credential}"]\n'))
+    console.print(Text(f'\n  {created.tenant}:\n    credentials: ["{created.credential}"]\n    models: ["*"]\n'))

@@ -70,6 +70,7 @@ def test_what_is_printed(run: Run, folder: Path) -> None:
     (key,) = [line for line in lines if line.startswith("ath_acme-1_")]
     assert len(key) == len("ath_acme-1_") + 64
     assert 'credentials: ["key:acme-1"]' in lines
+    assert 'models: ["*"]' in lines
     assert "acme:" in lines
 
 
