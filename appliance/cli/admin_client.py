@@ -63,6 +63,10 @@ class UnreachableError(Exception):
     """Nobody answers on an admin address, or somebody else does; the message says which."""
 
 
+class SilentError(UnreachableError):
+    """Somebody listens there and does not answer."""
+
+
 def ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S) -> Answer:
     """One request to the admin listener at ``http://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
 
@@ -107,7 +111,10 @@ def _exchange(admin: str, path: str, method: str, timeout_s: float) -> tuple[int
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES + 1)
     except TimeoutError:
-        raise _unreachable(admin, f"no answer within {timeout_s:g} s") from None
+        raise SilentError(
+            f"nothing answers at {admin}: no answer within {timeout_s:g} s",
+            "something listens there: it hangs, or is busy; `athanor doctor` and `athanor logs -n 20` say more",
+        ) from None
     except PermissionError:
         hint = "ask as root, or as a member of the socket's group"
         raise UnreachableError(f"{admin} is not ours to ask: permission denied", hint) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli import exits
-from appliance.cli.admin_client import UnreachableError, try_ask
+from appliance.cli.admin_client import SilentError, UnreachableError, try_ask
 from appliance.cli.options import Output
 from appliance.cli.terminal import Format, output, print_data
 
@@ -70,6 +70,8 @@ def running_appliance(admin: str) -> Running:
     try:
         status = decode(ApplianceStatus, try_ask(admin, "/status", timeout_s=ADMIN_S).body)
         ready = decode(Readiness, try_ask(admin, "/health/ready", timeout_s=ADMIN_S).body)
+    except SilentError:
+        return Running(admin=admin, silent_s=ADMIN_S)
     except (UnreachableError, SnapshotError):
         return Running(admin=admin)
     return Running(

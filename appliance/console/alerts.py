@@ -4,6 +4,7 @@ sentences, and nothing is an alert that nobody could act on or would not want to
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,8 +118,8 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
             yield Alert(
                 key=f"silent/{name}", level="broken", what=f"The engine of {name} has requests and finishes no step",
                 since=facts.now - silence_s, who="Everybody whose request is in it.",
-                do="It is ended and started again after sandbox: step_timeout_s. To do it now, kill its process.",
-                command=_LOGS,
+                do="It is ended and started again after sandbox: step_timeout_s. To do it now, end its process:",
+                command=_ending(facts.models, name),
             )
     grown = facts.points[-1].restarts - facts.points[0].restarts if facts.points else 0
     if grown > 0:
@@ -132,6 +133,12 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
             do="A request that kills an engine is quarantined at its second time. The log has each cause.",
             command=_LOGS,
         )
+
+
+def _ending(models: tuple[ModelView, ...], name: str) -> str:
+    """What ends the engine of a model; the log where its process is not known."""
+    pids = [box.pid for model in models if model.name == name for box in model.sandboxes if box.role == "engine"]
+    return f"kill -KILL {pids[0]}" if pids and pids[0] is not None else _LOGS
 
 
 def _down(model: ModelView, box: SandboxView, users: int) -> Alert:
@@ -258,9 +265,7 @@ def _policy(facts: Facts) -> Iterator[Alert]:
 
 def _certificate(facts: Facts) -> Iterator[Alert]:
     """The certificate in use, which may be an older one than the file's."""
-    if facts.certificate is None:
-        return
-    begins, ends = facts.certificate
+    begins, ends = facts.certificate or (0.0, math.inf)
     left = ends - facts.now
     if facts.now >= begins and left > RENEW_DAYS * DAY_S:
         return

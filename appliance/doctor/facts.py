@@ -229,6 +229,8 @@ class Running:
 
     admin: str
     answers: bool = False
+    silent_s: float = 0.0
+    """How long it was waited for where somebody listens and does not answer; 0: nobody listens, or it answers."""
     ready: bool = False
     reason: str = ""
     version: str = ""

@@ -11,7 +11,7 @@ _LISTEN = "0A"
 
 
 def holder(port: int) -> str:
-    """``process 4242 (nginx)``, or an empty text when it cannot be told."""
+    """``process 4242 (nginx)``, ``process 4243 (athanor gateway)``, or an empty text when it cannot be told."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -52,7 +52,12 @@ def _target(link: str) -> str:
 
 
 def _name(process: Path) -> str:
+    """What it calls itself; of our own, whose program is an interpreter, which one it is."""
     try:
+        words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        for mark in ("appliance.child", "--role"):
+            if mark in words[:-1]:
+                return f"athanor {words[words.index(mark) + 1]}"
         return (process / "comm").read_text().strip()
     except OSError:
         return "?"

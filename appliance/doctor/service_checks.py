@@ -38,7 +38,7 @@ def check_service(service: Service, version: str, memory: Memory) -> Iterator[Fi
     elif service.image.path:
         yield check_image(service.image)
     for port in service.ports:
-        yield check_port(port, running=service.running.answers)
+        yield check_port(port, running=service.running.answers or service.running.silent_s > 0)
     for model in service.models:
         yield check_model(model)
     yield check_memory(service.models, service.sandbox_bytes, memory, running=service.running.answers)
@@ -54,6 +54,12 @@ def check_service(service: Service, version: str, memory: Memory) -> Iterator[Fi
 
 def check_running(running: Running, version: str) -> Finding:
     """Whether an appliance of this configuration runs, is ready, and is of this version."""
+    if running.silent_s:
+        return Subject(Area.SERVICE, "appliance").problem(
+            f"{running.admin} takes connections and does not answer within {running.silent_s:g} s",
+            means="the gateway hangs; systemd starts such a one again after a minute",
+            mend="systemctl restart athanor-gateway    # without systemd: end its process",
+        )
     if not running.answers:
         return Subject(Area.SERVICE, "appliance").note(
             f"nothing answers at {running.admin}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,18 @@ def test_a_running_appliance_is_asked(run: Run, config: Path) -> None:
     found = {one["check"]: one for one in findings}
     assert found["appliance"]["level"] == "ok"
     assert found["policy"]["means"] == "the edited policy is not in force"
+
+
+def test_a_gateway_that_hangs_is_told_from_none(
+    run: Run, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody listens on the admin address and says nothing: the gateway hangs, and its ports are not a stranger's."""
+    monkeypatch.setattr("appliance.cli.doctor.ADMIN_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = re.sub(r'"admin": "[^"]*"', f'"admin": "127.0.0.1:{port}"', config.read_text())
+        config.write_text(text)
+        result = run("doctor", "--config", str(config), columns=200)
+    assert result.exit_code == 1
+    assert "does not answer within 0.2 s" in result.stdout
+    assert "is taken by" not in result.stdout

@@ -284,6 +284,7 @@ def test_a_listener_that_never_answers(run: Run) -> None:
         result = run("reload", "--timeout", "0.2", "--admin", address)
     assert result.exit_code == 3
     assert "no answer within 0.2 s" in result.stderr
+    assert "something listens there" in result.stderr
 
 
 def test_a_hostile_answer_cannot_steer_the_terminal(run: Run, appliance: FakeAppliance) -> None:

@@ -106,3 +106,11 @@ def test_what_is_over_is_no_alert() -> None:
     wave = (*points(waiting=7)[:-1], Point(NOW, 0, 1, 0, 0.2, 0))
     once = ended(NOW, "refused", "rate_limited", "beta", 1)
     assert alerts(facts(newest=(*once, *old), points=wave)) == ()
+
+
+def test_a_hung_engine_is_ended_by_its_process() -> None:
+    """The command names the engine's process, and the log where none is known."""
+    (alert,) = alerts(facts(silence_s={"athanor-mini": 40.0}))
+    assert alert.command == "kill -KILL 4242"
+    unknown = facts(silence_s={"athanor-mini": 40.0}, models=(model(sandboxes=(sandbox("engine", pid=None),)),))
+    assert alerts(unknown)[0].command.startswith("athanor logs")

@@ -194,6 +194,12 @@ FAULTS = {
         "disk /v",
         "du -xh",
     ),
+    "hung": (
+        service(running=Running(admin="unix:/run/athanor/admin.sock", silent_s=3.0)),
+        P,
+        "appliance",
+        "systemctl restart athanor-gateway",
+    ),
     "sandbox down": (
         service(running=replace(SERVICE.running, alerts=(
             Alert(key="down/m", level="broken", what="The engine sandbox of m is down", command="athanor logs"),
