@@ -53,7 +53,7 @@ SHOWN = 3
 ORDER = {"broken": 0, "degraded": 1, "note": 2}
 
 AUDIT_SAID = "the audit log cannot be written: "
-"""How the writer's own words begin, which the alert has in front of them already."""
+"""How the writer's own words begin; the alert says so already."""
 
 _LOGS = "athanor logs --level warning"
 
@@ -266,14 +266,13 @@ def _policy(facts: Facts) -> Iterator[Alert]:
 def _certificate(facts: Facts) -> Iterator[Alert]:
     """The certificate in use, which may be an older one than the file's."""
     begins, ends = facts.certificate or (0.0, math.inf)
-    left = ends - facts.now
-    if facts.now >= begins and left > RENEW_DAYS * DAY_S:
+    if begins <= facts.now < ends - RENEW_DAYS * DAY_S:
         return
     valid = begins <= facts.now < ends
     if facts.now < begins:
         what, do = "is not valid yet", "See if this machine's clock is right; else wait, or use the one before."
     else:
-        what = f"ends in {whole_days(left)}" if valid else "has expired"
+        what = f"ends in {whole_days(ends - facts.now)}" if valid else "has expired"
         do = "Renew it, then restart the gateway: it reads the file when it starts, and only then."
     yield Alert(
         key="certificate", level="degraded" if valid else "broken", what=f"The certificate {what}",
