@@ -21,6 +21,7 @@ from appliance.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.audit.log import AuditLog, AuditWriteError
 from appliance.control import REFUSED, Audited, AuditState, Control, SandboxDown, SandboxUp
 from appliance.errors import ControlError
+from appliance.supervisor.said import MARK
 
 log = structlog.get_logger()
 
@@ -172,7 +173,7 @@ def watching(
             place = message.model, message.role, message.tenant
             if not up or seen.get(place) != message.generation:
                 # A sandbox's last words are its own, and might repeat what it was given.
-                cause = "" if isinstance(message, SandboxUp) else message.cause.partition("; its last words")[0]
+                cause = "" if isinstance(message, SandboxUp) else message.cause.partition(MARK)[0]
                 record(
                     entry(
                         "sandbox", state=_state(message), model=message.model, role=message.role,

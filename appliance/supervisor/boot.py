@@ -20,6 +20,7 @@ from appliance.control import COLD, RESTORED
 from appliance.errors import ConfigError
 from appliance.supervisor.gpu import guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
+from appliance.supervisor.said import last_words, line_logger
 from appliance.supervisor.saved import Saved
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
@@ -132,10 +133,8 @@ class Booted:
         """How it ended, for people."""
         self.sandbox.wait(1.0)
         ending = self.sandbox.ending()
-        tail = self.sandbox.output_tail()
         # What it said of its start explains no death.
-        last = f"; its last words: {tail[-1]}" if tail and tail[-1] != self.said else ""
-        return (ending.reason if ending is not None else "was ended") + last
+        return (ending.reason if ending is not None else "was ended") + last_words(self.sandbox, 1, self.said)
 
 
 def plan_boots(
@@ -306,7 +305,7 @@ class _Booting:
                 if time.monotonic() > deadline:
                     raise SandboxStartError(
                         f"sandbox {self.plan.name} did not connect within {CONNECT_TIMEOUT_S:g} s"
-                        f"{_last_words(self.sandbox)}"
+                        f"{last_words(self.sandbox)}"
                     ) from None
 
     def configure(self, channel: Channel) -> None:
@@ -380,7 +379,7 @@ class _Booting:
         if self.sandbox.poll() is not None:
             ending = self.sandbox.ending()
             reason = ending.reason if ending is not None else "ended"
-            raise SandboxStartError(f"sandbox {self.plan.name} {reason} while starting{_last_words(self.sandbox)}")
+            raise SandboxStartError(f"sandbox {self.plan.name} {reason} while starting{last_words(self.sandbox)}")
 
 
 def _has_token(message: Message) -> bool:
@@ -392,16 +391,3 @@ def _refuses(message: Message) -> bool:
     if isinstance(message, StepOutput):
         return any(failure.request == PROBE_ID for failure in message.failures)
     return isinstance(message, Failed)
-
-
-def _last_words(sandbox: Sandbox) -> str:
-    tail = sandbox.output_tail()
-    return "; its last words: " + " / ".join(tail[-3:]) if tail else ""
-
-
-def line_logger(name: str) -> Callable[[str], None]:
-    """Logs what a sandbox prints."""
-    def on_line(line: str) -> None:
-        log.info("sandbox says", sandbox=name, line=line)
-
-    return on_line

@@ -24,7 +24,8 @@ import structlog
 
 from appliance.config import ApplianceConfig
 from appliance.control import FALLEN_BACK
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, boot, line_logger
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, boot
+from appliance.supervisor.said import line_logger
 from isolation.checkpoint import Checkpoint, CheckpointStore, contents, open_store
 from isolation.errors import CheckpointError, IsolationError
 from isolation.ipc.errors import ProtocolError
