@@ -16,6 +16,8 @@ import torch
 from bench.gpu_engines import TINY, build_model, save
 from bench.gpu_serving import GREEDY, ROOT, World
 from engine.config import EngineConfig
+from engine.device.launches import buckets
+from engine.device.runner import DeviceRunner
 from engine.load import load_engine
 from isolation.ipc.messages import Submit
 
@@ -43,7 +45,7 @@ def cold_start(world: World) -> None:
 
 def child(folder: str, began: float) -> None:
     """What the cold process does; ``began``: when it was started, by the wall clock."""
-    phases = {"imported_s": time.time() - began}
+    phases: dict[str, float] = {"imported_s": time.time() - began}
     gpu = torch.cuda.is_available()
     config = EngineConfig(
         model_dir=folder, model_digest="00", backend="device", kv_bytes=(2 << 30) if gpu else 1 << 22,
@@ -51,6 +53,10 @@ def child(folder: str, began: float) -> None:
     )  # fmt: skip
     engine = load_engine(config, warm=False)
     phases["loaded_s"] = time.time() - began
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner), "the configuration asks for the device backend"
+    # Out of those that warm-up would have to record otherwise.
+    phases["recorded_while_read"], phases["buckets"] = len(runner.recorded), len(buckets(config.max_num_seqs))
     engine.add(Submit(1, bytes(32), array("I", range(16)), 1, GREEDY, ignore_eos=True))
     while engine.has_work:
         output = engine.step()

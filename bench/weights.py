@@ -30,8 +30,8 @@ from engine.model.quantised.fp8 import F8, block_scaled
 from engine.model.quantised.gptq import Layout, gptq
 from engine.model.quantised.grouped import Grouping, packed_numbers, plain_numbers
 from engine.model.quantised.stored import PackedMatrix, StoredParts
+from engine.model.reading import read_part
 from engine.model.safetensors import SafetensorsFile
-from engine.model.weights import read_part
 
 INPUTS = 4_096
 ROUNDS = 3

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from engine.config import EngineConfig
-from engine.device.budget import MOST_SHARE, kv_bytes_of, read_card
+from engine.device.budget import MOST_SHARE, check_room, kv_bytes_of, read_card
 from engine.device.build import BACKENDS, device_for, make_device_runner, uses_device, without_spares
-from engine.device.preparation import preparing
+from engine.device.preparation import Memory, filling, reading
 from engine.device.runner import DeviceRunner
 from engine.embedding import EmbeddingRunner
 from engine.errors import ConfigurationError
@@ -32,7 +32,7 @@ from engine.model.decoder import Decoder
 from engine.model.parallel import ALONE, Parallel
 from engine.model.pooling import POOLINGS, read_pooling
 from engine.model.registry import load_model_config
-from engine.model.weights import DTYPE_NAMES, load_model
+from engine.model.weights import DTYPE_NAMES, load_model, unread_model
 from engine.null import build_null_engine
 from engine.publishing import Publisher
 from engine.runner import Runner
@@ -64,16 +64,42 @@ def load_engine(
         engine = build_null_engine(config, limits_for(config, description, layout), layout)
         _settle_memory()
         return engine
-    place = device or device_for(config)
-    with preparing(place):
+    place = torch.device(device or device_for(config))
+    if uses_device(config):
+        engine = load_on_device(config, description, place)
+    else:
         model = load_model(
-            config.model_dir, description, dtype=config.dtype, device=torch.device(place), packed=False, headless=embeds
+            config.model_dir, description, dtype=config.dtype, device=place, packed=False, headless=embeds
         )
-    engine = build_embedding_engine(config, model) if embeds else build_engine(config, model, spill)
+        engine = build_embedding_engine(config, model) if embeds else build_engine(config, model, spill)
     release_free_memory()
     if warm:
         engine.warm_up()
         _settle_memory()
+    return engine
+
+
+def load_on_device(config: EngineConfig, description: ModelConfig, place: torch.device) -> Engine:
+    """An engine on the device backend: weights are read while all else is put around their memory, and as many steps
+    are recorded meanwhile as there is time for.
+
+    Raises:
+        ConfigurationError: the backend does not compute this model, or the card has no room for it.
+        ModelLoadError: the model's files cannot be used.
+    """
+
+    def room(weights: int) -> None:
+        if place.type == "cuda":
+            check_room(read_card(place), config.gpu_share, weights)
+
+    with unread_model(config.model_dir, description, dtype=config.dtype, device=place, room=room) as unread:
+        with reading(filling(unread)) as under_way:
+            engine = build_engine(config, unread.model)
+            runner = engine.runner
+            assert isinstance(runner, DeviceRunner), "the device backend has a runner of its own"
+            memory = Memory(runner.model, unread)
+            runner.record(enough=under_way.over)
+        memory.check()
     return engine
 
 
@@ -84,7 +110,7 @@ def _settle_memory() -> None:
 
 
 def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | None = None) -> Engine:
-    """Put KV memory, scheduler and runner around a loaded model, on compiled kernels where there are some."""
+    """Put KV memory, scheduler and runner around a model, on compiled kernels where there are some."""
     config = with_card_kv(config, model)
     layout = layout_for(config, model.config, str(model.dtype).removeprefix("torch."), model.parallel)
     if uses_device(config):
@@ -110,7 +136,8 @@ def build_engine(config: EngineConfig, model: Decoder, spill: SpillChannel | Non
 
 
 def with_card_kv(config: EngineConfig, model: Decoder) -> EngineConfig:
-    """The configuration with the KV that this engine's share of its card leaves, now that the weights are there.
+    """The configuration with the KV that this engine's share of its card leaves, now that the weights' memory is
+    taken.
 
     Raises:
         ConfigurationError: it leaves none.

@@ -122,7 +122,8 @@ class _Itself:
 
 
 def device_parts(model: Decoder, layers: list[KvLayer]) -> list[DevicePart]:
-    """All of a model's layers. Experts' maps are taken over from the model: call it before the model is packed.
+    """All of a model's layers. Experts' maps are taken over from the model: call it before the model is packed. A model
+    that is still to be filled has to have them in one piece each, or what is filled is not what is computed with.
 
     Raises:
         ConfigurationError: experts are routed in a way that no operation knows.
@@ -160,8 +161,20 @@ def _taken(mixture: MixtureOfExperts) -> ExpertMaps:
 
 
 def _together(linears: list[Linear]) -> tuple[Tensor, Tensor | None]:
-    weight = torch.stack([linear.loaded for linear in linears])
+    weight = _piece([linear.loaded for linear in linears])
     biases = [linear.bias for linear in linears if linear.bias is not None]
     for linear in linears:
         linear.release()
-    return weight, torch.stack(biases) if biases else None
+    return weight, _piece(biases) if biases else None
+
+
+def _piece(parts: list[Tensor]) -> Tensor:
+    """Tensors of one shape as one: as they lie where they lie behind each other, so that they may still be filled; else
+    in a copy."""
+    first, size = parts[0], parts[0].numel()
+    memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+    for place, one in enumerate(parts):
+        lies = one.untyped_storage().data_ptr(), one.storage_offset()
+        if not one.is_contiguous() or lies != (memory, begin + place * size):
+            return torch.stack(parts)
+    return first.as_strided((len(parts), *first.shape), (size, *first.stride()), begin)

@@ -1,4 +1,4 @@
-"""How much of a card's memory an engine takes for KV: what its share leaves once the weights are there."""
+"""How much of a card's memory an engine takes for KV: what its share leaves once that of the weights is taken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kv_bytes_of(card: CardMemory, share: int) -> int:
     """Bytes for KV, spare blocks included.
 
     Args:
-        card: as it is with the weights on it.
+        card: as it is once the weights' memory is taken.
         share: percent of all its memory that this engine may hold.
 
     Raises:
@@ -51,6 +51,26 @@ def kv_bytes_of(card: CardMemory, share: int) -> int:
             "gpu_share, put fewer models on the card, or take a smaller model"
         )
     return left
+
+
+def check_room(card: CardMemory, share: int, weights: int) -> None:
+    """Check that a card has room for weights, before any of it is taken.
+
+    Args:
+        card: as it is without them.
+        share: percent of all its memory that this engine may hold; 0: all that is free.
+        weights: their bytes.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    left = min(card.free, card.total * share // 100 - card.held) if share else card.free
+    if weights > left:
+        held = f"of {_mib(card.total)} this engine may hold {share} %, and " if share else ""
+        raise ConfigurationError(
+            f"the weights take {_mib(weights)} and the GPU has room for {_mib(max(left, 0))}: {held}"
+            f"{_mib(card.free)} are free; put fewer models on the card, raise gpu_share, or take a smaller model"
+        )
 
 
 def read_card(device: torch.device) -> CardMemory:

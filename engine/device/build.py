@@ -98,7 +98,8 @@ def make_device_runner(
     eager: bool = False,
     most_ahead: int = MOST_AHEAD,
 ) -> DeviceRunner:
-    """A runner around a loaded, not yet packed model.
+    """A runner around a model that is loaded and not packed yet, or whose memory is final (``engine.model.layers``) and
+    may still be filled.
 
     Args:
         config: of the engine.

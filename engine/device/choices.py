@@ -67,6 +67,11 @@ class ChoiceMemory:
             for memory in (self.counts, self.masks):
                 memory.index_fill_(0, lines, 0)
 
+    def clean(self) -> None:
+        """Overwrite nobody's lines, where steps count for lanes without a row."""
+        for memory in (self.counts, self.masks):
+            memory[-1].zero_()
+
     def touch(self) -> None:
         """Write every page once more."""
         for memory in (self.counts, self.masks):

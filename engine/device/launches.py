@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,16 +86,34 @@ class Launcher:
         assert launch.reports, "nobody has asked for this step's log-probabilities"
         return self._reports.line(launch.turn)
 
-    def warm(self) -> None:
-        """Run every bucket twice without any row: all code is loaded then, and every step is recorded. The largest come
-        first: recordings share one pool of memory, and what the largest needs of it holds all others."""
+    def warm(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Run every bucket that is not recorded twice without any row: all code is loaded then, and every step is
+        recorded. The largest come first: recordings share one pool of memory, and what the largest needs of it holds
+        all others. ``enough`` is asked before each: the rest is recorded another time."""
         self._placed = None
         self._clear(0, self._loop.layout.lanes)
         for bucket in reversed(self._buckets):
+            if self._replayer.recorded(bucket):
+                continue
+            if enough():
+                return
             for _ in range(2):
                 turn = self._run(bucket, reports=True)
                 self._tokens.line(turn)
                 self._reports.line(turn)
+
+    def reset(self) -> None:
+        """Begin anew, with the loop and its rows as they were at first; recordings stay. Nobody may be on a row."""
+        self._placed = None
+        self._lanes.fill(NO_LANE)
+        self._deltas.take()
+        self._turn = 0
+        self._loop.reset()
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Buckets whose next step is a replay."""
+        return tuple(bucket for bucket in self._buckets if self._replayer.recorded(bucket))
 
     def _run(self, bucket: int, *, reports: bool) -> int:
         """Start a step; gives its number."""

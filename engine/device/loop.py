@@ -104,6 +104,13 @@ class DeviceLoop:
             addresses, values = upload(deltas.take(), self._words.device)
             self._words.index_copy_(0, addresses, values)
 
+    def reset(self) -> None:
+        """Make all state what it was at first, in its place; no step may be under way that somebody waits for."""
+        self._words.copy_(torch.from_numpy(self.layout.fresh()))
+        self.ring.fill_(NOTHING)
+        self.reports.zero_()
+        self._turn.zero_()
+
     def rows(self, rows: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Block tables of these rows (int64, all of a row's together), and whether all blocks are its own that tokens
         from ``positions`` on, ``lengths`` with what is before them, read or are written to."""

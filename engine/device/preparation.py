@@ -1,57 +1,149 @@
-"""Gets ready, while weights are read, what an engine on a GPU needs besides them: CUDA's context, the kernels' code.
+"""Gets an engine on a device ready while its weights are read, and records its steps meanwhile.
 
-Reading weights is mostly waiting for a drive, and a context and Triton are mostly work of the processor. Steps are
-recorded after both: the first of a bucket is computed, which weights are needed for. On the processor nothing is to be
-got ready.
+Reading weights is mostly waiting for a drive; all else that a start takes is work of the processor: CUDA's context,
+Triton, KV memory, the recording of a step for each bucket. So the weights' memory is taken first, by the files'
+headers, and filled by a thread of its own. Recordings name addresses, not numbers: what is computed while one is made
+is thrown away, and a replay reads what lies there then. For that the memory has to be final, which ``Memory`` looks
+after: what is filled is what steps read, and stays it.
+
+Every model of the device backend can be had so. Packed and quantised checkpoints are decoded into the same memory while
+they are read, experts' maps lie in one piece from the first, and int8 and models of several ranks, whose weights are
+made after reading, are not computed on a device at all.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
 
 import torch
+from torch import Tensor
 
-KERNELS = ("engine.kernels.gpu.cache", "engine.kernels.gpu.operations")
-"""Modules that load Triton, and with it its compiler's library."""
+from engine.errors import ModelLoadError
+from engine.model.weights import UnreadModel
 
+Fill = Callable[[Callable[[], bool]], None]
+"""Reads weights; asks now and then whether to stop."""
 
-def start_context() -> None:
-    """Make CUDA's context, which the first allocation does."""
-    torch.zeros(1, device="cuda")
-
-
-def load_kernels() -> None:
-    """Load the kernels' modules."""
-    for name in KERNELS:
-        importlib.import_module(name)
+OURS = "engine."
+"""Modules whose objects are looked into for tensors."""
 
 
-GPU_STEPS: tuple[Callable[[], None], ...] = (start_context, load_kernels)
+class MovedWeightsError(AssertionError):
+    """Steps were recorded on memory that is not the weights': a defect of this package."""
+
+
+class Reading:
+    """Weights on their way."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def over(self) -> bool:
+        """Whether they are there, or will never be."""
+        return self._future.done()
 
 
 @contextmanager
-def preparing(device: str, steps: Sequence[Callable[[], None]] = GPU_STEPS) -> Iterator[None]:
-    """Run the steps in a thread beside what is inside; the thread has ended when this has.
-
-    Args:
-        device: as torch names it; on ``cpu`` there are no steps and no thread.
-        steps: in their order.
+def reading(fill: Fill) -> Iterator[Reading]:
+    """Read weights in a thread beside what is inside. When this has ended the weights are there and the thread is gone.
 
     Raises:
-        Whatever a step raised, unless what is inside has raised.
+        Whatever ``fill`` raised, or what is inside, which stops the reading; where both did an error of the files goes
+        before, because it is what somebody can mend.
     """
-    if not device.startswith("cuda"):
-        yield
-        return
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare") as pool:
-        prepared = pool.submit(_run, tuple(steps))
-        yield
-        prepared.result()
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights") as pool:
+        future = pool.submit(fill, stop.is_set)
+        try:
+            yield Reading(future)
+        except BaseException as error:
+            stop.set()
+            failure = future.exception()
+            if isinstance(failure, ModelLoadError):
+                raise failure from error
+            raise
+        future.result()
 
 
-def _run(steps: tuple[Callable[[], None], ...]) -> None:
-    for step in steps:
-        step()
+def filling(unread: UnreadModel) -> Fill:
+    """What fills a model. On a GPU it copies on a stream of its own and has waited for that when it ends: whatever is
+    launched from then on finds the weights. It never waits for the whole device, which no recording would survive."""
+    device = unread.model.device
+    if device.type != "cuda":
+        return unread.fill
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Its memory was made zero on the stream that is the current one here.
+    stream.wait_stream(torch.cuda.current_stream(device))
+
+    def fill(stopped: Callable[[], bool]) -> None:
+        with torch.cuda.stream(stream):
+            unread.fill(stopped)
+        stream.synchronize()
+
+    return fill
+
+
+class Memory:
+    """Where the weights lie that something computes with."""
+
+    def __init__(self, root: object, unread: UnreadModel) -> None:
+        """Remember what ``root`` reads.
+
+        Raises:
+            MovedWeightsError: weights are to be filled that it does not read.
+        """
+        self._root = root
+        self._before = memory_of(root)
+        for piece in unread.checklist.pieces.values():
+            for target in (home.target for home in piece.homes if home.target.numel()):
+                if target.untyped_storage().data_ptr() not in self._before:
+                    raise MovedWeightsError(f"{piece.name} is filled in memory that no step reads")
+
+    def check(self) -> None:
+        """Check that it reads the same memory still.
+
+        Raises:
+            MovedWeightsError: it does not.
+        """
+        moved = len(self._before ^ memory_of(self._root))
+        if moved:
+            raise MovedWeightsError(f"{moved} pieces of memory were replaced after steps had been recorded on them")
+
+
+def memory_of(root: object) -> frozenset[int]:
+    """Addresses of the memory of all tensors that can be reached from an object through our own objects, containers and
+    functions."""
+    found, seen, waiting = set(), set(), [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not isinstance(one, Tensor):
+            waiting.extend(_parts(one))
+        elif one.numel():
+            found.add(one.untyped_storage().data_ptr())
+    return frozenset(found)
+
+
+def _parts(one: object) -> Iterable[object]:
+    """What an object holds."""
+    if isinstance(one, dict):
+        return one.values()
+    if isinstance(one, list | tuple | set | frozenset):
+        return one
+    if isinstance(one, MethodType):
+        return one.__self__, one.__func__
+    if isinstance(one, FunctionType):
+        return tuple(cell.cell_contents for cell in one.__closure__ or ())
+    if isinstance(one, partial):
+        return one.func, one.args, one.keywords
+    if not type(one).__module__.startswith(OURS):
+        return ()
+    slots = (name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
+    return *getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in slots)

@@ -34,6 +34,10 @@ class Replayer(Protocol):
         """One step; the logits stay valid until the next one."""
         ...
 
+    def recorded(self, bucket: int) -> bool:
+        """Whether the next step of so many lanes is a replay."""
+        ...
+
 
 class EagerSteps:
     """Computes every step anew."""
@@ -44,6 +48,10 @@ class EagerSteps:
     def run(self, bucket: int) -> Tensor:
         """One step."""
         return self._step(bucket)
+
+    def recorded(self, bucket: int) -> bool:
+        """Never."""
+        return False
 
 
 class RecordedSteps:
@@ -67,6 +75,10 @@ class RecordedSteps:
             return logits
         recorded[0].replay()
         return recorded[1]
+
+    def recorded(self, bucket: int) -> bool:
+        """Whether there is a recording."""
+        return self._tapes.get(bucket) is not None
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -119,7 +131,9 @@ class GraphSteps:
     """CUDA graphs, one a bucket, in one pool of memory: they never run at the same time.
 
     Everything runs on one stream of its own: libraries' workspaces belong to a stream, and a recording that had to take
-    a new one would keep it for itself. Other threads may use the GPU while one is recorded (``thread_local``).
+    a new one would keep it for itself. Other threads may use the GPU while one is recorded (``thread_local``): one
+    copies weights meanwhile (``engine.device.preparation``). It may take memory and wait for its own stream; a wait for
+    the whole device would end the recording ("CUDA C++ Programming Guide", prohibited and unhandled operations).
     """
 
     def __init__(self, step: Step, stream: torch.cuda.Stream) -> None:
@@ -138,6 +152,10 @@ class GraphSteps:
             captured = self._graphs[bucket] = self._capture(bucket)
         captured[0].replay()
         return captured[1]
+
+    def recorded(self, bucket: int) -> bool:
+        """Whether there is a graph."""
+        return self._graphs.get(bucket) is not None
 
     def _capture(self, bucket: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Record the step; nothing of it is computed by that."""

@@ -16,6 +16,7 @@ of the next one. So weights are read no more often for it, and the others' token
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -63,6 +64,7 @@ class DeviceRunner:
     ) -> None:
         """``eager``: compute every step anew instead of replaying a recording. ``most_ahead``: 0 for a device that
         waits for every plan."""
+        self.model = model
         self.limits = limits
         self.storage = storage
         self._device = storage.device
@@ -115,8 +117,23 @@ class DeviceRunner:
             ids, given = upload(np.array((blocks, stamps), dtype=np.int64), self._device)
             self._stamps.index_copy_(0, ids, given)
 
+    def record(self, enough: Callable[[], bool]) -> None:
+        """Record steps of buckets until ``enough`` says so, before anybody is served, and before there are weights if
+        their memory is final. Recordings are all that is left of it."""
+        with self._queue(), torch.inference_mode():
+            self._launcher.warm(enough)
+            self._launcher.reset()
+            self.storage.clean()
+            self._choices.clean()
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Buckets of rows whose steps are recorded."""
+        return self._launcher.recorded
+
     def prove(self) -> None:
-        """Load all code and record the steps of all buckets; nothing has to be proved where nothing is promised."""
+        """Load all code and record the steps of all buckets that are not recorded yet; nothing has to be proved where
+        nothing is promised."""
         with self._queue(), torch.inference_mode():
             self._launcher.warm()
 

@@ -89,6 +89,10 @@ class DeviceStorage:
             lines = memory.view(self.num_blocks * self.stride, -1)
             lines.index_copy_(0, whole[1], lines.index_select(0, whole[0]))
 
+    def clean(self) -> None:
+        """Make the block that is nobody's zero: steps without rows write to it."""
+        self.zero(torch.tensor([self.num_blocks - 1], device=self.device))
+
     def touch(self) -> None:
         """Write every page once more: everything is zero then."""
         for memory in self.memory:

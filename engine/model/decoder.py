@@ -52,7 +52,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self.form = form
-        self.dtype, self.device = checklist.memory
+        self.dtype, self.device = checklist.memory.dtype, checklist.memory.device
         # The factor has the model's dtype, as published models were trained; it stays on the host.
         self._embedding_scale = torch.tensor(form.embedding_scale, dtype=self.dtype).item()
         self.parallel = checklist.parallel
@@ -71,7 +71,8 @@ class Decoder:
         self.head_is_embedding = tied
         shared = self._embedding if tied else None
         self._head = VocabHead(checklist, "lm_head", vocab_size=size, width=hidden, tied=shared) if last else None
-        self.packed = False
+        self.packed = checklist.memory.final
+        """Whether its matrices have the form that they keep."""
 
     @property
     def plain(self) -> bool:

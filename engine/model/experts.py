@@ -48,12 +48,16 @@ def separate_experts(
     first, last = checklist.parallel.share(count)
     gate, up, down = names
     nothing = checklist.memory.empty(0, hidden), checklist.memory.empty(0, inner)
+    wide = checklist.memory.several(last - first, 2 * inner, hidden)
+    narrow = checklist.memory.several(last - first, hidden, inner)
     held = []
     for number in range(count):
         own = checklist.under("experts", number)
         if first <= number < last:
-            gate_up = column_linear(own, [Columns(gate, inner, (0, inner)), Columns(up, inner, (0, inner))], hidden)
-            held.append(Expert(gate_up, column_linear(own, [Columns(down, hidden, (0, hidden))], inner)))
+            both = [Columns(gate, inner, (0, inner)), Columns(up, inner, (0, inner))]
+            gate_up = column_linear(own, both, hidden, room=wide[number - first])
+            back = column_linear(own, [Columns(down, hidden, (0, hidden))], inner, room=narrow[number - first])
+            held.append(Expert(gate_up, back))
         else:
             # Nothing of it is read; it is on the list, so that all ranks refuse the same checkpoints.
             for name, shape in ((gate, (inner, hidden)), (up, (inner, hidden)), (down, (hidden, inner))):
@@ -79,9 +83,12 @@ def _stacked(
     checklist.want(name, shape, memory.empty(0, inputs, outputs), part={0: (0, 0)})
     if bias:
         checklist.want(f"{name}_bias", (shape[0], outputs), memory.empty(0, outputs), part={0: (0, 0)})
+    count = held[1] - held[0]
+    weights = memory.several(count, outputs, inputs)
+    biases = memory.several(count, outputs) if bias else [None] * count
     linears = []
-    for number in range(*held):
-        linear = checklist.pack(Linear.empty(inputs, outputs, bias=bias, memory=memory))
+    for number, weight, own_bias in zip(range(*held), weights, biases, strict=True):
+        linear = checklist.pack(Linear(weight, own_bias))
         part = {0: (number, number + 1)}
         checklist.want(name, shape, linear.loaded.t().unsqueeze(0), part=part)
         if linear.bias is not None:

@@ -22,10 +22,19 @@ class Memory(NamedTuple):
 
     dtype: torch.dtype
     device: torch.device
+    final: bool = False
+    """Whether weights are computed with where they are read: nobody packs them, and those of one kind, as experts' maps
+    are, lie in one piece. Where each is packed by itself, such a piece would be held until the last one was."""
 
     def empty(self, *shape: int) -> Tensor:
         """Room for a weight, to be filled by the loader."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def several(self, count: int, *shape: int) -> list[Tensor]:
+        """Room for so many weights of one kind."""
+        if self.final:
+            return list(self.empty(count, *shape).unbind())
+        return [self.empty(*shape) for _ in range(count)]
 
 
 class Linear:

@@ -80,14 +80,15 @@ def load_model_config(model_dir: str, *, headless: bool = False) -> ModelConfig:
 
 
 def build_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, parallel: Parallel = ALONE, *, final: bool = False
 ) -> tuple[Decoder, Checklist]:
-    """The model in memory that is still to be filled, and the list by which it is filled.
+    """The model in memory that is still to be filled, and the list by which it is filled. ``final``: see
+    ``Memory``.
 
     Raises:
         ConfigurationError: the model cannot be dealt to so many ranks.
     """
-    checklist = Checklist(Memory(dtype, device), parallel)
+    checklist = Checklist(Memory(dtype, device, final), parallel)
     return FAMILIES[config.architecture].build(config, checklist), checklist
 
 

@@ -37,10 +37,14 @@ class Columns(NamedTuple):
     """Rows of the published tensor; None: ``outputs``."""
 
 
-def column_linear(checklist: Checklist, columns: list[Columns], inputs: int, *, bias: bool = False) -> Linear:
-    """One matrix of several published maps of the same input, this rank's outputs of each."""
+def column_linear(
+    checklist: Checklist, columns: list[Columns], inputs: int, *, bias: bool = False, room: Tensor | None = None
+) -> Linear:
+    """One matrix of several published maps of the same input, this rank's outputs of each; ``room``: where its weight
+    goes, if not into memory of its own."""
     held = sum(one.part[1] - one.part[0] for one in columns)
-    linear = Linear.empty(inputs, held, bias=bias, memory=checklist.memory)
+    assert room is None or (tuple(room.shape) == (held, inputs) and not bias), "the room is for another map"
+    linear = Linear.empty(inputs, held, bias=bias, memory=checklist.memory) if room is None else Linear(room)
     place = 0
     for one in columns:
         start, stop = one.part

@@ -11,23 +11,22 @@ description cannot ask for more memory than the files are large.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from engine.errors import ModelLoadError
 from engine.model.checklist import Checklist, Home, Piece
 from engine.model.config import MAX_JSON_BYTES, ModelConfig, read_json_object
 from engine.model.decoder import Decoder
 from engine.model.headless import name_headless
-from engine.model.parallel import ALONE, Parallel, Span
+from engine.model.parallel import ALONE, Parallel
 from engine.model.quantised.scheme import Scheme, read_scheme
 from engine.model.quantised.stored import PackedMatrix, PackedStack, PackedTensors
+from engine.model.reading import DTYPES, check_finite, read_part
 from engine.model.registry import build_model, describe_model
 from engine.model.safetensors import SafetensorsFile, TensorEntry, show_name
 
@@ -41,14 +40,8 @@ MAX_INDEX_BYTES = 1 << 26
 MAX_FILES = 4_096
 """Files of one checkpoint; the largest published have about 200."""
 
-STAGING_BYTES = 1 << 26
-"""Bytes of the buffer for what cannot be read in place: columns, other dtypes, other devices."""
-
 MAX_NAMED = 4
 """Tensors that one message names; the rest is counted."""
-
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Dtypes that weights may have."""
 
 UNPACKED_DTYPE = torch.bfloat16
 """Dtype of a model whose embedding is packed, where none is asked for."""
@@ -59,6 +52,27 @@ DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": 
 
 Found = SafetensorsFile | PackedMatrix | PackedStack
 """Where a tensor is."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadModel:
+    """A model whose memory is taken and holds zeros; its files are open and checked, and nothing of them is read."""
+
+    model: Decoder
+    checklist: Checklist
+    homes: dict[str, Found]
+
+    def fill(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Read all weights into their memory, which stays where it is. Asks between two tensors whether to stop.
+
+        Raises:
+            ModelLoadError: a file ends early, or holds a number that is not finite.
+        """
+        for name, piece in self.checklist.pieces.items():
+            for home in piece.homes:
+                if stopped():
+                    return
+                _read(self.homes[name], name, home)
 
 
 def load_model(
@@ -87,19 +101,60 @@ def load_model(
         ConfigurationError: the model cannot be dealt to so many ranks.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(SafetensorsFile(path)) for path in _checkpoint_files(Path(model_dir))]
-        if headless:
-            name_headless(files)
-        # All ranks check the whole list, so that all refuse the same checkpoints.
-        wanted = describe_model(config, replace(parallel, layers=None))
-        homes = find_tensors(files, wanted, config.architecture, _scheme_of(Path(model_dir)))
+        wanted, homes = _opened(stack, model_dir, config, headless=headless, parallel=parallel)
         model, checklist = build_model(config, _dtype_of(dtype, wanted, homes), device, parallel)
-        for name, piece in checklist.pieces.items():
-            for home in piece.homes:
-                _read(homes[name], name, home)
+        UnreadModel(model, checklist, homes).fill()
     if packed:
         model.pack()
     return model
+
+
+@contextmanager
+def unread_model(
+    model_dir: str,
+    config: ModelConfig,
+    *,
+    dtype: str,
+    device: torch.device,
+    room: Callable[[int], None] = lambda _: None,
+) -> Iterator[UnreadModel]:
+    """The whole model for somebody who fills it, while others already look where its weights will lie. Its memory is
+    final: experts' maps lie together, and nobody packs them.
+
+    Args:
+        model_dir: directory of the checkpoint, whose files are open inside.
+        config: its checked description.
+        dtype: ``auto`` for the dtype of the checkpoint's embedding, or the name of one.
+        device: where the weights go.
+        room: is asked with the bytes of all weights before any memory is taken, and raises where there are not so many.
+
+    Raises:
+        ModelLoadError: as ``load_model``; of what is inside the files ``UnreadModel.fill`` finds out.
+        Whatever ``room`` raises.
+    """
+    with ExitStack() as stack:
+        wanted, homes = _opened(stack, model_dir, config)
+        numbers = _dtype_of(dtype, wanted, homes)
+        meta = build_model(config, numbers, torch.device("meta"))[1]
+        room(sum(home.target.nbytes for piece in meta.pieces.values() for home in piece.homes))
+        model, checklist = build_model(config, numbers, device, final=True)
+        for piece in checklist.pieces.values():
+            for home in piece.homes:
+                # What is computed with it before it is filled shall be numbers, and the same ones each time.
+                home.target.zero_()
+        yield UnreadModel(model, checklist, homes)
+
+
+def _opened(
+    stack: ExitStack, model_dir: str, config: ModelConfig, *, headless: bool = False, parallel: Parallel = ALONE
+) -> tuple[Checklist, dict[str, Found]]:
+    """What the model wants, and where in its files, which stay open as long as the stack, that is."""
+    files = [stack.enter_context(SafetensorsFile(path)) for path in _checkpoint_files(Path(model_dir))]
+    if headless:
+        name_headless(files)
+    # All ranks check the whole list, so that all refuse the same checkpoints.
+    wanted = describe_model(config, replace(parallel, layers=None))
+    return wanted, find_tensors(files, wanted, config.architecture, _scheme_of(Path(model_dir)))
 
 
 def _scheme_of(directory: Path) -> Scheme | None:
@@ -200,60 +255,6 @@ def _read(found: Found, name: str, home: Home) -> None:
         return
     if isinstance(found, SafetensorsFile):
         read_part(found, name, home)
-        _check_finite(name, home.target)
+        check_finite(name, home.target)
     else:
         found.read_part(home)
-
-
-def _check_finite(name: str, target: Tensor) -> None:
-    """Refuse NaN and infinity, published or come from a dtype that is too narrow: every answer would be one."""
-    if target.numel() and target.is_floating_point():
-        # The ends of numbers among which one is NaN are NaN.
-        least, largest = torch.aminmax(target)
-        if not bool(least.isfinite() & largest.isfinite()):
-            kind = str(target.dtype).removeprefix("torch.")
-            raise ModelLoadError(f"tensor {name} holds a number that is not finite or too large for {kind}")
-
-
-def read_part(file: SafetensorsFile, name: str, home: Home) -> None:
-    """Read a part of one tensor into its memory, in its dtype and on its device.
-
-    Whole rows of the right dtype are read straight into host memory; everything else goes through a buffer of at most
-    ``STAGING_BYTES``. Bytes of rows that no part names are not read.
-
-    Raises:
-        ModelLoadError: the file ends early.
-    """
-    entry = file.tensors[name]
-    source, shape = DTYPES[entry.dtype], entry.shape
-    target = home.target
-    if not target.numel():
-        return
-    whole_rows = all(span == (0, size) for span, size in zip(home.part[1:], shape[1:], strict=True))
-    in_place = target.device.type == "cpu" and target.is_contiguous() and target.stride(-1) == 1
-    if whole_rows and in_place and source == target.dtype:
-        row_bytes = math.prod(shape[1:]) * source.itemsize
-        file.read_stretch(name, home.part[0][0] * row_bytes, _bytes_of(target))
-        return
-
-    def read(offset: int, shape: tuple[int, ...], part: tuple[Span, ...], target: Tensor) -> None:
-        row = math.prod(shape[1:])
-        (start, stop), inner = part[0], part[1:]
-        if row * source.itemsize > STAGING_BYTES and inner:
-            for index in range(start, stop):
-                read(offset + index * row, shape[1:], inner, target[index - start])
-            return
-        count = max(1, STAGING_BYTES // max(1, row * source.itemsize))
-        for first in range(start, stop, count):
-            last = min(first + count, stop)
-            staging = torch.empty((last - first, *shape[1:]), dtype=source)
-            file.read_stretch(name, (offset + first * row) * source.itemsize, _bytes_of(staging))
-            kept = staging[(slice(None), *(slice(*span) for span in inner))]
-            target[first - start : last - start].copy_(kept)
-
-    read(0, shape, home.part, target)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the host."""
-    return tensor.view(torch.uint8).numpy().reshape(-1).data

@@ -15,9 +15,10 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.layers import Linear, Memory
 from engine.model.parallel import Parallel
+from engine.model.reading import read_part
 from engine.model.registry import build_model, describe_model
 from engine.model.safetensors import SafetensorsFile
-from engine.model.weights import INDEX_FILE, SINGLE_FILE, load_model, read_part
+from engine.model.weights import INDEX_FILE, SINGLE_FILE, load_model
 from tests.engine.support import model_config
 
 CPU = torch.device("cpu")
@@ -189,7 +190,7 @@ def test_any_part_is_read_into_any_view(
     shape: tuple[int, ...], dtype: torch.dtype, staging: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of every dimension arrive in contiguous, transposed and strided memory, however small the buffer is."""
-    monkeypatch.setattr("engine.model.weights.STAGING_BYTES", staging)
+    monkeypatch.setattr("engine.model.reading.STAGING_BYTES", staging)
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator).to(dtype)
     save_file({"t": whole}, tmp_path / SINGLE_FILE)

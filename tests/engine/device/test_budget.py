@@ -10,7 +10,7 @@ import torch
 
 from engine import load
 from engine.config import EngineConfig
-from engine.device.budget import RESERVE_BYTES, CardMemory, kv_bytes_of
+from engine.device.budget import RESERVE_BYTES, CardMemory, check_room, kv_bytes_of
 from engine.errors import ConfigurationError
 from engine.load import check_config, with_card_kv
 from tests.engine.support import model_config, random_model
@@ -49,6 +49,28 @@ def test_no_card_is_filled_beyond_its_share() -> None:
             assert given > 0
             assert given + held + RESERVE_BYTES <= total * share // 100 and given + RESERVE_BYTES <= card.free
     assert 50 < refused < 450
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "share", "weights", "fits"),
+    [
+        (80, 0, 0, 80, True),  # without a share all that is free
+        (15, 0, 0, 16, False),
+        (80, 1, 50, 39, True),  # with one what it leaves
+        (80, 1, 50, 40, False),
+        (15, 1, 50, 16, False),  # or what others have left
+        (80, 60, 50, 1, False),  # and nothing when it is taken already
+    ],
+)
+def test_weights_are_given_room_before_it_is_taken(free: int, held: int, share: int, weights: int, fits: bool) -> None:
+    """What is free and what the share leaves both count; the error has the numbers and says what to do."""
+    card = CardMemory(80 * GIB, free * GIB, held * GIB)
+    if fits:
+        check_room(card, share, weights * GIB)
+        return
+    said = f"weights take {weights * 1_024:,} MiB and the GPU has room for .*put fewer models on the card"
+    with pytest.raises(ConfigurationError, match=said):
+        check_room(card, share, weights * GIB)
 
 
 def test_what_cannot_be_is_said() -> None:

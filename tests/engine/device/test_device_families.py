@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
+from engine.device.launches import buckets
 from engine.device.runner import DeviceRunner
 from engine.errors import ConfigurationError
 from engine.load import load_engine
@@ -16,6 +17,7 @@ from engine.loop import Engine
 from engine.model import experts
 from engine.offline import Answer, generate
 from isolation.ipc.messages import Sampling, Submit
+from tests.engine.device.held import read_by, recorded_first, targets_of
 from tests.engine.families.table import EVERY_CASE, FAMILIES, VOCAB, save_reference
 from tests.engine.support import submit
 
@@ -78,12 +80,17 @@ def test_every_family_is_in_this_test() -> None:
     [pytest.param(*one, marks=() if SOME[one[0]] == one[1] else pytest.mark.full) for one in EVERY_CASE],
 )
 def test_a_family_s_answers_are_those_of_the_plain_loop(family: str, case: str, tmp_path: Path) -> None:
-    """Prompts in chunks, prefixes in common, rows that come and go, contexts beyond every window: recorded steps that
-    run ahead give the tokens of the plain loop."""
+    """Prompts in chunks, prefixes in common, rows that come and go, contexts beyond every window: steps that were
+    recorded before the first weight was read, and run ahead, give the tokens of the plain loop. They read every weight
+    where it was filled."""
     save_reference(tmp_path, family, **FAMILIES[family].cases[case])
     requests = asked(7)
     wanted = outcome(generate(load(tmp_path, "plain"), requests))
-    engine = load(tmp_path, "device")
+    with recorded_first() as models:
+        engine = load(tmp_path, "device")
+    assert engine.runner.recorded == buckets(4)
+    read = read_by(engine.runner, 2)
+    assert all(places <= read for places in targets_of(models[0]).values())
     found = outcome(generate(engine, requests))
     assert found == wanted
     assert all(failure is None for _, _, failure in found.values())
