@@ -10,6 +10,7 @@ from appliance.config import ApplianceConfig, load_config
 from appliance.doctor.access_checks import check_access
 from appliance.doctor.facts import Facts, Running
 from appliance.doctor.finding import ORDER, Area, Finding, Subject
+from appliance.doctor.gpu_checks import check_gpu_kernels
 from appliance.doctor.machine_checks import check_machine
 from appliance.doctor.machine_facts import look_at_machine
 from appliance.doctor.service_checks import check_service
@@ -55,6 +56,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     findings = [*check_machine(facts.machine, unsafe=service is not None and service.unsafe), _configuration(facts)]
     if service is not None:
         findings += check_service(service, facts.version, facts.machine.memory)
+        findings += check_gpu_kernels(service.gpu_kernels, facts.machine.gpu)
         findings += check_access(service, facts.machine.clock.now)
     return tuple(sorted(findings, key=lambda one: AREAS.index(one.area)))
 

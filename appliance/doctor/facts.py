@@ -203,6 +203,35 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeKernels:
+    """A folder of kernels that were compiled for GPUs."""
+
+    architecture: str
+    ours: bool
+    """They are of the sources that the engine has."""
+    fits: bool
+    """They were asked for with this model's description and numbers, or their folder does not say with which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKernels:
+    """What was compiled for the GPUs of a model that is given some."""
+
+    model: str
+    model_path: str
+    path: str
+    """Where they are looked for; empty: no folder is named, and the image has none."""
+    needed: bool
+    """The model does not start without a GPU."""
+    dtype: str
+    """Empty: that of its weights, which nobody looks at here."""
+    block_size: int
+    rows: int
+    problem: str = ""
+    made: tuple[MadeKernels, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """The sandboxes' image."""
 
@@ -260,6 +289,7 @@ class Service:
     image: Image
     exporters: tuple[Exporter, ...]
     running: Running
+    gpu_kernels: tuple[GpuKernels, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,31 @@
-"""Pure: facts about NVIDIA's driver and cards to findings. Nothing here is a problem of its own: a machine that cannot
-give a sandbox its GPU still serves on the processor, unless a model's ``gpu`` says that it must have one."""
+"""Pure: facts about NVIDIA's driver and cards to findings, and about what was compiled for them.
+
+Of the machine nothing is a problem of its own: one that cannot give a sandbox its GPU still serves on the processor,
+unless a model's ``gpu`` says that it must have one. A model that gets one and has no compiled kernels is not served.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterable, Iterator
 
-from appliance.doctor.facts import Gpu
+from appliance.doctor.facts import Gpu, GpuKernels
 from appliance.doctor.finding import Area, Finding, Subject
 from isolation.gpu import expected_numbers, node_mend
 from isolation.gpu_drivers import newest, supported_drivers
 from isolation.gpu_facts import CONTROL, CUDA, MANAGEMENT, MEMORY, GpuFacts
 
 NO_GPU = "a model that asks for a GPU cannot be started"
+
+ARCHITECTURES = {
+    "A100": "sm_80", "A30": "sm_80", "A10": "sm_86", "A40": "sm_86", "L4": "sm_89", "L40": "sm_89", "L40S": "sm_89",
+    "H100": "sm_90", "H200": "sm_90", "H800": "sm_90", "H20": "sm_90", "GH200": "sm_90",
+}  # fmt: skip
+"""By a word of a card's name (NVIDIA, "CUDA GPUs" and their compute capabilities); of other cards nothing is said."""
+
+DEFAULT_FOLDER = "/etc/athanor/gpu-kernels"
+"""As the documents call it."""
 
 
 def check_gpu(gpu: Gpu, runsc: int) -> tuple[Finding, ...]:
@@ -105,3 +119,61 @@ def _sharing(found: GpuFacts) -> Iterator[Finding]:
             means="the first engine after a pause waits seconds until the card is initialised",
             mend="systemctl enable --now nvidia-persistenced",
         )
+
+
+def check_gpu_kernels(models: Iterable[GpuKernels], gpu: Gpu) -> Iterator[Finding]:
+    """Whether each model that is given a GPU has compiled kernels for it; the engine, which has no compiler, ends its
+    start without. Which Triton they are for it finds out itself."""
+    architectures = {architecture_of(name) for name in gpu.names} - {""}
+    for found in models:
+        subject = Subject(Area.SERVICE, f"gpu kernels of {found.model}")
+        if not gpu.driver and not found.needed:
+            yield subject.note("no GPU here", means="the model runs on the processor, which needs none")
+            continue
+        reason = _why_none(found, architectures)
+        if reason:
+            means = "the model is not served: its engine compiles nothing"
+            yield subject.problem(reason, means, _mend(found, architectures))
+        else:
+            yield subject.ok(f"there are some in {found.path}")
+
+
+def architecture_of(card: str) -> str:
+    """The architecture of a card by its name; empty where the name says nothing."""
+    words = re.split(r"[\s/_-]+", card)
+    return next((ARCHITECTURES[word] for word in words if word in ARCHITECTURES), "")
+
+
+def _why_none(found: GpuKernels, architectures: set[str]) -> str:
+    """Why no folder of kernels is the model's; empty when one is."""
+    if not found.path:
+        return "no folder of compiled kernels is named, and the image has none"
+    if found.problem:
+        return f"{found.path}: {found.problem}"
+    if not found.made:
+        return f"no compiled kernels are in {found.path}"
+    left = [one for one in found.made if one.ours]
+    if not left:
+        return f"those in {found.path} were compiled from sources of another version"
+    there = ", ".join(sorted({one.architecture for one in left}))
+    left = [one for one in left if not architectures or one.architecture in architectures]
+    if not left:
+        return f"those in {found.path} are for {there}, the card is {', '.join(sorted(architectures))}"
+    if not any(one.fits for one in left):
+        return (
+            f"those in {found.path} were compiled for another model, or not with dtype {found.dtype or 'auto'}, "
+            f"block_size {found.block_size} and {found.rows} rows"
+        )
+    return ""
+
+
+def _mend(found: GpuKernels, architectures: set[str]) -> str:
+    """The command that compiles them, and the line that names them."""
+    named = found.path or DEFAULT_FOLDER
+    dtype = f" --dtype {found.dtype}" if found.dtype else ""
+    line = "" if found.path else f"    # and sandbox: gpu_kernels: {named}"
+    return (
+        f"athanor kernels gpu {shlex.quote(named)} --model {shlex.quote(found.model_path)} "
+        f"--architecture {min(architectures, default='SM')}{dtype} --block-size {found.block_size} "
+        f"--max-num-seqs {found.rows}{line}"
+    )

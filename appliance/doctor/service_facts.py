@@ -28,6 +28,7 @@ from appliance.doctor.facts import (
     Running,
     Service,
 )
+from appliance.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.doctor.holders import holder
 from appliance.errors import ApplianceError, ConfigError
 from appliance.image.check import check, resolve
@@ -62,6 +63,7 @@ def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> Se
         access=tuple(_access(config, path)), policy=look_at_policy(config),
         models=tuple(map(_model, config.models)), kernels=_kernels(config), image=_image(config),
         exporters=tuple(find_exporters(notify.telemetry_environment())), running=running,
+        gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from engine.config import EngineConfig
 from engine.device.configuration import launch_configuration
 from engine.errors import ConfigurationError, EngineError
 from engine.kernels.gpu.cache import architecture_number, folder_name, mark_launches, seal
+from engine.kernels.gpu.folder import Asked, description_digest
 from engine.kernels.gpu.operations import kernel_operations
 from engine.model.registry import load_model_config
 from engine.model.weights import DTYPE_NAMES
@@ -155,7 +156,10 @@ def build(request: Request) -> Compiled:
         with _filling(folder), compiling_only(request.architecture) as names:
             rehearse(config, description, dtype, operations)
         shutil.copyfile(request.launcher, folder / request.launcher_name)
-        digest = seal(folder, request.architecture, known)
+        asked = Asked(
+            description_digest(Path(request.model_dir)), request.dtype, request.block_size, request.max_num_seqs
+        )
+        digest = seal(folder, request.architecture, known, asked)
         if target.exists():
             os.rename(target, Path(scratch) / "old")
         os.rename(folder, target)

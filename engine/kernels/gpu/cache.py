@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import triton
@@ -60,9 +61,9 @@ def mark_launches() -> None:
     triton.knobs.compilation.disable_line_info = True
 
 
-def seal(place: Path, architecture: str, configuration: str) -> str:
+def seal(place: Path, architecture: str, configuration: str, asked: folder.Asked | None = None) -> str:
     """Finish a folder that Triton has filled: only what is read, readable for all, without names of the machine, and
-    what it is known by beside it. Gives the digest of its files.
+    what it is known by, and what was asked for, beside it. Gives the digest of its files.
 
     Raises:
         ConfigurationError: there is none, or nothing is in it.
@@ -79,10 +80,12 @@ def seal(place: Path, architecture: str, configuration: str) -> str:
             path.unlink()
     place.chmod(0o755)
     files = folder.files_digest(place)
-    known = {
+    known: dict[str, object] = {
         **folder.known(architecture, triton.__version__, kernels_digest(), configuration),
         "assembler": get_ptxas_version(architecture_number(architecture)), "files": files,
     }  # fmt: skip
+    if asked is not None:
+        known["asked"] = asdict(asked)
     manifest = place / folder.MANIFEST
     manifest.write_text(json.dumps(known, indent=1) + "\n")
     manifest.chmod(0o644)

@@ -82,6 +82,41 @@ def files_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody wanted compiled, as a model's configuration says it: for those who cannot work a configuration's
+    digest out. Two that differ may be one configuration."""
+
+    description: str
+    """Hex SHA-256 of the model's ``config.json``."""
+    dtype: str
+    block_size: int
+    rows: int
+    """Requests of one step at the most."""
+
+
+def description_digest(model_dir: Path) -> str:
+    """Of a model's description.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(model_dir / "config.json", "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_asked(folder: Path) -> Asked | None:
+    """What a folder was made for by its manifest's word; None where that does not say so."""
+    try:
+        with open(folder / MANIFEST, "rb") as file:
+            said = json.loads(file.read(MAX_MANIFEST_BYTES))["asked"]
+        found = Asked(**said)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    texts, numbers = (found.description, found.dtype), (found.block_size, found.rows)
+    return found if all(type(one) is str for one in texts) and all(type(one) is int for one in numbers) else None
+
+
 def known(architecture: str, triton: str, kernels: str, configuration: str) -> dict[str, object]:
     """What a manifest says a folder is for."""
     return {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import ssl
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,10 +16,12 @@ from appliance import demo
 from appliance.certificate_dates import validity
 from appliance.config import ApplianceConfig, load_config
 from appliance.doctor.certificate import read_certificate
-from appliance.doctor.facts import Running
+from appliance.doctor.facts import MadeKernels, Running
+from appliance.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.doctor.holders import holder, listening
 from appliance.doctor.machine_facts import look_at_machine, look_at_memory
 from appliance.doctor.service_facts import find_exporters, look_at_service
+from engine.kernels.gpu import folder
 from tests.appliance.api.pki import Pki
 
 RUNNING = Running(admin="127.0.0.1:0")
@@ -143,3 +147,52 @@ def test_this_machine(runsc_path: Path) -> None:
     assert found.clock.now > 1.7e9
     wrong = look_at_machine("/bin/true")
     assert "no usable runsc" in wrong.runsc.problem
+
+
+def test_compiled_gpu_kernels_are_seen_as_what_they_are_for(state: Path, tmp_path: Path) -> None:
+    """Folders for this model and for others, of these sources and of others, of another architecture, one that says
+    nothing of what was asked for, and things that are no such folders; nothing of a model without a GPU."""
+    config = read(state)
+    plain = config.models[0]
+    model = plain.model_copy(update={"gpu": "auto", "dtype": "bfloat16"})
+    assert look_at_gpu_kernels(config, plain) is None
+    bare = look_at_gpu_kernels(config, model)
+    assert bare is not None and (bare.path, bare.made, bare.needed) == ("", (), False)
+    assert (bare.block_size, bare.rows) == (model.block_size, min(model.max_num_seqs, model.max_num_batched_tokens))
+    place = tmp_path / "gpu-kernels"
+    named = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"gpu_kernels": place})})
+    gone = look_at_gpu_kernels(named, model)
+    assert gone is not None and gone.problem == "no such file or directory"
+    ours = folder.sources_digest(Path(folder.__file__).parent)
+    own = folder.Asked(folder.description_digest(model.path), "bfloat16", model.block_size, bare.rows)
+    made = [
+        ("sm_80", ours, own), ("sm_90", "f" * 64, own), ("sm_90", ours, replace(own, rows=own.rows + 1)),
+        ("sm_91", ours, None), ("sm_92", ours, replace(own, description="0" * 64)),
+        ("sm_93", ours, replace(own, dtype="float32")),
+    ]  # fmt: skip
+    for architecture, sources, asked in made:
+        one = place / str(folder.folder_name(architecture, "3.7.1", sources, "c0" * 32))
+        one.mkdir(parents=True)
+        (one / folder.MANIFEST).write_text(json.dumps({} if asked is None else {"asked": asdict(asked)}))
+    (place / "notes").mkdir()
+    found = look_at_gpu_kernels(named, model)
+    assert found is not None and set(found.made) == {
+        MadeKernels(architecture="sm_80", ours=True, fits=True),
+        MadeKernels(architecture="sm_90", ours=False, fits=True),
+        MadeKernels(architecture="sm_90", ours=True, fits=False),
+        MadeKernels(architecture="sm_91", ours=True, fits=True),
+        MadeKernels(architecture="sm_92", ours=True, fits=False),
+        MadeKernels(architecture="sm_93", ours=True, fits=False),
+    }
+    any_dtype = look_at_gpu_kernels(named, model.model_copy(update={"dtype": "auto"}))
+    assert any_dtype is not None and all(one.fits for one in any_dtype.made if one.architecture == "sm_93")
+
+
+@pytest.mark.parametrize("said", ["", "[]", "{", '{"asked": 3}', '{"asked": {"rows": 1}}', '{"asked": null}'])
+def test_a_manifest_that_says_nothing_asked_for_nothing(said: str, tmp_path: Path) -> None:
+    """Whatever stands there, nothing is raised and nothing believed."""
+    (tmp_path / folder.MANIFEST).write_text(said)
+    assert folder.read_asked(tmp_path) is None
+    wrong = {"description": "x", "dtype": "y", "block_size": "16", "rows": 1}
+    (tmp_path / folder.MANIFEST).write_text(json.dumps({"asked": wrong}))
+    assert folder.read_asked(tmp_path) is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 
-from appliance.doctor.facts import Gpu
+from appliance.cli import kernels
+from appliance.doctor.facts import Gpu, GpuKernels, MadeKernels
 from appliance.doctor.finding import Level
-from appliance.doctor.gpu_checks import check_gpu
+from appliance.doctor.gpu_checks import architecture_of, check_gpu, check_gpu_kernels
 from isolation.errors import GpuError
 from isolation.gpu import gpu_access
 from isolation.gpu_facts import GpuFacts
@@ -88,3 +91,64 @@ def test_the_table_speaks_where_runsc_does_not() -> None:
     (finding,) = check_gpu(gpu(NEWER, ("999.1",)), RUNSC)
     assert finding.level is Level.WARNING
     assert "our own table" in finding.means
+
+
+MADE = MadeKernels(architecture="sm_90", ours=True, fits=True)
+KERNELS = GpuKernels(
+    model="llama", model_path="/srv/my llama", path="/etc/athanor/gpu-kernels", needed=True, dtype="bfloat16",
+    block_size=32, rows=64, made=(MADE,),
+)  # fmt: skip
+WITHOUT = {
+    "none named": ({"path": "", "made": ()}, "no folder of compiled kernels is named"),
+    "unreadable": ({"problem": "permission denied", "made": ()}, "permission denied"),
+    "empty": ({"made": ()}, "no compiled kernels are in"),
+    "older": ({"made": (replace(MADE, ours=False),)}, "sources of another version"),
+    "other card": ({"made": (replace(MADE, architecture="sm_80"),)}, "are for sm_80, the card is sm_90"),
+    "other model": ({"made": (replace(MADE, fits=False),)}, "for another model, or not with dtype bfloat16"),
+    "each a little": (
+        {"made": (replace(MADE, fits=False), replace(MADE, architecture="sm_80"), replace(MADE, ours=False))},
+        "for another model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_model_without_kernels_for_its_gpu_is_a_problem(name: str) -> None:
+    """What is there is said, and the mend is a command with the model's own numbers; control: with one that fits there
+    is nothing to mend."""
+    changes, said = WITHOUT[name]
+    (finding,) = check_gpu_kernels([replace(KERNELS, **changes)], gpu(FACTS))
+    assert finding.level is Level.PROBLEM and said in finding.what and "not served" in finding.means
+    command = shlex.split(finding.mend, comments=True)
+    asked = dict(zip(command[4::2], command[5::2], strict=True))
+    assert command[:4] == ["athanor", "kernels", "gpu", "/etc/athanor/gpu-kernels"]
+    assert asked == {
+        "--model": "/srv/my llama", "--architecture": "sm_90", "--dtype": "bfloat16", "--block-size": "32",
+        "--max-num-seqs": "64",
+    }  # fmt: skip
+    assert ("sandbox: gpu_kernels:" in finding.mend) == (name == "none named")
+    (good,) = check_gpu_kernels([KERNELS], gpu(FACTS))
+    assert good.level is Level.OK
+    options = {f"--{parameter.replace('_', '-')}" for parameter in signature(kernels.gpu).parameters}
+    assert asked.keys() < options
+
+
+def test_kernels_of_a_gpu_that_nobody_knows_are_left_to_the_engine() -> None:
+    """A card that no table names judges no architecture, and the mend leaves it open; a model that may do without a GPU
+    needs none where there is no driver, and one that may not does."""
+    unknown = replace(gpu(FACTS), names=("NVIDIA Z9000",))
+    other = replace(KERNELS, made=(replace(MADE, architecture="sm_100"),), dtype="")
+    assert [one.level for one in check_gpu_kernels([other], unknown)] == [Level.OK]
+    (finding,) = check_gpu_kernels([replace(other, made=())], unknown)
+    assert "--architecture SM --block-size" in finding.mend
+    assert [one.level for one in check_gpu_kernels([replace(KERNELS, needed=False, path="")], Gpu())] == [Level.NOTE]
+    assert [one.level for one in check_gpu_kernels([replace(KERNELS, path="")], Gpu())] == [Level.PROBLEM]
+
+
+@pytest.mark.parametrize(
+    ("card", "architecture"),
+    [("NVIDIA H100 80GB HBM3", "sm_90"), ("NVIDIA A100-SXM4-80GB", "sm_80"), ("NVIDIA L40S", "sm_89"), ("Z9000", "")],
+)
+def test_architectures_are_known_by_a_card_s_name(card: str, architecture: str) -> None:
+    """By a whole word of it."""
+    assert architecture_of(card) == architecture

@@ -21,7 +21,7 @@ from engine.device.configuration import launch_configuration
 from engine.errors import ConfigurationError
 from engine.kernels.gpu import ahead, cache
 from engine.kernels.gpu.cache import folder_name, open_cache
-from engine.kernels.gpu.folder import MANIFEST
+from engine.kernels.gpu.folder import MANIFEST, Asked, description_digest, read_asked
 from engine.model.registry import load_model_config
 from tests.engine.support import model_config
 
@@ -102,7 +102,7 @@ def test_an_engine_without_compilers_finds_every_kernel(
     assert {path: path.stat().st_mtime_ns for path in built.folder.rglob("*")} == before
 
 
-def test_nothing_of_the_machine_is_in_it(built: BuiltKernels, root: Path, tmp_path: Path) -> None:
+def test_nothing_of_the_machine_is_in_it(built: BuiltKernels, model: Path, root: Path, tmp_path: Path) -> None:
     """No file names the repository, the packages' folder or the place where it was compiled; only machine code, its
     metadata and the launcher are there. Control: a module as the interpreter compiles it names its place."""
     files = [path for path in built.folder.rglob("*") if path.is_file()]
@@ -113,6 +113,8 @@ def test_nothing_of_the_machine_is_in_it(built: BuiltKernels, root: Path, tmp_pa
         for place in (str(root), packages, "/tmp/", str(Path.home())):
             assert place.encode() not in content, path
         assert path.stat().st_mode & 0o777 == 0o644
+    # What was asked for is told, for those who cannot work the configuration's digest out.
+    assert read_asked(built.folder) == Asked(description_digest(model), "bfloat16", BLOCK_SIZE, ROWS)
     py_compile.compile(cache.__file__, cfile=str(tmp_path / "control"), doraise=True)
     assert str(root).encode() in (tmp_path / "control").read_bytes()
 
