@@ -37,7 +37,8 @@ class DeviceModel:
     """Computes decoding rows and prompt chunks. Whatever is needed is there when it is made."""
 
     def __init__(self, model: Decoder, storage: DeviceStorage, operations: Operations) -> None:
-        """Take a model that is loaded and not packed yet: maps of experts are taken over from it.
+        """Take a model that is loaded and not packed yet, or is still to be filled where it lies: maps of experts are
+        taken over from it.
 
         Raises:
             ConfigurationError: no operation computes one of its layers.

@@ -126,7 +126,7 @@ def unread_model(
         config: its checked description.
         dtype: ``auto`` for the dtype of the checkpoint's embedding, or the name of one.
         device: where the weights go.
-        room: is asked with the bytes of all weights before any memory is taken, and raises where there are not so many.
+        room: is asked with the bytes of the weights before any memory is taken, and raises where there are not so many.
 
     Raises:
         ModelLoadError: as ``load_model``; of what is inside the files ``UnreadModel.fill`` finds out.
@@ -135,8 +135,9 @@ def unread_model(
     with ExitStack() as stack:
         wanted, homes = _opened(stack, model_dir, config)
         numbers = _dtype_of(dtype, wanted, homes)
-        meta = build_model(config, numbers, torch.device("meta"))[1]
-        room(sum(home.target.nbytes for piece in meta.pieces.values() for home in piece.homes))
+        count = sum(home.target.numel() for piece in wanted.pieces.values() for home in piece.homes)
+        # The few vectors that have another dtype than the model's are small.
+        room(count * numbers.itemsize)
         model, checklist = build_model(config, numbers, device, final=True)
         for piece in checklist.pieces.values():
             for home in piece.homes:

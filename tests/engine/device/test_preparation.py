@@ -25,8 +25,8 @@ from engine.device.storage import DeviceStorage
 from engine.errors import ConfigurationError, ModelLoadError
 from engine.load import build_engine, load_engine
 from engine.loop import Engine
-from engine.model import layers
-from engine.model.weights import SINGLE_FILE, UnreadModel, load_model
+from engine.model import layers, weights
+from engine.model.weights import SINGLE_FILE, UnreadModel, load_model, unread_model
 from engine.offline import generate
 from isolation.ipc.messages import Submit
 from tests.engine.device.held import LOOK_S, recorded_first
@@ -250,6 +250,28 @@ def test_a_recording_that_fails_stops_the_reading(tmp_path: Path, monkeypatch: p
     with pytest.raises(UnrecordableError, match="brings a number"):
         load_engine(config_of(tmp_path))
     assert not read and threading.active_count() == before
+
+
+def test_room_is_asked_for_before_any_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for is what the weights take; where there is not so much, no memory is taken."""
+    save_model(tmp_path, model_config())
+    asked: list[int] = []
+    given = {"dtype": "bfloat16", "device": CPU}
+    with unread_model(str(tmp_path), model_config(), room=asked.append, **given) as unread:
+        pieces = unread.checklist.pieces.values()
+        assert asked == [sum(home.target.nbytes for piece in pieces for home in piece.homes)]
+
+    def refuse(_: int) -> None:
+        raise ConfigurationError("the GPU has no room")
+
+    build = weights.build_model
+    monkeypatch.setattr(
+        weights, "build_model", lambda *some, **more: pytest.fail("taken") if more else build(*some)
+    )
+    with pytest.raises(ConfigurationError, match="no room"), unread_model(
+        str(tmp_path), model_config(), room=refuse, **given
+    ):
+        pytest.fail("it went on")
 
 
 def test_what_a_device_does_not_compute_is_refused_before_it_is_read(tmp_path: Path) -> None:
