@@ -141,12 +141,13 @@ class HostRows:
                 sources += range(spare * storage.stride, spare * storage.stride + written)
                 targets += range(block * storage.stride, block * storage.stride + written)
 
-    def take_moves(self) -> list[tuple[int, Ints]]:
-        """Tokens to be moved: the table, and ``(2, tokens)`` as ``DeviceStorage.move`` wants them."""
+    def take_moves(self) -> list[tuple[Ints, Ints]]:
+        """Tokens to be moved: slots that are read and slots that are written, of all layers, by table."""
         moves = []
         for table, pair in enumerate(self._moves):
             if pair[0]:
-                moves.append((table, np.array(pair, dtype=np.int64)))
+                sources, targets = (self._storage.in_all_layers(table, np.array(slots)) for slots in pair)
+                moves.append((sources, targets))
                 for slots in pair:
                     slots.clear()
         return moves

@@ -189,15 +189,16 @@ class DeviceRunner:
             return
         count, stamped = len(plan.zero_blocks), len(plan.zero_stamps)
         told: Ints = np.array(plan.zero_blocks + spares + plan.zero_stamps, dtype=np.int64)
-        sent = upload(np.concatenate((told, *[slots.ravel() for _, slots in moves])), self._device)
+        sent = upload(np.concatenate((told, *(slots for move in moves for slots in move))), self._device)
         if count or spares:
             self.storage.zero(sent[: count + len(spares)])
         if stamped:
             self._stamps.index_copy_(0, sent[:count], sent[len(told) - stamped : len(told)])
         begin = len(told)
-        for table, slots in moves:
-            self.storage.move(table, sent[begin : begin + slots.size].view(slots.shape))
-            begin += slots.size
+        for sources, _ in moves:
+            middle, end = begin + len(sources), begin + 2 * len(sources)
+            self.storage.move(sent[begin:middle], sent[middle:end])
+            begin = end
 
     def _execute(self, plan: StepPlan) -> Samples:
         rows = self._decoding(plan)

@@ -11,12 +11,16 @@ nobody's: what is not to be written at all goes there where an operation cannot 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.device.operations import KvLayer, Operations
 from engine.errors import ConfigurationError
 from engine.kv.layout import ITEM_BYTES, KvLayout, LayerLayout
+
+Ints = NDArray[np.int64]
 
 
 class DeviceStorage:
@@ -60,9 +64,10 @@ class DeviceStorage:
             self.layers.append(KvLayer(keys[:, cut], values[:, cut], table, layer.reach, like.latent))
         sizes = [group.block_size for group in layout.tables]
         self._layer_slots = [
-            torch.arange(count, device=device) * size for count, size in zip(self._counts, sizes, strict=True)
+            np.arange(count, dtype=np.int64) * size for count, size in zip(self._counts, sizes, strict=True)
         ]
         """Of each table how far its layers' slots are from those of its first."""
+        self._lines = tuple(memory.view(self.num_blocks * self.stride, -1) for memory in self.memory)
 
     def spare(self, row: int, table: int = 0) -> int:
         """The spare block of a row's table."""
@@ -81,13 +86,14 @@ class DeviceStorage:
         for memory in self.memory:
             self._operations.zero(memory, blocks)
 
-    def move(self, table: int, slots: Tensor) -> None:
-        """Copy tokens, in all layers of a table: int64 ``(2, tokens)``: slots of the table's first layer that are read,
-        and those that are written."""
-        whole = (slots.unsqueeze(2) + self._layer_slots[table]).flatten(1)
-        for memory in self.memory:
-            lines = memory.view(self.num_blocks * self.stride, -1)
-            lines.index_copy_(0, whole[1], lines.index_select(0, whole[0]))
+    def in_all_layers(self, table: int, slots: Ints) -> Ints:
+        """Slots of a table's first layer as those of all its layers."""
+        return np.add.outer(slots, self._layer_slots[table]).ravel()
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what stands in these slots (int64) to those."""
+        for lines in self._lines:
+            lines.index_copy_(0, targets, lines.index_select(0, sources))
 
     def clean(self) -> None:
         """Make the block that is nobody's zero: steps without rows write to it."""
