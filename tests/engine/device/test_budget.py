@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from engine import load
 from engine.config import EngineConfig
 from engine.device.budget import RESERVE_BYTES, CardMemory, check_room, kv_bytes_of
 from engine.errors import ConfigurationError
-from engine.load import check_config, with_card_kv
-from tests.engine.support import model_config, random_model
+from engine.load import check_config, load_on_device, with_card_kv
+from engine.model import weights
+from tests.engine.support import model_config, random_model, save_model
 
 GIB = 1 << 30
 
@@ -71,6 +73,23 @@ def test_weights_are_given_room_before_it_is_taken(free: int, held: int, share: 
     said = f"weights take {weights * 1_024:,} MiB and the GPU has room for .*put fewer models on the card"
     with pytest.raises(ConfigurationError, match=said):
         check_room(card, share, weights * GIB)
+
+
+def test_a_full_card_ends_the_start_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for a card that others fill is refused with the numbers, without a call to the card; control: where
+    there is room it goes on to take memory."""
+    config = EngineConfig(model_dir=str(tmp_path), model_digest="00")
+    save_model(tmp_path, model_config())
+    cuda = torch.device("cuda")
+
+    def taken(*_: object, final: bool) -> None:
+        raise LookupError(f"memory is taken, final: {final}")
+
+    monkeypatch.setattr(weights, "build_model", taken)
+    for free, raised, said in ((1 << 12, ConfigurationError, "has room for 0 MiB"), (GIB, LookupError, "final: True")):
+        monkeypatch.setattr(load, "read_card", lambda _, free=free: CardMemory(80 * GIB, free, GIB))
+        with pytest.raises(raised, match=said):
+            load_on_device(config, model_config(), cuda)
 
 
 def test_what_cannot_be_is_said() -> None:
