@@ -127,9 +127,15 @@ def test_recording_ends_when_the_weights_are_there(tmp_path: Path, monkeypatch: 
     the rest, and the tokens are the same."""
     save_model(tmp_path, model_config())
     asked: list[Callable[[], bool]] = []
-    decode, record = DeviceModel.decode, DeviceRunner.record
+    decode, record, fill = DeviceModel.decode, DeviceRunner.record, UnreadModel.fill
+    begun = threading.Event()
+
+    def held(unread: UnreadModel, *given: Callable[[], bool]) -> None:
+        assert begun.wait(WAIT_S)
+        fill(unread, *given)
 
     def late(*given: Any) -> torch.Tensor:
+        begun.set()
         while not asked[0]():
             threading.Event().wait(LOOK_S)
         return decode(*given)
@@ -138,6 +144,7 @@ def test_recording_ends_when_the_weights_are_there(tmp_path: Path, monkeypatch: 
         asked.append(enough)
         record(runner, enough)
 
+    monkeypatch.setattr(UnreadModel, "fill", held)
     monkeypatch.setattr(DeviceModel, "decode", late)
     monkeypatch.setattr(DeviceRunner, "record", told)
     engine = load_engine(config_of(tmp_path), warm=False)
