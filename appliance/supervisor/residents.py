@@ -60,18 +60,23 @@ class Residents:
         self._publish = publish
         self._policy = policy
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
+        self._wanted: set[Key] = set()
+        """Whose wishes wait or are served and were not taken back since."""
         self._held: dict[tuple[Key, Role], _Held] = {}
         self._boots = 1
 
     def want(self, wish: Want) -> None:
         """The gateway wants a tenant's sandboxes."""
         if self._wishes.qsize() < MAX_WISHES:
+            self._wanted.add((wish.model, wish.tenant))
             self._wishes.put_nowait(wish)
         else:
             self._refuse(wish, "too many wishes wait")
 
     def release(self, wish: Release) -> None:
-        """The gateway needs them no longer."""
+        """The gateway needs them no longer. A wish for them that still waits, as it does while others leave, is void: it
+        would boot what nobody uses and nobody would ever release."""
+        self._wanted.discard((wish.model, wish.tenant))
         self._end(lambda key: key == (wish.model, wish.tenant))
 
     def fault(self, fault: Fault) -> None:
@@ -87,6 +92,7 @@ class Residents:
 
     def gateway_left(self) -> None:
         """Whoever comes next asks for what it needs."""
+        self._wanted.clear()
         while not self._wishes.empty():
             self._wishes.get_nowait()
         self._end(lambda _key: True)
@@ -105,6 +111,8 @@ class Residents:
                 await self._serve(wish)
             except KeyError:
                 self._refuse(wish, "the model is not served here")
+            finally:
+                self._wanted.discard((wish.model, wish.tenant))
 
     async def close(self) -> None:
         """End all of them; returns when nothing of them is left."""
@@ -113,6 +121,8 @@ class Residents:
 
     async def _serve(self, wish: Want) -> None:
         key = wish.model, wish.tenant
+        if key not in self._wanted:
+            return
         need = declared(await asyncio.to_thread(self._policy), key)
         if need == NOTHING:
             self._refuse(wish, "the policy grants this tenant no sandboxes of its own for this model")
@@ -127,8 +137,9 @@ class Residents:
         plans = [self._plan(wish.model, wish.tenant, role) for role in missing]
         # Who leaves still has its memory, and maybe the very name that is needed.
         await asyncio.gather(*(held.task for held in self._held.values() if held.leaving), return_exceptions=True)
-        for plan in plans:
-            self._keep(key, plan)
+        if key in self._wanted:
+            for plan in plans:
+                self._keep(key, plan)
         self.offer()
 
     def _keep(self, key: Key, plan: BootPlan) -> None:

@@ -145,6 +145,21 @@ async def test_a_flood_of_wishes_is_bounded(room: Room, monkeypatch: pytest.Monk
     assert len(room.of(SandboxDown)) == 6
 
 
+@pytest.mark.parametrize("leaves", [lambda one: one.release(Release("m", "e")), lambda one: one.gateway_left()])
+async def test_a_wish_taken_back_while_it_waits_boots_nothing(room: Room, leaves: Any) -> None:
+    """What nobody wants any more by the time its turn comes is not booted: nobody would release it, and it would keep
+    others out for ever. Control: the one that is wanted still comes."""
+    room.residents.want(Want("m", "d"))
+    await until(lambda: len(room.alive) == 2)
+    room.residents.release(Release("m", "d"))
+    room.residents.want(Want("m", "e"))
+    await asyncio.sleep(0)  # The wish is being served.
+    leaves(room.residents)
+    room.residents.want(Want("m", "d"))
+    await until(lambda: sorted(room.alive) == ["engine-d", "text-d"] and len(room.of(SandboxUp)) == 4)
+    assert room.of(SandboxDown) == []
+
+
 async def test_they_go_with_the_gateway(room: Room) -> None:
     """Nothing is kept for a gateway that left; a fault of an earlier life is nobody's."""
     room.residents.want(Want("m", "t"))
