@@ -24,12 +24,16 @@ class VocabularyTable:
 
 
 class StopScanner:
-    """Finds the first stop string in a growing text and holds back what might become one."""
+    """Finds the first stop string in a growing text and holds back what might become one.
 
-    __slots__ = ("_held", "_stops", "stopped")
+    A character costs the same whatever the stop strings are: their author may have the model repeat what nearly is one.
+    """
+
+    __slots__ = ("_begun", "_held", "_stops", "stopped")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._begun = [_Begun(stop) for stop in stops]
         self._held = ""
         self.stopped: str | None = None
         """The stop string that was met."""
@@ -40,7 +44,7 @@ class StopScanner:
             return ""
         if not self._stops:
             return text
-        text = self._held + text
+        new, text = text, self._held + text
         best: tuple[int, str] | None = None
         for stop in self._stops:
             at = text.find(stop)
@@ -49,7 +53,7 @@ class StopScanner:
         if best is not None:
             self._held, self.stopped = "", best[1]
             return text[: best[0]]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max([begun.push(new) for begun in self._begun])
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut]
@@ -60,12 +64,39 @@ class StopScanner:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _Begun:
+    """How long a beginning of one stop string the end of a growing text is (Knuth, Morris and Pratt, 1977)."""
+
+    __slots__ = ("_borders", "_length", "_stop")
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._length = 0
+        self._borders = [0]
+        """Of each beginning, as far as they were needed, how long a shorter one it ends with."""
+
+    def push(self, text: str) -> int:
+        """Add text that does not complete the stop string."""
+        stop, borders, length = self._stop, self._borders, self._length
+        if not length and stop[0] not in text:
+            return 0
+        for char in text:
+            while length and stop[length] != char:
+                length = borders[length - 1]
+            if stop[length] == char:
+                length += 1
+                if length > len(borders):
+                    borders.append(self._border(length - 1))
+        self._length = length
+        return length
+
+    def _border(self, last: int) -> int:
+        """Of the beginning that ends with the character at ``last``."""
+        stop, borders = self._stop, self._borders
+        length = borders[last - 1]
+        while length and stop[length] != stop[last]:
+            length = borders[length - 1]
+        return length + (stop[length] == stop[last])
 
 
 class Assembler:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +50,49 @@ def test_stop_strings_cut_at_the_first_one_however_the_text_is_split(
     assert stopped == any(stop in text for stop in stops)
     if not stopped:
         assert shown == text
+
+
+@given(
+    st.text("ab", max_size=60),
+    st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=3),
+    st.lists(st.integers(1, 4), max_size=60),
+)
+def test_no_more_is_held_back_than_may_become_a_stop_string(text: str, stops: list[str], sizes: list[int]) -> None:
+    """After each piece what is held back is the longest end of the text that a stop string begins with."""
+    scanner = StopScanner(stops)
+    shown, at = "", 0
+    for size in sizes:
+        shown += scanner.push(text[at : at + size])
+        at += size
+        seen = text[:at]
+        if scanner.stopped is None:
+            held = [stop[:cut] for stop in stops for cut in range(len(stop)) if seen.endswith(stop[:cut])]
+            assert shown == seen[: len(seen) - len(max(held, key=len))]
+
+
+def test_a_character_costs_the_same_whatever_nearly_is_a_stop_string() -> None:
+    """Sixteen long stop strings, and an output that begins with one and looks like the others: counted in lines of
+    Python, its later tokens cost no more than those of a text that has nothing of them in it but a first letter."""
+    stops = ["a" * 256, *("a" + chr(98 + place) * 255 for place in range(15))]
+
+    def lines(text: str) -> int:
+        scanner, count = StopScanner(stops), 0
+
+        def trace(_frame: object, event: str, _argument: object) -> object:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            for char in text:
+                scanner.push(char)
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert lines("a" * 250) < 2 * lines("az" * 125)
 
 
 def test_text_after_a_stop_string_is_never_shown() -> None:
