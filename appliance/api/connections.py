@@ -1,4 +1,4 @@
-"""How many HTTP connections one address and one tenant hold, so that neither can take all there are.
+"""How many HTTP connections, or gRPC calls, one address and one tenant hold, so that neither can take all there are.
 
 An address is known when a connection opens, a tenant with its first credential. Single-threaded, as the event loop is.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 
 
 class Connections:
-    """The counts; ``most``: connections of one address or of one tenant."""
+    """The counts; ``most``: connections, or calls, of one address or of one tenant."""
 
     def __init__(self, most: int) -> None:
         self.ending = False

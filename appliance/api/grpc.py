@@ -27,6 +27,7 @@ from grpc_status import rpc_status
 
 from appliance.api import grpc_errors, grpc_messages, http_headers
 from appliance.api.auth import Auth, Resolver
+from appliance.api.connections import Connections
 from appliance.api.cut import Cut
 from appliance.api.defect import log_defect
 from appliance.api.generated import inference_pb2 as pb
@@ -38,6 +39,7 @@ from appliance.errors import (
     CancelledError,
     InternalError,
     InvalidRequestError,
+    RateLimitedError,
     RouteNotFoundError,
     UnavailableError,
 )
@@ -67,6 +69,19 @@ MESSAGE_S = 30.0
 TENANT_READERS = 32
 """Messages of one tenant being read at once, 128 MiB at most; its other calls wait their turn."""
 
+TENANT_CALLS = 512
+"""Calls of one tenant at once, half of all that there may be: some of them (Watch, reflection) last as long as their
+caller likes, and no policy counts them."""
+
+STRANGER_CALLS = 8
+"""Calls of one address at once without a credential: health checks."""
+
+STRANGER_MESSAGE_S = 5.0
+"""Seconds for the message of such a call, of a few bytes."""
+
+CALLS_RETRY_S = 1.0
+"""When a caller with too many calls may try again."""
+
 DRAIN_RETRY_S = 2.0
 
 _M = TypeVar("_M", bound=Message)
@@ -88,6 +103,11 @@ class _Call:
         self.principal: Principal | None = None
         self.request_id: str | None = None
         """Set when a session begins: from then on the session traces its own errors."""
+
+    @property
+    def address(self) -> str:
+        """The caller's address, without its port."""
+        return str(self.context.peer()).rpartition(":")[0]
 
     def peer_uris(self) -> list[str]:
         """The URI names of a verified client certificate."""
@@ -122,6 +142,7 @@ class GrpcFrontEnd:
         self._paced: set[PacedMessages] = set()
         self._draining = self._over = False
         self._readers: dict[str, asyncio.Semaphore] = {}
+        self._tenants, self._strangers = Connections(TENANT_CALLS), Connections(STRANGER_CALLS)
         self._live: set[Cut] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -166,7 +187,8 @@ class GrpcFrontEnd:
         try:
             if method.auth is not Auth.PUBLIC:
                 call.principal = self._resolver.resolve(call.authorization, call.peer_uris())
-            return await method.behaviour(requests, call)
+            with self._entered(call):
+                return await method.behaviour(requests, call)
         except ApplianceError as error:
             shown = error
             request_id = call.request_id or self._record(call, error)
@@ -185,6 +207,24 @@ class GrpcFrontEnd:
     def _record(self, call: _Call, error: Exception) -> str:
         tenant = call.principal.tenant if call.principal is not None else None
         return self._service.record_refusal(call.facts, error, tenant)
+
+    @contextmanager
+    def _entered(self, call: _Call) -> Iterator[None]:
+        """One more call of its tenant, or of a stranger's address.
+
+        Raises:
+            RateLimitedError: that has as many as it may.
+        """
+        if call.principal is not None:
+            counts, kind, name = self._tenants, "tenant", call.principal.tenant
+        else:
+            counts, kind, name = self._strangers, "address", call.address
+        if not counts.enter(kind, name):
+            raise RateLimitedError("too many calls at once; end some of them first", retry_after_s=CALLS_RETRY_S)
+        try:
+            yield
+        finally:
+            counts.leave(kind, name)
 
     @contextmanager
     def _counted(self) -> Iterator[Cut]:
@@ -290,14 +330,16 @@ class GrpcFrontEnd:
         raise RouteNotFoundError("no such method; ask server reflection for those served")
 
     async def _only(self, kind: type[_M], requests: Requests, call: _Call) -> _M:
-        """The one message of a call, read within ``MESSAGE_S`` and beside few others of its tenant."""
-        tenant = call.principal.tenant if call.principal is not None else ""
+        """The one message of a call, read in bounded time and beside few others of its tenant, or of all strangers."""
+        tenant, within_s = "", STRANGER_MESSAGE_S
+        if call.principal is not None:
+            tenant, within_s = call.principal.tenant, MESSAGE_S
         readers = self._readers.setdefault(tenant, asyncio.Semaphore(TENANT_READERS))
         try:
-            async with asyncio.timeout(MESSAGE_S), readers:
+            async with asyncio.timeout(within_s), readers:
                 data = await anext(aiter(requests), None)
         except TimeoutError:
-            raise InvalidRequestError(f"the message did not arrive within {MESSAGE_S:g} s") from None
+            raise InvalidRequestError(f"the message did not arrive within {within_s:g} s") from None
         if data is None:
             raise InvalidRequestError("the call ended without its message")
         return _parsed(kind, data)

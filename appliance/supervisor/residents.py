@@ -74,8 +74,8 @@ class Residents:
             self._refuse(wish, "too many wishes wait")
 
     def release(self, wish: Release) -> None:
-        """The gateway needs them no longer. A wish for them that still waits, as it does while others leave, is void: it
-        would boot what nobody uses and nobody would ever release."""
+        """The gateway needs them no longer. A wish for them that still waits, as it does while others leave, is void:
+        it would boot what nobody uses and nobody would ever release."""
         self._wanted.discard((wish.model, wish.tenant))
         self._end(lambda key: key == (wish.model, wish.tenant))
 

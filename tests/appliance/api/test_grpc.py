@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from appliance.api.auth import Auth, Resolver
 from appliance.api.generated import inference_pb2 as pb
 from appliance.api.generated.inference_pb2_grpc import InferenceServiceStub
-from appliance.api.grpc import REFLECTION, SERVICE, GrpcFrontEnd
+from appliance.api.grpc import HEALTH, REFLECTION, SERVICE, GrpcFrontEnd
 from appliance.api.limits import MAX_BODY_BYTES
 from appliance.errors import ContextLengthError, RateLimitedError, UnavailableError
 from appliance.request import (
@@ -30,7 +30,7 @@ from appliance.request import (
 )
 from isolation.ipc.messages import Priority, Sampling
 from tests.appliance.api.grpc_client import ask, detail_of, drained, proof_of, refused
-from tests.appliance.api.support import MODEL, logprob_script, text_script
+from tests.appliance.api.support import MODEL, logprob_script, serving, text_script
 
 
 async def test_generate(running, channel):
@@ -308,6 +308,54 @@ async def test_a_stranger_is_refused_before_its_message(running, channel):
     call = channel.stream_stream(f"/{SERVICE}/Generate")()
     async with asyncio.timeout(2.0):
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_strangers_calls_are_bounded_by_address(monkeypatch):
+    """Whoever opens health checks and says nothing is refused more of them, while tenants at the same address are
+    served; once they are gone the next one is answered."""
+    monkeypatch.setattr("appliance.api.grpc.STRANGER_CALLS", 2)
+    async with serving() as running, grpc.aio.insecure_channel(running.target) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        silent = [channel.stream_stream(f"/{HEALTH}/Check")() for _ in range(2)]
+        error = await _until_refused(lambda: stub.Check(health_pb2.HealthCheckRequest()))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert detail_of(error, details.RetryInfo).retry_delay.ToMilliseconds() > 0
+        assert await drained(InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running)))
+        for call in silent:
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_tenants_calls_are_bounded(monkeypatch):
+    """One that opens calls without an end is refused more of them, and others are served meanwhile."""
+    monkeypatch.setattr("appliance.api.grpc.TENANT_CALLS", 2)
+    async with serving() as running, grpc.aio.insecure_channel(running.target) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(), metadata=proof_of(running)) for _ in range(2)]
+        for watch in watches:
+            assert await watch.read() is not grpc.aio.EOF
+        generate = InferenceServiceStub(channel).Generate
+        error = await refused(generate(ask(), metadata=proof_of(running)))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert running.service.requests == []
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        watches[0].cancel()
+        async with asyncio.timeout(5.0):
+            while not running.service.requests:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await drained(generate(ask(), metadata=proof_of(running)))
+        watches[1].cancel()
+
+
+async def _until_refused(ask_once):
+    """The first refusal: calls opened before may still be on their way."""
+    async with asyncio.timeout(5.0):
+        while True:
+            try:
+                await ask_once()
+            except grpc.aio.AioRpcError as error:
+                return error
 
 
 async def test_a_call_without_its_message_is_refused(running, channel):
