@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -52,9 +53,13 @@ class PolicyFile:
     async def reload(
         self, ledger: Ledger, fetch: FetchNamespaces, use_keys: Callable[[KeyTable], None], prepare: Prepare
     ) -> ReloadOutcome:
-        """Replace policy and keys together. A problem changes nothing and is told."""
+        """Replace policy and keys together. A problem changes nothing and is told.
+
+        The files are read beside the event loop: a policy of a thousand tenants takes a second to parse, in which
+        everybody's answers would stand still.
+        """
         try:
-            policy, keys = self.read()
+            policy, keys = await asyncio.to_thread(self.read)
             if found := await prepare(policy):
                 raise ConfigError("\n".join(found))
             namespaces = await fetch(account_names(policy))
