@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,10 +206,11 @@ class SpillStore:
         return count
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything. The folder goes, unless somebody else has put something there."""
         self._drop(lambda _owner, _key: True)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            with suppress(OSError):
+                self._folder.rmdir()
 
     def _drop(self, chosen: Callable[[str, Key], bool], *, thoroughly: bool = False) -> int:
         count = 0
@@ -271,7 +272,8 @@ class SpillStore:
         path = self._folder / (secrets.token_hex(16) + _SUFFIX)
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb", buffering=0) as file:
+            # Buffered: a disk that fills in the middle of a block is an error then, not a file that is short.
+            with os.fdopen(fd, "wb") as file:
                 file.write(item.sealed)
         except OSError:
             self.figures.failed += 1

@@ -14,6 +14,7 @@ All methods may be called from any thread. One process has a keyring open at a t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -46,7 +47,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """What a tenant may be called, as in the policy: such a name is a file name without further thought."""
 
 MAX_SHREDDED_BYTES = 64 << 20
-"""Bytes of the list of destroyed ids, 33 each: two million."""
+"""Bytes of the list of destroyed ids, 34 each: two million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +153,14 @@ class Keyring:
         """
         if len(root) != ROOT_KEY_BYTES:
             raise KeyringError(f"a root key has {ROOT_KEY_BYTES} bytes, not {len(root)}")
-        old, new = self._cipher, AESGCMSIV(root)
-        count = 0
         with self._lock:
-            for tenant in self.tenants():
-                try:
-                    self._cipher = new
-                    self._read(tenant)
-                except KeyringError:
-                    self._cipher = old
-                    kek = self._read(tenant)
-                    if kek is not None:
-                        self._cipher = new
-                        self._write(tenant, kek)
-                        count += 1
+            old, new = self._cipher, AESGCMSIV(root)
+            try:
+                count = sum(self._move(tenant, old, new) for tenant in self.tenants())
+            except BaseException:
+                # Under the old root key the next attempt goes on; under the new one nothing would open what is left.
+                self._cipher = old
+                raise
             self._cipher = new
         return count
 
@@ -190,6 +185,20 @@ class Keyring:
                 return destroy(path) or kek is not None
             except OSError as error:
                 raise KeyringError(f"cannot destroy {path}: {error.strerror}") from error
+
+    def _move(self, tenant: str, old: AESGCMSIV, new: AESGCMSIV) -> bool:
+        """Wrap one tenant's KEK under another root key; False where it is already."""
+        try:
+            self._cipher = new
+            self._read(tenant)
+        except KeyringError:
+            self._cipher = old
+            kek = self._read(tenant)
+            if kek is not None:
+                self._cipher = new
+                self._write(tenant, kek)
+            return kek is not None
+        return False
 
     def _read(self, tenant: str) -> _Kek | None:
         path = self._path(tenant)
@@ -261,7 +270,10 @@ class Keyring:
         path = self._folder / _SHREDDED
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(fd, kek_id.hex().encode() + b"\n")
+            # A line of its own, also behind one that a full disk has cut.
+            line = b"\n" + kek_id.hex().encode() + b"\n"
+            if os.write(fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,33 @@ def test_a_disk_that_refuses_costs_blocks_and_nothing_else(keyring: Keyring, tmp
     assert not store.put(name("beta", 0), content(0))
     assert not store.put(replace(name("alpha", 0), tenant="../x"), content(0))
     assert store.figures.failed == 3
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_block_is_no_tampering(keyring: Keyring, tmp_path: Path) -> None:
+    """A block of which a part could be written is dropped, and its file with it: it is counted as the disk's failure,
+    and nothing is called changed later."""
+    store = SpillStore(SpillLimits(1, 1 << 20, tmp_path / "spill"), keyring)
+    store.put(name("alpha", 0), content(0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SEALED // 2, before[1]))
+    try:
+        store.put(name("alpha", 1), content(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert held(store, "alpha", 2) == [0]
+    assert (store.figures.failed, store.figures.rejected, store.figures.absent) == (1, 0, 1)
+    assert len(list((tmp_path / "spill").iterdir())) == 1
+    store.close()
+
+
+def test_a_folder_that_others_use_as_well_keeps_what_is_theirs(keyring: Keyring, tmp_path: Path) -> None:
+    """An operator who names a disk's mount point loses nothing on it when the appliance stops."""
+    (tmp_path / "disk" / "models").mkdir(parents=True)
+    (tmp_path / "disk" / "models" / "weights").write_text("theirs")
+    store = SpillStore(SpillLimits(1, 1 << 20, tmp_path / "disk"), keyring)
+    store.put(name("alpha", 0), content(0))
+    store.close()
+    assert [path.name for path in (tmp_path / "disk").rglob("*")] == ["models", "weights"]
 
 
 def test_an_earlier_runs_files_are_removed_and_a_shred_leaves_none(keyring: Keyring, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from isolation.keys.errors import KeyringError, RootKeyError, ShreddedError
 from isolation.keys.keyring import Keyring
 from isolation.keys.root import create_root, read_root
+from isolation.whole_file import write_whole
 
 ROOT = bytes(range(32))
 SALT = bytes(32)
@@ -126,6 +128,52 @@ def test_the_root_key_can_be_changed(tmp_path: Path) -> None:
     key_of(moved, "beta")
     moved.close()
     with pytest.raises(KeyringError):
+        key_of(opened(folder))
+
+
+def test_a_disk_that_fills_while_keys_are_rewrapped_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not reached stays readable and new keys are drawn under the root key that is still in force; the next
+    attempt goes on."""
+    folder, new = tmp_path / "keys", os.urandom(32)
+    keyring = opened(folder)
+    keys = {tenant: key_of(keyring, tenant) for tenant in ("alpha", "beta", "gamma")}
+    keyring.close()
+    keyring = opened(folder)  # Nothing is in its memory.
+    room = [1]
+
+    def fills(path: Path, data: bytes) -> None:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room.pop()
+        write_whole(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("isolation.keys.keyring.write_whole", fills)
+        with pytest.raises(KeyringError, match="No space left"):
+            keyring.rewrap(new)
+    assert [key_of(keyring, tenant) for tenant in ("beta", "gamma")] == [keys["beta"], keys["gamma"]]
+    keys["delta"] = key_of(keyring, "delta")
+    assert keyring.rewrap(new) == 3
+    keyring.close()
+    moved = opened(folder, new)
+    assert {tenant: key_of(moved, tenant) for tenant in keys} == keys
+
+
+def test_a_destroyed_key_is_remembered_behind_a_line_that_was_cut(tmp_path: Path) -> None:
+    """A full disk may have taken a part of a line: the next destroyed key has a line of its own all the same."""
+    folder = tmp_path / "keys"
+    keyring = opened(folder)
+    key_of(keyring)
+    backup = (folder / "alpha.kek").read_bytes()
+    (folder / "shredded").write_bytes(b"0123")
+    (folder / "shredded").chmod(0o600)
+    assert keyring.shred("alpha")
+    keyring.close()
+    (folder / "alpha.kek").write_bytes(backup)
+    (folder / "alpha.kek").chmod(0o600)
+    with pytest.raises(ShreddedError):
         key_of(opened(folder))
 
 
