@@ -336,7 +336,9 @@ class EngineLink:
             if stream.grammar is not None and not finish:
                 followed.setdefault(stream.grammar.home, []).append((stream.grammar, token))
         for home, runs in followed.items():
-            home.advance(runs)
+            if not home.advance(runs):
+                self._break("sent a token before it had the mask to choose it under")
+                return False
         return True
 
     def _hand_on(self, stream: TokenStream) -> None:

@@ -164,13 +164,16 @@ class Grammars:
                 del self._opening[tenant]
         return run
 
-    def advance(self, runs: list[tuple[GrammarRun, int]]) -> None:
-        """Tell of one step's tokens."""
+    def advance(self, runs: list[tuple[GrammarRun, int]]) -> bool:
+        """Tell of one step's tokens. False when one is of a run whose mask is still owed: the engine cannot have chosen
+        it under that, and the text sandbox would be blamed for a mask of an earlier position."""
         now = time.monotonic()
         for start in range(0, len(runs), MAX_MASK_ROWS):
             requests, tokens = array("Q"), array("I")
             for run, token in runs[start : start + MAX_MASK_ROWS]:
                 if self._runs.get(run.request) is run:
+                    if run.asked is not None:
+                        return False
                     run.position += 1
                     run.asked = now
                     requests.append(run.request)
@@ -178,6 +181,7 @@ class Grammars:
             if requests:
                 self._send(Advance(requests, tokens))
         self._watch()
+        return True
 
     def close(self, run: GrammarRun) -> None:
         """An attempt is over."""

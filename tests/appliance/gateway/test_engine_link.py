@@ -10,10 +10,11 @@ import pytest
 
 from appliance.gateway import cadence, engine_link
 from appliance.gateway.engine_link import EngineFullError, EngineLink
-from appliance.gateway.grammars import GrammarRun
+from appliance.gateway.grammars import GrammarRun, Grammars
 from appliance.gateway.stream import TokenStream
+from appliance.request import Grammar
 from isolation.ipc.errors import LocalProtocolError
-from isolation.ipc.grammar_messages import Masks
+from isolation.ipc.grammar_messages import GrammarKind, Masks, MaskState
 from isolation.ipc.messages import (
     Abort,
     FailureCode,
@@ -296,3 +297,27 @@ async def test_an_engine_is_not_ended_for_masks_that_the_text_sandbox_owes(
     assert watched.ends == []
     pass_time(2.0)
     assert watched.ends == [("finished no step for 10 s", True)]
+
+
+async def test_an_engine_that_runs_ahead_of_its_masks_is_ended_and_the_text_sandbox_is_not(watched: Watched) -> None:
+    """A second token of a structured request before the mask for it was sent is the engine's breach; control: the first
+    one is told to the text sandbox."""
+    told: list[object] = []
+    blamed: list[str] = []
+    grammars = Grammars(told.append, ENGINE_READY.vocab_size, blamed.append)
+    opening = asyncio.ensure_future(grammars.open(7, b"t" * 16, Grammar(GrammarKind.REGEX, b"a*")))
+    await asyncio.sleep(0)
+    width = -(-ENGINE_READY.vocab_size // 32) * 4
+    mask = Masks(array("Q", [7]), array("I", [0]), bytes([MaskState.OPEN]), bytes(width))
+    grammars.take(mask)
+    message = Submit(7, b"k" * 32, array("I", [1]), 4, Sampling(), structured=True)
+    stream = watched.link.submit(message, b"mark", grammar=await opening)
+    watched.say((7, 11, Finish.NONE))
+    await until(lambda: len(told) == 2)
+    assert watched.ends == []
+    watched.say((7, 12, Finish.NONE))
+    await until(lambda: stream.ended)
+    ((reason, at_fault),) = watched.ends
+    assert at_fault and "mask" in reason
+    grammars.take(Masks(array("Q", [7]), array("I", [1]), bytes([MaskState.OPEN]), bytes(width)))
+    assert blamed == []

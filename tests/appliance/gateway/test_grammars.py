@@ -130,6 +130,23 @@ async def test_a_mask_before_any_token_breaks_the_protocol() -> None:
     assert len(bench.broken) == 1
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["one after the other", "in one step"])
+async def test_tokens_that_run_ahead_of_their_masks_are_told_from_those_that_do_not(together: bool) -> None:
+    """Of a run that is owed a mask no token is passed on, so that its mask is still the one that is waited for;
+    control: the first one is."""
+    bench, engine = Bench(), Engine()
+    run, _ = await bench.followed(5, engine)
+    if together:
+        assert not bench.grammars.advance([(run, 9), (run, 9)])
+        assert bench.sent[1:] == []
+    else:
+        assert bench.grammars.advance([(run, 9)])
+        assert not bench.grammars.advance([(run, 9)])
+        bench.grammars.take(bench.rows((5, 1)))
+        assert bench.sent[1:] == [Advance(array("Q", [5]), array("I", [9]))]
+    assert not bench.broken
+
+
 async def test_rows_of_unknown_requests_are_passed_over() -> None:
     """They ended a moment ago."""
     bench = Bench()
