@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,12 +95,14 @@ class AuditLog:
             lines.append(line + b"\n")
         before = self._tree
         try:
+            self._undo()  # What an attempt left that could not be undone.
             if self._files is None or self._files.log_bytes >= SEGMENT_BYTES:
                 self._begin_segment()
             self._write(b"".join(lines), tree)
         except OSError as error:
             self._tree = before
-            self._undo()
+            with suppress(OSError):
+                self._undo()
             raise AuditWriteError(f"the audit log cannot be written: {error.strerror or error}") from error
 
     def close(self) -> None:

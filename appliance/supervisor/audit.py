@@ -57,6 +57,8 @@ class Recorder:
         self._pending: list[tuple[int, Entry]] = []
         self._dropped = 0
         self._more = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._flushing: asyncio.Task[None] | None = None
         self._announced = time.monotonic()
         self.problem = ""
         """Why the log is not written now."""
@@ -96,11 +98,13 @@ class Recorder:
             self._tell(self._state())
 
     async def run(self) -> None:
-        """Write what comes until cancelled."""
+        """Write what comes until cancelled. A write that is on its way then goes on in its thread, and ``close`` waits
+        for it: two writers at once would spoil the log."""
         while True:
             await self._more.wait()
             await asyncio.sleep(FLUSH_S)
-            await self.flush()
+            self._flushing = asyncio.create_task(self.flush(), name="audit flush")
+            await asyncio.shield(self._flushing)
 
     async def close(self) -> None:
         """Write what is left, and let go of the log."""
@@ -111,7 +115,11 @@ class Recorder:
         await asyncio.to_thread(self._audit.close)
 
     async def flush(self) -> None:
-        """Write what waits. A failure leaves it waiting."""
+        """Write what waits, once who writes already is done. A failure leaves it waiting."""
+        async with self._turn:
+            await self._flush()
+
+    async def _flush(self) -> None:
         batch, dropped, audit = self._pending, self._dropped, self._audit
         if dropped:
             batch = [*batch, (self._clock_ms(), entry("gap", where="supervisor", dropped=dropped))]

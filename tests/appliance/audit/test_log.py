@@ -194,6 +194,33 @@ def test_a_full_disk_leaves_the_log_as_it_was(
     assert counts(tmp_path) == list(range(10))
 
 
+def test_a_disk_that_cannot_even_shorten_a_file_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could be neither written nor cut off is told as any other failure, and cut off before the next batch."""
+    audit = open_log(tmp_path)
+    audit.append(batch(5))
+    real, broken = os.ftruncate, []
+
+    def sync(_fd: int) -> None:
+        broken.append(True)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def shorten(fd: int, size: int) -> None:
+        if broken:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", sync)
+        patch.setattr(os, "ftruncate", shorten)
+        for _ in range(2):
+            with pytest.raises(AuditWriteError, match="Input/output"):
+                audit.append(batch(5, 100))
+    audit.append(batch(5, 5))
+    audit.close()
+    assert judge(tmp_path).problems == []
+    assert counts(tmp_path) == list(range(10))
+
+
 def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """A file in the folder's place, and a key that is none, are typed errors with the reason."""
     (tmp_path / "file").write_text("")

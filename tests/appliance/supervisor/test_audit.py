@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,39 @@ async def test_entries_are_written_together_within_a_second(tmp_path: Path, monk
     await recorder.close()
     assert [one.kind for one in found(tmp_path)[:2]] == ["log", "keys"]
     assert found(tmp_path)[-1] == refused(999)
+
+
+async def test_a_stop_in_the_middle_of_a_write_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that is on its way when the supervisor stops goes on in its thread: the last one comes after it, and
+    every entry is there once."""
+    monkeypatch.setattr(module, "FLUSH_S", 0.0)
+    audit = open_log(tmp_path)
+    begun, may_go_on, together, most = threading.Event(), threading.Event(), 0, 0
+    append = audit.append
+
+    def slow(batch: list[tuple[int, Entry]]) -> None:
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        begun.set()
+        assert may_go_on.wait(10)
+        append(batch)
+        together -= 1
+
+    monkeypatch.setattr(audit, "append", slow)
+    recorder = Recorder(audit, lambda _: None)
+    recorder.record(refused(1))
+    task = asyncio.create_task(recorder.run())
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    recorder.record(refused(2))
+    asyncio.get_running_loop().call_later(0.1, may_go_on.set)
+    await recorder.close()
+    assert most == 1
+    assert [one.fields["count"] for one in found(tmp_path) if one.kind == "refused"] == [1, 2]
 
 
 async def test_a_full_disk_is_told_and_the_gap_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
