@@ -218,10 +218,10 @@ class WarmStarts:
         return made
 
     def close(self) -> None:
-        """Give up what is being made; ``run`` ends when nothing of it is left."""
+        """Give up what is being made; ``run`` ends when nothing of it is left. Sandboxes still start meanwhile, as
+        those of a gateway that has just left do, and find what is there."""
         self._stop.set()
         self._wanted.put_nowait(None)
-        self._readers.shutdown(wait=False)
 
 
 def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | None:

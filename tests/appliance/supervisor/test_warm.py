@@ -214,6 +214,26 @@ def test_where_nothing_can_be_saved_starts_are_cold(tmp_path: Path) -> None:
         runtime.close()
 
 
+async def test_a_sandbox_that_starts_while_the_supervisor_stops_is_no_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the end of making checkpoints and the end of the sandboxes one that was lost may begin again: it finds
+    its checkpoint, and the stop stays an orderly one."""
+    runtime = UnsafeRuntime(tmp_path / "unsafe")
+    try:
+        warm, plan = make(tmp_path, runtime)
+        monkeypatch.setattr(warm, "key", lambda _spec: "k" * 64)
+        with warm.store.draft() as draft:
+            (draft / "pages.img").write_bytes(b"pages")
+            warm.store.keep(draft, "k" * 64, 1.0)
+        warm.close()
+        found = warm._find(plan)
+        assert found is not None
+        found.verified()
+    finally:
+        runtime.close()
+
+
 async def test_making_ends_with_the_supervisor(gvisor: GvisorRuntime, tmp_path: Path) -> None:
     """A checkpoint that cannot be made is a line in the log; a stop ends a template that is on its way, at once."""
     warm, plan = make(tmp_path, gvisor)
