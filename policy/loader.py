@@ -39,6 +39,7 @@ from policy.positions import Locator, Path, dotted, load_yaml
 from policy.public_prefixes import PrefixError, read_prefix
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
+    MAX_TENANTS,
     FeaturesSchema,
     GroupSchema,
     KvSchema,
@@ -95,6 +96,7 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     groups = _grouped(files, tenants, problems)
     public = _published(files, tenants, problems)
     _check_reservations(files, problems)
+    _check_accounts(files, problems)
     if problems:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
     digest = _digest(tenants, groups, public)
@@ -260,6 +262,20 @@ def _check_reservations(files: Sequence[_File], problems: list[Problem]) -> None
                 message = f"more is reserved than there is: {told[-SHOWN_SUM:]} = {total * 100 / WHOLE_POOL:g}%"
                 problems.append(file.problem((*path, "kv", "reservation"), message))
                 return
+
+
+def _check_accounts(files: Sequence[_File], problems: list[Problem]) -> None:
+    """Tenants and sharing groups of all files have an account of KV each, and an engine is told of ``MAX_TENANTS``; the
+    first that is one too many is told."""
+    count = 0
+    for file in files:
+        paths: list[Path] = [("tenants", name) for name in file.content.tenants]
+        paths += [("sharing_groups", name) for name in file.content.sharing_groups]
+        count += len(paths)
+        if count > MAX_TENANTS:
+            message = f"there are more than {MAX_TENANTS} tenants and sharing groups together"
+            problems.append(file.problem(paths[MAX_TENANTS - count], message, at_key=True))
+            return
 
 
 def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:

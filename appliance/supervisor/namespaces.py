@@ -8,9 +8,9 @@ from collections import OrderedDict
 from appliance.errors import ControlError
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES
 
-MAX_TENANTS = 10_000
-"""Tenants with a namespace key, as many as a policy may have; beyond it the one not asked for longest gets a new key
-when it comes again, which costs it its cached prefixes and nothing else."""
+MAX_TENANTS = 21_000
+"""Accounts with a namespace key, twice as many as a policy may have; beyond it the one not asked for longest gets a new
+key when it comes again, which costs it its cached prefixes and nothing else."""
 
 MAX_QUERY = 1_000
 """Tenants of one question: what one datagram carries."""

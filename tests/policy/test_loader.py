@@ -137,6 +137,27 @@ def test_a_credential_in_two_files_is_reported_at_the_second() -> None:
     assert (problem.file, problem.line, problem.path) == ("b.yaml", 2, "tenants.b.credentials[0]")
 
 
+@pytest.mark.parametrize("groups", ["", "sharing_groups:\n  g: {tenants: [a, b]}\n"], ids=["tenants", "with a group"])
+def test_all_files_together_have_no_more_accounts_than_an_engine_takes(
+    monkeypatch: pytest.MonkeyPatch, groups: str
+) -> None:
+    """The bound of one file holds for all of them, sharing groups included; the one too many is named where it stands.
+    Control: as many as there may be are taken."""
+    names = ("a", "b", "c") if groups else ("a", "b", "c", "d")
+    sources = [
+        Source(f"{name}.yaml", f'version: 1\ntenants:\n  {name}: {{credentials: ["key:{name}"], models: ["m"]}}\n')
+        for name in names
+    ]
+    sources[-1] = Source(sources[-1].name, sources[-1].text + groups)
+    monkeypatch.setattr("policy.loader.MAX_TENANTS", 4)
+    load_policy(sources)
+    monkeypatch.setattr("policy.loader.MAX_TENANTS", 3)
+    with pytest.raises(PolicySchemaError) as caught:
+        load_policy(sources)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.path) == (sources[-1].name, "sharing_groups.g" if groups else "tenants.d")
+
+
 def test_syntax_problems_of_all_files_are_reported_together() -> None:
     """One broken file does not hide another."""
     with pytest.raises(PolicySyntaxError) as caught:
