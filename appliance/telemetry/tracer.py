@@ -8,6 +8,7 @@ can neither force the operator's collector to take its traces nor hide from it.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from appliance.telemetry.attributes import MAX_VALUE_CHARS
 from appliance.telemetry.export import BoundedExport, stop_within
 from appliance.telemetry.finished import FinishedRequest
 from appliance.telemetry.levels import Level
+from appliance.telemetry.lines import RefusedLines
 from appliance.telemetry.metrics import Metrics
 from appliance.telemetry.otlp import metric_reader, sample_ratio, span_exporter
 from appliance.telemetry.request_trace import SpanRequestTrace
@@ -64,6 +66,7 @@ class OtelTelemetry:
         self._spans = spans
         self._export = export
         self._log = structlog.get_logger("athanor.request")
+        self._lines = RefusedLines(time.monotonic())
 
     def start(self, context: CallContext, request_id: str, tenant: str | None) -> RequestTrace:
         """Open the server span of a call."""
@@ -106,8 +109,14 @@ class OtelTelemetry:
         self.store.record(request.trace)
         self.metrics.record(request.record)
         summary = request.trace.summary
+        fields = log_fields(summary)
+        if summary.outcome == "refused":
+            unsaid = self._lines.take(summary.tenant, time.monotonic())
+            if unsaid is None:
+                return
+            fields |= {"unsaid": unsaid} if unsaid else {}
         log = self._log.error if summary.outcome == "failed" else self._log.info
-        log("request", **log_fields(summary))
+        log("request", **fields)
 
 
 def open_telemetry(settings: TelemetrySettings, exporter: SpanExporter | None = None) -> OtelTelemetry:
