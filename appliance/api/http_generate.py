@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar, cast
@@ -21,6 +21,7 @@ from appliance.api.http_body import ClientGoneError, read_body, wait_disconnect
 from appliance.api.http_exchange import Exchange
 from appliance.api.http_settings import HttpSettings
 from appliance.api.http_sink import sink_of
+from appliance.api.json_pieces import pieces_of
 from appliance.api.limits import Stamp
 from appliance.api.openai_embeddings import ParsedEmbed
 from appliance.api.openai_objects import Writer
@@ -42,6 +43,9 @@ from appliance.request import (
 
 DEADLINE_MARGIN_S = 0.25
 """Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""
+
+BYTES_A_TURN = 16 << 10
+"""Bytes of JSON after whose making the loop turns: about a millisecond."""
 
 Events = AsyncGenerator[Event, None]
 
@@ -112,12 +116,9 @@ class Generation:
     async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
         embeddings = await self._service.embed(principal, parsed.request, exchange.context)
         exchange.computed = True
-        pieces = []
-        for piece in openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64):
-            pieces.append(piece)
-            await asyncio.sleep(0)
+        body = await _written(openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64))
         notes = [*http_headers.rates(self._service.rates(principal)), *http_headers.ignored(parsed.ignored)]
-        await exchange.answer(200, b"".join(pieces), parsed.request.request_id, notes)
+        await exchange.answer(200, body, parsed.request.request_id, notes)
 
     async def _read(
         self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], T], stamp: Stamp
@@ -192,12 +193,9 @@ class Generation:
                 elif isinstance(event, Finished):
                     finished = event
         _check_finished(finished is not None)
-        await exchange.answer(
-            200,
-            writer.collected(heard, cast(Finished, finished)),
-            cast(str, exchange.request_id),
-            [*http_headers.rates(self._service.rates(principal)), *notes],
-        )
+        body = await _written(pieces_of(writer.collected(heard, cast(Finished, finished))))
+        rows = [*http_headers.rates(self._service.rates(principal)), *notes]
+        await exchange.answer(200, body, cast(str, exchange.request_id), rows)
 
     @asynccontextmanager
     async def _guarded(self, exchange: Exchange, deadline: float | None, *, streamed: bool) -> AsyncIterator[Cut]:
@@ -226,6 +224,18 @@ class Generation:
             for helper in helpers:
                 with suppress(asyncio.CancelledError):
                     await helper
+
+
+async def _written(pieces: Iterable[bytes]) -> bytes:
+    """A document, made piece by piece; the loop turns in between."""
+    written, since = [], 0
+    for piece in pieces:
+        written.append(piece)
+        since += len(piece)
+        if since > BYTES_A_TURN:
+            since = 0
+            await asyncio.sleep(0)
+    return b"".join(written)
 
 
 async def _watch(exchange: Exchange, cut: Cut) -> None:

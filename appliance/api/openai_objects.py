@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from appliance.api import sse
+from appliance.api.json_pieces import Rows
 from appliance.api.padding import Padding
 from appliance.errors import ApplianceError
 from appliance.request import (
@@ -38,6 +39,10 @@ _OBJECTS = {
     (Operation.TEXT_COMPLETION, True): "text_completion",
 }
 """``object`` of an answer by operation and whether it is streamed."""
+
+
+def _at_once(make: Callable[[Any], Any], entries: Sequence[Any]) -> list[Any]:
+    return [make(entry) for entry in entries]
 
 
 class Writer:
@@ -105,7 +110,7 @@ class Writer:
         return [*events, sse.DONE]
 
     def collected(self, events: Sequence[PromptTokens | Delta | ChoiceFinished], finished: Finished) -> dict[str, Any]:
-        """The whole answer as one object."""
+        """The whole answer as one object, in which ``Rows`` may stand for lists."""
         prompt = next((event for event in events if isinstance(event, PromptTokens)), PromptTokens("", ()))
         reasons = {event.choice: event.reason for event in events if isinstance(event, ChoiceFinished)}
         reasons[finished.choice] = finished.reason
@@ -116,7 +121,7 @@ class Writer:
         answer = {**self._head, "choices": choices, "usage": usage(finished)}
         if self._scored:
             # Where vLLM has it: chat beside the choices, completions in the choice.
-            (answer if self._chat else choices[0])["prompt_logprobs"] = [_scored(token) for token in prompt.tokens]
+            (answer if self._chat else choices[0])["prompt_logprobs"] = Rows(_scored, prompt.tokens)
         return answer
 
     def _collected(self, index: int, prompt: PromptTokens, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
@@ -124,7 +129,7 @@ class Writer:
         logprobs = None
         if self._logprobs:
             echoed = prompt.tokens if self._echo else ()
-            logprobs = self._rendered([*echoed, *(entry for delta in deltas for entry in delta.logprobs)], index)
+            logprobs = self._rendered([*echoed, *(entry for delta in deltas for entry in delta.logprobs)], index, Rows)
         choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
@@ -150,17 +155,18 @@ class Writer:
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _rendered(self, entries: Sequence[TokenLogprob | PromptToken], index: int) -> dict[str, Any]:
+    def _rendered(
+        self, entries: Sequence[TokenLogprob | PromptToken], index: int, rows: Callable[..., Any] = _at_once
+    ) -> dict[str, Any]:
+        """``rows``: makes a list of what is made of each entry, now or later."""
         if self._chat:
-            return {
-                "content": [_chat_logprob(entry) for entry in entries if isinstance(entry, TokenLogprob)],
-                "refusal": None,
-            }
+            content = [entry for entry in entries if isinstance(entry, TokenLogprob)]
+            return {"content": rows(_chat_logprob, content), "refusal": None}
         return {
-            "tokens": [_token_text(entry.text) for entry in entries],
-            "token_logprobs": [None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
-            "top_logprobs": [_likeliest(entry) for entry in entries] if self._alternatives else None,
-            "text_offset": [self._offsets[index].next(entry.text) for entry in entries],
+            "tokens": rows(lambda entry: _token_text(entry.text), entries),
+            "token_logprobs": rows(_own_logprob, entries),
+            "top_logprobs": rows(_likeliest, entries) if self._alternatives else None,
+            "text_offset": rows(lambda entry: self._offsets[index].next(entry.text), entries),
         }
 
 
@@ -214,6 +220,10 @@ class _Offsets:
         start = self._characters
         self._characters += len(self._decoder.decode(token))
         return start
+
+
+def _own_logprob(entry: TokenLogprob | PromptToken) -> float | None:
+    return None if entry.logprob is None else _finite(entry.logprob)
 
 
 def _chat_logprob(entry: TokenLogprob) -> dict[str, Any]:

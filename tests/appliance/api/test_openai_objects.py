@@ -11,6 +11,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from appliance.api import sse
+from appliance.api.json_pieces import pieces_of
 from appliance.api.openai_objects import LEAST_LOGPROB, Writer, error_object, model_object
 from appliance.errors import RateLimitedError
 from appliance.request import Delta, Finished, FinishReason, GenerateRequest, ModelCard, Operation, TextPrompt
@@ -81,12 +82,17 @@ def test_without_include_usage_no_chunk_mentions_it():
 )
 def test_collected_answers_have_the_published_shape(operation, kind):
     """One object of the client's own type, usage with cached tokens included."""
-    document = _writer(operation, stream=False).collected([Delta("a"), Delta("b")], FINISHED)
+    document = _collected(_writer(operation, stream=False), [Delta("a"), Delta("b")])
     parsed = kind.model_validate(document, strict=True)
     assert parsed.usage.total_tokens == 9
     assert parsed.usage.prompt_tokens_details.cached_tokens == 3
     choice = parsed.choices[0]
     assert (choice.message.content if operation is Operation.CHAT else choice.text) == "ab"
+
+
+def _collected(writer: Writer, events: list[Delta]) -> dict:
+    """The answer as a client reads it."""
+    return json.loads(b"".join(pieces_of(writer.collected(events, FINISHED))))
 
 
 def _deltas() -> list[Delta]:
@@ -95,7 +101,7 @@ def _deltas() -> list[Delta]:
 
 def test_chat_logprobs_hold_bytes_of_partial_characters():
     """Halves of a character are replacement marks with their bytes beside them; minus infinity has a figure."""
-    document = _writer(Operation.CHAT, stream=False, logprobs=2).collected(_deltas(), FINISHED)
+    document = _collected(_writer(Operation.CHAT, stream=False, logprobs=2), _deltas())
     content = ChatCompletion.model_validate(document, strict=True).choices[0].logprobs.content
     assert [entry.token for entry in content] == ["a", "\ufffd", "\ufffd"]
     assert [entry.bytes for entry in content] == [[97], [0xC3], [0xA9]]
@@ -105,7 +111,7 @@ def test_chat_logprobs_hold_bytes_of_partial_characters():
 
 def test_completion_logprobs_count_characters():
     """Offsets are in characters of the output; a partial token is spelled by its bytes."""
-    document = _writer(Operation.TEXT_COMPLETION, stream=False, logprobs=2).collected(_deltas(), FINISHED)
+    document = _collected(_writer(Operation.TEXT_COMPLETION, stream=False, logprobs=2), _deltas())
     logprobs = Completion.model_validate(document, strict=True).choices[0].logprobs
     assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9"]
     assert logprobs.text_offset == [0, 1, 1]
@@ -120,14 +126,14 @@ def test_streamed_logprobs_equal_collected_ones(operation):
     writer = _writer(operation, stream=True, logprobs=2)
     parts = [_data(writer.delta(delta))["choices"][0]["logprobs"] for delta in _deltas()]
     assert len(parts) == 3
-    whole = _writer(operation, stream=False, logprobs=2).collected(_deltas(), FINISHED)["choices"][0]["logprobs"]
+    whole = _collected(_writer(operation, stream=False, logprobs=2), _deltas())["choices"][0]["logprobs"]
     for field in ("content",) if operation is Operation.CHAT else ("tokens", "text_offset", "token_logprobs"):
         assert [item for part in parts for item in part[field]] == whole[field]
 
 
 def test_chosen_only_logprobs_have_no_alternatives():
     """``logprobs: 0`` of completions gives the chosen token's and null for the rest."""
-    document = _writer(Operation.TEXT_COMPLETION, stream=False, logprobs=0).collected(_deltas(), FINISHED)
+    document = _collected(_writer(Operation.TEXT_COMPLETION, stream=False, logprobs=0), _deltas())
     assert document["choices"][0]["logprobs"]["top_logprobs"] is None
 
 
