@@ -43,6 +43,12 @@ from isolation.ipc.public_messages import PublicPrefixes, PublicUsage, PublicUse
 MAX_LIVE_REQUESTS = 1_024
 """Requests in one engine, running or waiting: beyond it new ones are refused at once."""
 
+LAST_PLACES = 256
+"""Of these, those that are kept for tenants which have few: nobody alone fills an engine for the others."""
+
+FEW = 32
+"""Requests, choices counted, that a tenant may have there at most to get one of the last places."""
+
 MAX_LEAVING = 1_024
 """Aborted requests whose end the engine has not told yet; beyond it the oldest is forgotten."""
 
@@ -134,7 +140,7 @@ class EngineLink:
         streams = [
             TokenStream(
                 message.request + index, message.max_tokens, message.logprobs >= 0, every_step,
-                fingerprint=fingerprint, wake=wake,
+                fingerprint=fingerprint, namespace=message.namespace, wake=wake,
             )
             for index in range(message.choices)
         ]  # fmt: skip
@@ -149,11 +155,14 @@ class EngineLink:
         Raises:
             EngineFullError, LocalProtocolError: as ``submit_all``.
         """
-        (stream,) = self._send(message, [TokenStream(message.request, 1, fingerprint=fingerprint, embeds=True)])
+        stream = TokenStream(
+            message.request, 1, fingerprint=fingerprint, namespace=message.namespace, embeds=True
+        )  # fmt: skip
+        self._send(message, [stream])
         return stream
 
     def _send(self, message: Submit | Embed, streams: list[TokenStream]) -> list[TokenStream]:
-        if len(self._live) + len(streams) > MAX_LIVE_REQUESTS:
+        if not self._has_room(message.namespace, len(streams)):
             raise EngineFullError
         if self._link.closed:
             for stream in streams:
@@ -172,6 +181,13 @@ class EngineLink:
                 raise EngineFullError from error
             raise
         return streams
+
+    def _has_room(self, namespace: bytes, count: int) -> bool:
+        there = len(self._live) + count
+        if there <= MAX_LIVE_REQUESTS - LAST_PLACES:
+            return True
+        held = sum(stream.namespace == namespace for stream in self._live.values())
+        return there <= MAX_LIVE_REQUESTS and held + count <= FEW
 
     def abort_all(self, streams: Sequence[TokenStream]) -> None:
         """Stop all choices of one request; idempotent."""

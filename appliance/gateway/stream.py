@@ -42,6 +42,8 @@ class TokenStream:
     """Tokens ever received: what a replay is judged by."""
     fingerprint: bytes = b""
     """What ``suspects`` knows the request by."""
+    namespace: bytes = b""
+    """Whose it is."""
     expired: bool = False
     """Whether the request's deadline passed; set by a timer of the session, which then wakes."""
     due: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable
 
@@ -40,10 +41,12 @@ class Watched:
     def _ended(self, _link: EngineLink, reason: str, at_fault: bool) -> None:
         self.ends.append((reason, at_fault))
 
-    def submit(self, request: int, grant: int = 4, *, every_step: bool = False) -> TokenStream:
+    def submit(
+        self, request: int, grant: int = 4, *, every_step: bool = False, namespace: bytes = b"k" * 32
+    ) -> TokenStream:
         """Send a request."""
         prompt = array("I", [1])
-        message = Submit(request, b"k" * 32, prompt, grant, Sampling())
+        message = Submit(request, namespace, prompt, grant, Sampling())
         return self.link.submit(message, b"mark", every_step=every_step)
 
     def say(self, *tokens: tuple[int, int, Finish], urgent: bool = True, **rest: object) -> None:
@@ -297,6 +300,22 @@ async def test_an_engine_is_not_ended_for_masks_that_the_text_sandbox_owes(
     assert watched.ends == []
     pass_time(2.0)
     assert watched.ends == [("finished no step for 10 s", True)]
+
+
+async def test_nobody_alone_fills_an_engine_for_the_others(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant that sends without end is refused before the engine is full; others have the last places, a few each."""
+    for name, value in (("MAX_LIVE_REQUESTS", 10), ("LAST_PLACES", 4), ("FEW", 2)):
+        monkeypatch.setattr(engine_link, name, value)
+    for request in range(6):
+        watched.submit(1 + request)
+    for namespace, first in ((b"k" * 32, 10), (b"l" * 32, 20), (b"m" * 32, 30), (b"n" * 32, 40)):
+        taken = 0
+        with contextlib.suppress(EngineFullError):
+            for request in range(9):
+                watched.submit(first + request, namespace=namespace)
+                taken += 1
+        assert taken == (2 if namespace in (b"l" * 32, b"m" * 32) else 0)
+    assert len(watched.link.live) == 10
 
 
 async def test_an_engine_that_runs_ahead_of_its_masks_is_ended_and_the_text_sandbox_is_not(watched: Watched) -> None:
