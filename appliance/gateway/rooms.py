@@ -83,6 +83,11 @@ class ModelRooms:
         self._suspects_waiting = 0
         self._gate_until = 0.0
         self._gate_again = 0.0
+        self._alone_since = 0.0
+        self._alone_again = 0.0
+        """When a suspect may have the engine to itself again: the others have it for as long as the last one kept them
+        out, or whoever sends suspects one after the other, and ends each before it has ended well, had it all the time.
+        """
 
     @property
     def ready(self) -> bool:
@@ -142,7 +147,10 @@ class ModelRooms:
 
     def end_probation(self) -> None:
         """The suspect showed a sign of health, or left."""
-        self._probation = False
+        now = time.monotonic()
+        took_s = now - self._alone_since
+        self._probation, self._alone_again = False, now + took_s
+        asyncio.get_running_loop().call_later(took_s, self._tell)
         self._tell()
 
     async def wait_ready(self, until: float) -> None:
@@ -198,7 +206,8 @@ class ModelRooms:
             await self._wait(lambda: self._may_enter(suspect), until)
         assert self.engine is not None
         self._inside += 1
-        self._probation = self._probation or alone
+        if alone:
+            self._probation, self._alone_since = True, time.monotonic()
         visit = EngineVisit(self, self.engine, alone)
         timer = asyncio.get_running_loop().call_later(PROBATION_S, visit.passed) if alone else None
         try:
@@ -214,10 +223,14 @@ class ModelRooms:
         waits = self._suspects_waiting > 0 and not suspect and time.monotonic() < self._gate_until
         return self.engine is not None and not self._probation and not waits
 
+    def _may_be_alone(self) -> bool:
+        empty = self.engine is not None and self._inside == 0 and not self._probation
+        return empty and time.monotonic() >= self._alone_again
+
     def _close_gate(self) -> None:
         """Keep newcomers out for a while, so that the engine empties; as long again it stays open."""
         now = time.monotonic()
-        if now >= self._gate_again:
+        if now >= max(self._gate_again, self._alone_again):
             self._gate_until, self._gate_again = now + EMPTY_WAIT_S, now + 2 * EMPTY_WAIT_S
             asyncio.get_running_loop().call_later(EMPTY_WAIT_S, self._tell)
 
@@ -228,7 +241,7 @@ class ModelRooms:
         try:
             await self._wait(lambda: self.engine is not None, until)
             await self._wait(
-                lambda: self.engine is not None and self._inside == 0 and not self._probation,
+                self._may_be_alone,
                 until if alone_only else min(until, time.monotonic() + EMPTY_WAIT_S),
             )
         except UnavailableError:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +178,30 @@ async def test_a_suspect_with_a_long_prompt_is_alone_for_a_while_only(
     rooms.set_engine(link)
     async with rooms.enter_engine(soon(), suspect=True) as visit, rooms.enter_engine(soon(), suspect=False):
         assert not visit.alone
+
+
+async def test_others_have_the_engine_as_long_as_a_suspect_kept_them_out(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a probation newcomers are let in at once, and the next suspect runs beside them or waits, until as much
+    time has passed; then it is alone again (control)."""
+    monkeypatch.setattr(rooms_module, "EMPTY_WAIT_S", 0.02)
+    now = [100.0]
+    monkeypatch.setattr(rooms_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    rooms = ModelRooms("m")
+    rooms.set_engine(link)
+    async with rooms.enter_engine(110.0, suspect=True) as visit:
+        assert visit.alone
+        now[0] += 3.0
+    now[0] += 2.9
+    async with rooms.enter_engine(110.0, suspect=True) as visit, rooms.enter_engine(110.0, suspect=False):
+        assert not visit.alone
+    with pytest.raises(UnavailableError):
+        async with rooms.enter_engine(now[0] + 0.05, suspect=True, alone_only=True):
+            pass
+    now[0] += 0.1
+    async with rooms.enter_engine(110.0, suspect=True, alone_only=True) as visit:
+        assert visit.alone
 
 
 async def test_a_drain_wakes_who_waits(link: EngineLink) -> None:
