@@ -164,11 +164,12 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _make_room(self, size: int) -> None:
-        """Remove those used longest ago until one more of this size fits."""
+        """Remove those used longest ago until one more of this size fits; folders that are no checkpoints are
+        somebody else's."""
         kept = []
         for path in self.root.iterdir():
             with suppress(OSError):
-                if not path.name.startswith("."):
+                if not path.name.startswith(".") and (path / ACCOUNT).is_file():
                     used = path.stat().st_mtime_ns
                     kept.append((used, path.name, sum(file.stat().st_size for file in path.iterdir())))
         kept.sort()

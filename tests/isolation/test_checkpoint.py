@@ -180,3 +180,17 @@ def test_contents_follow_every_file_but_byte_code_and_masks(tmp_path: Path) -> N
     single.unlink()
     with pytest.raises(FileNotFoundError):
         contents(replace(spec, name="y"))
+
+
+def test_what_is_no_checkpoint_is_left_alone(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator who names a folder with other things in it loses none of them when room is made, however large or old
+    they are, and they count for nothing; control: the older checkpoint goes."""
+    monkeypatch.setattr(checkpoint_module, "MAX_KEPT", 1)
+    for name in ("audit", "keys"):
+        (store.root / name).mkdir()
+        (store.root / name / "file").write_bytes(bytes(1_000))
+        os.utime(store.root / name, (0, 0))
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 1_600)
+    for key in (KEY, "b" * 64):
+        save(store, key)
+    assert names(store) == ["audit", "b" * 64, "keys"]
