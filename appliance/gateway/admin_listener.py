@@ -91,7 +91,8 @@ def _bind(address: str) -> tuple[socket.socket, str]:
     try:
         if address.startswith("unix:"):
             path = Path(address.removeprefix("unix:"))
-            path.unlink(missing_ok=True)
+            if path.is_socket():  # What a killed gateway left; anything else there is a mistake to be told.
+                path.unlink(missing_ok=True)
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.bind(str(path))
             os.chmod(path, SOCKET_MODE)
