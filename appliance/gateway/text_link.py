@@ -31,6 +31,10 @@ JOB_TIMEOUT_S = 5.0
 WINDOW = 2
 """Jobs in the sandbox at once: one that is worked on and one behind it, so that the worker never waits for us."""
 
+LARGE_JOB_BYTES = 64 << 10
+"""Bytes of a text from which on it is worked on for more than some ten milliseconds. Of such jobs one is in the sandbox
+at a time: two of the largest of one tenant would be two seconds for whoever comes next."""
+
 MAX_JOBS = 1_024
 """Jobs that may wait for the worker; one more is refused at once."""
 
@@ -155,8 +159,8 @@ class TextLink:
 
     def _fill(self) -> None:
         """Send jobs while the window has room, one of each tenant in turn."""
-        while self._queues and len(self._sent) < WINDOW and not self._link.closed:
-            tenant, queue = next(iter(self._queues.items()))
+        while len(self._sent) < WINDOW and not self._link.closed and (tenant := self._next()) is not None:
+            queue = self._queues[tenant]
             waiting = queue.popleft()
             self._queued -= 1
             if queue:
@@ -172,6 +176,11 @@ class TextLink:
                 self._sent.pop(waiting.job.request, None)
                 self._watch_oldest()
                 waiting.answer.set_exception(TextFullError() if isinstance(error, LinkFullError) else error)
+
+    def _next(self) -> str | None:
+        """Whose turn it is: the first tenant whose next job may go into the sandbox now."""
+        crowded = any(_is_large(waiting.job) for waiting in self._sent.values())
+        return next((who for who, queue in self._queues.items() if not (crowded and _is_large(queue[0].job))), None)
 
     def _tell(self, message: Message) -> None:
         try:
@@ -230,6 +239,10 @@ class TextLink:
             if not waiting.answer.done():
                 guilty = culprit and bool(sent) and index == 0
                 waiting.answer.set_exception(TextLostError(reason, culprit=guilty))
+
+
+def _is_large(job: Job) -> bool:
+    return isinstance(job, Encode) and len(job.source) > LARGE_JOB_BYTES
 
 
 def _answers(message: Answer, job: Job) -> bool:

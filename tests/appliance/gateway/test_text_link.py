@@ -25,9 +25,9 @@ class Watched:
         self.ends: list[tuple[str, bool]] = []
         self.link = TextLink(pair.host, TEXT_READY, 1, lambda _link, reason, fault: self.ends.append((reason, fault)))
 
-    def ask(self, request: int, tenant: str = "") -> asyncio.Task[object]:
+    def ask(self, request: int, tenant: str = "", text: bytes = b"hi") -> asyncio.Task[object]:
         """Send a job."""
-        return asyncio.ensure_future(self.link.ask(Encode(request, SourceKind.TEXT, b"hi", 10), tenant))
+        return asyncio.ensure_future(self.link.ask(Encode(request, SourceKind.TEXT, text, 10), tenant))
 
 
 @pytest.fixture
@@ -131,6 +131,23 @@ async def test_tenants_take_turns(watched: Watched) -> None:
     assert len(order) <= text_link.WINDOW + 2
     await one
     await cancelled(*many)
+
+
+async def test_one_large_text_is_in_the_sandbox_at_a_time(watched: Watched) -> None:
+    """Behind a large text no other one waits in the sandbox, so whoever comes next waits for one alone; small ones pass
+    meanwhile, and the large ones get their turns."""
+    large = b"x" * (text_link.LARGE_JOB_BYTES + 1)
+    tasks = [watched.ask(request, "a", large) for request in (1, 2)]
+    await asyncio.sleep(0)
+    tasks += [watched.ask(3, "b"), watched.ask(4, "c")]
+    seen = [job.request for job in await take(watched.pair, 2)]
+    assert seen == [1, 3], "the second large one does not wait behind the first"
+    for answered, then in ((1, 2), (3, 4)):
+        watched.pair.guest.send(Encoded(answered, array("I", [5])))
+        assert [job.request for job in await take(watched.pair, 1)] == [then]
+    for answered in (2, 4):
+        watched.pair.guest.send(Encoded(answered, array("I", [5])))
+    await asyncio.gather(*tasks)
 
 
 async def test_who_leaves_takes_the_job_along(watched: Watched) -> None:
