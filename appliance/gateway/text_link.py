@@ -26,7 +26,8 @@ from isolation.ipc.messages import MAX_ENTRY_BYTES, MAX_VOCABULARY_ENTRIES, Fail
 from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 JOB_TIMEOUT_S = 5.0
-"""The longest one job may take: a 4 MiB text tokenises in about one second on a slow core."""
+"""The longest one job may take. A megabyte of text takes one on a slow core; of a text that has far more tokens than a
+model takes, only the beginning is encoded (``engine.text.tokenizer``)."""
 
 WINDOW = 2
 """Jobs in the sandbox at once: one that is worked on and one behind it, so that the worker never waits for us."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -11,7 +12,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from appliance.catalog import embedded_model
 from engine.errors import ModelLoadError, RequestRejectedError
+from engine.text import tokenizer as module
 from engine.text.marks import wrap
 from engine.text.tokenizer import MAX_VOCABULARY, Tokenizer
 from isolation.ipc.messages import FailureCode
@@ -152,6 +155,55 @@ def test_too_many_tokens(qwen2: Tokenizer) -> None:
             qwen2.encode_text(text, 3)
         assert caught.value.code is FailureCode.TOO_LONG
     assert list(qwen2.encode_text("", 0)) == []
+
+
+def test_of_a_text_that_is_far_too_long_only_its_beginning_is_encoded(
+    qwen2: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes would take the only worker seconds, and end it as one that hangs; control: a text that fits is encoded
+    whole, after its pieces, and refused when it has one token too many."""
+    sizes: list[int] = []
+    encode = qwen2._encoded
+
+    def counted(text: str, *, add_special_tokens: bool) -> list[int]:
+        sizes.append(len(text))
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(qwen2, "_encoded", counted)
+    with pytest.raises(RequestRejectedError) as caught:
+        qwen2.encode_text("x#" * 1_000_000, 32_768)
+    assert caught.value.code is FailureCode.TOO_LONG
+    assert sizes == [module.PIECE_CHARS]
+    sizes.clear()
+    long = "the cat sat on the mat and then " * 4_000
+    count = len(encode(long, add_special_tokens=True))
+    assert len(qwen2.encode_text(long, count)) == count
+    assert sizes == [len(long)], "not a long text for so many tokens"
+    monkeypatch.setattr(module, "LONG_TEXT", 1)
+    assert len(qwen2.encode_text(long, count)) == count
+    assert sizes[1:] == [module.PIECE_CHARS, len(long) - module.PIECE_CHARS, len(long)]
+    with pytest.raises(RequestRejectedError, match=f"has {count} tokens"):
+        qwen2.encode_text(long, count - 1)
+
+
+@functools.cache
+def mini_tokenizer() -> Tokenizer:
+    """The embedded model's."""
+    return Tokenizer((embedded_model() / "tokenizer.json").read_bytes(), "")
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=400), st.integers(1, 40))
+def test_no_text_that_fits_is_far_too_long(text: str, times: int) -> None:
+    """However a text is cut into pieces: whoever has no more tokens than there may be is never refused for the pieces'
+    sake."""
+    tokenizer = mini_tokenizer()
+    text *= times
+    count = len(tokenizer._encoded(text, add_special_tokens=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_CHARS", 64)
+        patch.setattr(module, "LONG_TEXT", 0)
+        assert not tokenizer._is_far_too_long(text, count)
 
 
 def test_text_that_the_tokenizer_does_not_take(tiny) -> None:
