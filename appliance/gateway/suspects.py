@@ -7,12 +7,15 @@ engine is kept empty around it until its first token has come out. Where the eng
 beside the others once more; after a second death in company it runs alone or not at all. Company is never proof,
 since whoever wants a neighbour quarantined could die beside it on purpose.
 
-A request is known by its fingerprint (tenant, token ids, sampling as asked), never by an id of the client's.
+A request is known by its fingerprint (tenant, token ids, sampling as asked), never by an id of the client's. It is kept
+for an hour, of tenants as well of whom nothing else is, so it is a hash under a key of this process alone: nobody who
+gets hold of one can try prompts against it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +28,10 @@ MAX_REMEMBERED = 4_096
 
 FORGET_S = 3_600.0
 """Seconds after which a suspicion or quarantine lapses: engines get mended."""
+
+
+_KEY = secrets.token_bytes(32)
+"""Of this process: what is remembered ends with it."""
 
 
 class Standing(Enum):
@@ -93,7 +100,7 @@ class Suspects:
 
 def fingerprint(tenant: str, model: str, submit: Submit) -> bytes:
     """16 bytes that name what is being asked, length-framed; the drawn seed is left out, so a retry matches."""
-    digest = hashlib.blake2b(digest_size=16, person=b"athanor-suspect")
+    digest = hashlib.blake2b(digest_size=16, key=_KEY, person=b"athanor-suspect")
     sampling = submit.sampling
     numbers = (
         sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,

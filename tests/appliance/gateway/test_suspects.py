@@ -5,6 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
+import pytest
+
+from appliance.gateway import suspects as module
 from appliance.gateway.suspects import FORGET_S, MAX_REMEMBERED, Standing, Suspects, fingerprint
 from isolation.ipc.messages import Sampling, Submit
 
@@ -77,3 +80,11 @@ def test_a_fingerprint_names_the_question_and_not_the_drawn_seed() -> None:
         fingerprint("alpham", "", SUBMIT),
     )
     assert mark not in others and len(set(others)) == len(others)
+
+
+def test_a_fingerprint_tells_nothing_to_who_has_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same request has the same one in one process, and another one in another."""
+    mark = fingerprint("alpha", "m", SUBMIT)
+    assert fingerprint("alpha", "m", SUBMIT) == mark
+    monkeypatch.setattr(module, "_KEY", bytes(32))
+    assert fingerprint("alpha", "m", SUBMIT) != mark
