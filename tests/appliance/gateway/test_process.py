@@ -18,7 +18,7 @@ from appliance.gateway.engine_link import EngineLink
 from appliance.gateway.first_start import FirstStart
 from appliance.gateway.gauges import Gauges, Restarts
 from appliance.gateway.process import Gateway
-from isolation.ipc.kv_messages import KvUsage, KvUse
+from isolation.ipc.kv_messages import KvQuotas, KvUsage, KvUse
 from tests.appliance.api.pki import Pki
 
 from .conftest import ENGINE_READY, Pair
@@ -125,6 +125,28 @@ async def test_the_certificate_in_use_is_watched(gateway: Gateway, tmp_path: Pat
     alerts, ends = seen(Gateway(config.model_copy(update={"listen": listen})))
     assert alerts == ["certificate"]
     assert 0 < ends - time.time() < 86_401
+
+
+async def test_shares_follow_their_tenants_to_new_keys(
+    gateway: Gateway, tmp_path: Path, engine_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a tenant's key was renewed, or a supervisor that came anew has drawn others, engines are told what accounts
+    may keep under the keys of now: under the old ones a reservation, a cap or a partition would be nobody's."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(policy.read_text() + demo.TENANT.format(name="gamma", key="gamma-1") + "    kv: {cap: 50%}\n")
+
+    async def keys(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._sandboxes, "namespaces", keys)
+    assert (await gateway.reload()).ok
+    rooms = gateway._rooms["athanor-mini"]
+    rooms.set_engine(EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None))
+    gateway._use_names({**dict.fromkeys(gateway._service.ledger.policy.tenants, b"k" * 32), "gamma": b"n" * 32})
+    told = [message for message in engine_pair.guest.receive() if isinstance(message, KvQuotas)]
+    assert [[quota.namespace for quota in one.quotas] for one in told] == [[b"k" * 32], [b"n" * 32]]
+    assert gateway._service.ledger.namespaces["gamma"] == b"n" * 32
+    rooms.set_engine(None)
 
 
 async def test_a_reload_while_starting_does_not_say_ready(
