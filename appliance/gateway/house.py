@@ -133,11 +133,12 @@ class House:
         rooms = self._rooms.pop(key)
         self._asked.pop(key, None)
         log.info("sandboxes of a tenant end", model=key[0], tenant=key[1], reason=reason)
+        # Before the channels close: a sandbox that ends by itself is started again where nobody has said otherwise.
+        self.tell(Release(*key))
         engine, text = rooms.engine, rooms.text
         rooms.set_engine(None)
         rooms.set_text(None)
         for link in (engine, text):
             if link is not None:
                 link.close()
-        self.tell(Release(*key))
         self.forget(key)

@@ -206,8 +206,16 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved |
     Raises:
         IsolationError, ProtocolError: it did not come up; nothing of it is left.
     """
-    began = time.monotonic()
     _check_model(plan)
+    try:
+        return _boot(plan, runtime, stop, saved)
+    except BaseException:
+        shutil.rmtree(plan.socket_dir, ignore_errors=True)
+        raise
+
+
+def _boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved | None) -> Booted:
+    began = time.monotonic()
     until = None if saved is None else began + saved.patience_s
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -127,6 +129,18 @@ async def supervisor(tmp_path: Path) -> AsyncGenerator[Scripted]:
     made = Scripted(tmp_path / "control.sock")
     yield made
     made.close()
+
+
+def test_a_release_is_said_before_channels_close(told: Told) -> None:
+    """A sandbox whose channel closes ends by itself, and is started again unless the supervisor knows better."""
+    order: list[object] = []
+    place = told.house.place(told.shared, "b", DEDICATED)
+    link: Any = SimpleNamespace(close=lambda: order.append("closed"))
+    place.engine.engine = place.engine.text = link
+    told.house.tell = order.append
+    place.leave()
+    told.house.reconsider(load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")]))
+    assert order == [Release("m", "b"), "closed", "closed"]
 
 
 async def test_a_tenants_sandboxes_come_into_its_own_rooms(

@@ -150,6 +150,7 @@ def test_a_stop_ends_a_boot_at_once(tmp_path: Path) -> None:
     outcome, runtime, took = attempt(tmp_path, lambda channel, _gone: channel.send(hello), stop)
     assert isinstance(outcome, SandboxStartError) and took < 3
     assert runtime.guest is not None and runtime.guest.deleted
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_guest_that_floods_the_probe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
