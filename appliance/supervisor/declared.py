@@ -1,4 +1,5 @@
-"""The policy as the supervisor reads it: to know which tenants have sandboxes of their own, and for nothing else."""
+"""The policy as the supervisor reads it: to know which tenants have sandboxes of their own, and who shares prefixes
+with whom when a key is destroyed; for nothing else."""
 
 from __future__ import annotations
 
@@ -6,12 +7,19 @@ from pathlib import Path
 
 import structlog
 
+from appliance.gateway.kv_shares import group_account
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import Source, load_policy
 from policy.model import PolicySet
 
 log = structlog.get_logger()
+
+
+def accounts_of(policy: PolicySet, tenant: str) -> list[str]:
+    """The account names under whose keys engines have cached what a tenant sent: its own, and its sharing group's."""
+    known = policy.tenants.get(tenant)
+    return [tenant] if known is None or known.group is None else [tenant, group_account(known.group)]
 
 
 class DeclaredTenants:

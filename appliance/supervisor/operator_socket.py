@@ -51,12 +51,15 @@ class OperatorSocket:
         vault: Vault | None,
         publish: Callable[[Control, tuple[int, ...]], bool],
         record: Callable[[Entry], None],
+        accounts: Callable[[str], list[str]] = lambda tenant: [tenant],
     ) -> None:
-        """``record``: takes entries for the audit log."""
+        """``record``: takes entries for the audit log; ``accounts``: the names under whose keys engines have what a
+        tenant sent, may block."""
         self._path = path
         self._vault = vault
         self._publish = publish
         self._record = record
+        self._accounts = accounts
         self._server: asyncio.AbstractServer | None = None
         self._turn = asyncio.Lock()
         self._identity: tuple[int, int] | None = None
@@ -149,10 +152,11 @@ class OperatorSocket:
             except ValueError:
                 raise KeyringError("the new root key is no number in hexadecimal digits") from None
             return {"keys": await asyncio.to_thread(vault.rewrap, root)}
-        # First the name of what is to come, so that nothing new joins what is being destroyed.
-        renewed = vault.renew(value)
-        if renewed is not None:
-            self._publish(Namespaces({value: renewed}), ())
+        # First the names of what is to come, so that nothing new joins what is being destroyed.
+        accounts = await asyncio.to_thread(self._accounts, value)
+        renewed = {name: key for name in accounts if (key := vault.renew(name)) is not None}
+        if renewed:
+            self._publish(Namespaces(renewed), ())
         done = await asyncio.to_thread(vault.shred if what == "shred" else vault.rotate, value)
         return {"tenant": value, "objects": done.objects, "had_key": done.had_key}
 

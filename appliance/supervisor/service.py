@@ -23,7 +23,7 @@ from appliance.model_digests import DigestCache
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
-from appliance.supervisor.declared import DeclaredTenants
+from appliance.supervisor.declared import DeclaredTenants, accounts_of
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.operator_socket import OperatorSocket
@@ -63,7 +63,11 @@ async def supervise(config: ApplianceConfig) -> None:
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     if vault is not None:
         server.on_retention = vault.set_retention
-    operator = OperatorSocket(config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record)
+    declared = DeclaredTenants(config.policy)
+    operator = OperatorSocket(
+        config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record,
+        lambda tenant: accounts_of(declared.read(), tenant),
+    )  # fmt: skip
     digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
@@ -73,7 +77,7 @@ async def supervise(config: ApplianceConfig) -> None:
     residents = Residents(
         config.sandbox.residents,
         lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
-        runtime, publish, DeclaredTenants(config.policy).read,
+        runtime, publish, declared.read,
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

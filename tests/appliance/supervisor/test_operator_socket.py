@@ -14,6 +14,7 @@ import pytest
 from appliance.audit.entry import Entry
 from appliance.control import Control, Namespaces
 from appliance.supervisor import operator_socket
+from appliance.supervisor.declared import accounts_of
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
@@ -21,6 +22,17 @@ from appliance.supervisor.vault import Vault
 from isolation.keys.errors import KeyringError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import Binding
+from policy.loader import Source, load_policy
+
+POLICY = """
+version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["*"]}
+  beta: {credentials: ["key:b"], models: ["*"]}
+  gamma: {credentials: ["key:c"], models: ["*"]}
+sharing_groups:
+  team: {tenants: [beta, gamma]}
+"""
 
 
 @dataclass
@@ -60,7 +72,10 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     store = SpillStore(SpillLimits(1 << 20), keyring := Keyring(tmp_path / "keys", os.urandom(32)))
     vault = Vault(keyring, store, namespace)
     recorded: list[Entry] = []
-    made = OperatorSocket(tmp_path / "operator.sock", vault, publish, recorded.append)
+    policy = load_policy([Source("p.yaml", POLICY)])
+    made = OperatorSocket(
+        tmp_path / "operator.sock", vault, publish, recorded.append, lambda tenant: accounts_of(policy, tenant)
+    )  # fmt: skip
     await made.open()
     yield Desk(tmp_path / "operator.sock", namespace, store, vault, told, recorded)
     await made.close()
@@ -88,6 +103,20 @@ async def test_a_shred_renews_the_namespace_and_destroys_key_and_objects(desk: D
     assert [one.fields for one in desk.recorded] == [
         {"what": "shred", "tenant": "alpha", "user": user, "outcome": "OK", "count": count} for count in (1, 0)
     ]
+
+
+async def test_a_shred_reaches_what_a_sharing_group_has_of_the_tenant(desk: Desk) -> None:
+    """Blocks of a member are the group's, under the group's key: that is renewed too, so that no other member finds
+    them any more; the other member's own key stays, and so do all of a tenant in no group (control)."""
+    old = desk.namespace.keys(["alpha", "beta", "gamma", "group/team"])
+    assert await desk.say(b'{"do": "shred", "tenant": "beta"}\n')
+    (message,) = desk.told
+    assert isinstance(message, Namespaces)
+    assert message.keys.keys() == {"beta", "group/team"}
+    assert not set(message.keys.values()) & set(old.values())
+    assert desk.namespace.keys(["alpha", "gamma"]) == {name: old[name] for name in ("alpha", "gamma")}
+    assert await desk.say(b'{"do": "shred", "tenant": "alpha"}\n')
+    assert isinstance(desk.told[1], Namespaces) and desk.told[1].keys.keys() == {"alpha"}
 
 
 async def test_a_rotation_gives_another_key_at_once(desk: Desk) -> None:
