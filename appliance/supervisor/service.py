@@ -63,11 +63,7 @@ async def supervise(config: ApplianceConfig) -> None:
     warm = await asyncio.to_thread(open_warm_starts, config, runtime)
     if vault is not None:
         server.on_retention = vault.set_retention
-    declared = DeclaredTenants(config.policy)
-    operator = OperatorSocket(
-        config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record,
-        lambda tenant: accounts_of(declared.read(), tenant),
-    )  # fmt: skip
+    operator = _operator_socket(config, vault, server, recorder)
     digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
     for model, files in zip(config.models, models, strict=True):
@@ -77,7 +73,7 @@ async def supervise(config: ApplianceConfig) -> None:
     residents = Residents(
         config.sandbox.residents,
         lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
-        runtime, publish, declared.read,
+        runtime, publish, DeclaredTenants(config.policy).read,
     )  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -112,6 +108,16 @@ async def supervise(config: ApplianceConfig) -> None:
         await asyncio.gather(writing, return_exceptions=True)
         await recorder.close()
         await asyncio.to_thread(runtime.close)
+
+
+def _operator_socket(
+    config: ApplianceConfig, vault: Vault | None, server: ControlServer, recorder: Recorder
+) -> OperatorSocket:
+    policy = DeclaredTenants(config.policy)
+    return OperatorSocket(
+        config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record,
+        lambda tenant: accounts_of(policy.read(), tenant),
+    )  # fmt: skip
 
 
 def _read_models(config: ApplianceConfig) -> list[ModelFiles]:
