@@ -1,7 +1,4 @@
-"""What ``athanor doctor`` knows of a machine and an installation when it judges them: values only.
-
-An empty ``problem`` means that there is none. Sizes are bytes, times seconds.
-"""
+"""What ``athanor doctor`` judges; values only. An empty ``problem`` means that there is none. Bytes and seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class Runsc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserNamespaces:
-    """Whether a process without root gets one."""
+    """Why a process without root gets none, if so."""
 
     problem: str = ""
 
@@ -220,11 +217,10 @@ class GpuKernels:
     model: str
     model_path: str
     path: str
-    """Where they are looked for; empty: no folder is named, and the image has none."""
+    """Where they are looked for; empty: nowhere."""
     needed: bool
-    """The model does not start without a GPU."""
     dtype: str
-    """Empty: that of its weights, which nobody looks at here."""
+    """Empty: that of its weights."""
     block_size: int
     rows: int
     problem: str = ""
