@@ -242,8 +242,7 @@ class Image:
 class Exporter:
     """A collector that the environment names."""
 
-    signal: str
-    """``traces`` or ``metrics``."""
+    signal: str  # traces or metrics
     endpoint: str
     problem: str = ""
 
