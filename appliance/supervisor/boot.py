@@ -178,8 +178,7 @@ def plan_boot(
 
 
 def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
-    """A name that a container may have: lower case, digits, hyphens; short; different for different models and tenants.
-    A tenant's is in it as a digest only: names of sandboxes stand in paths and logs."""
+    """Lower case, digits, hyphens; short; different for different models and tenants, whose own names stay out of it."""
     plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in model.lower()).strip("-")
     if tenant:
         tag = hashlib.sha256(f"{model}\0{tenant}".encode()).hexdigest()[:OWN_TAG_CHARS]

@@ -147,11 +147,7 @@ class WarmStarts:
         checkpoint = self.store.find(key) if key else None
         if checkpoint is None:
             return None
-        try:
-            return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
-        except RuntimeError:
-            # Closed: a sandbox whose gateway left as everything ends begins once more, and is given up with the rest.
-            return None
+        return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
 
     def key(self, spec: SandboxSpec) -> str:
         """The name of the checkpoint of such sandboxes; empty where none can be made, as of sandboxes with a GPU, which

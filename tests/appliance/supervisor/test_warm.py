@@ -126,18 +126,6 @@ def test_whatever_a_copy_does_the_sandbox_starts(
     assert warm.take(plan, 1.0) is not None
 
 
-def test_what_begins_while_everything_ends_begins_without(
-    gvisor: GvisorRuntime, made: tuple[WarmStarts, BootPlan]
-) -> None:
-    """After the end a checkpoint is not used, and looking for one is no failure of a supervisor that stops; the
-    control: before the end it is found."""
-    warm, plan = made
-    other, _ = make(warm.store.root.parent, gvisor)
-    assert other._find(plan) is not None
-    other.close()
-    assert other._find(plan) is None
-
-
 def test_a_copy_that_is_late_is_given_up(made: tuple[WarmStarts, BootPlan]) -> None:
     """Patience with a copy is bounded by what a cold start took."""
     _, plan = made
