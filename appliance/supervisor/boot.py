@@ -178,7 +178,7 @@ def plan_boot(
 
 
 def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
-    """Lower case, digits, hyphens; short; different for different models and tenants, whose own names stay out of it."""
+    """Lower case, digits, hyphens; short; others for other models and tenants, whose names stay out of it."""
     plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in model.lower()).strip("-")
     if tenant:
         tag = hashlib.sha256(f"{model}\0{tenant}".encode()).hexdigest()[:OWN_TAG_CHARS]
