@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from isolation.process import run
 
 CLONE_NEWNS = 0x0002_0000
 
+RUN = Path("/run")
 TEMPORARY = Path("/tmp")
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -49,15 +51,16 @@ def enter() -> Room:
     """Move this process into a private mount namespace and make its disks; for a process with one thread.
 
     Raises:
-        UnavailableError: this user may not mount.
+        UnavailableError: this user may not mount, or what runs lies where disks are to be.
     """
+    refuse_covered(Path(__file__).resolve(), Path(sys.prefix))
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() != 0 or libc.unshare(CLONE_NEWNS) != 0:
         raise UnavailableError("faults are injected into disks and processes of a private namespace: run it as root")
     scratch = Path("/run/athanor-soak")
     try:
         run(("mount", "--make-rprivate", "/"), timeout_s=MOUNT_S)
-        _disk(Path("/run"), SMALL_BYTES)
+        _disk(RUN, SMALL_BYTES)
         _disk(TEMPORARY, TEMPORARY_BYTES)
         _disk(SHARED_MEMORY, TEMPORARY_BYTES)
         disks = [scratch / name for name in ("audit", "spill")]
@@ -70,6 +73,18 @@ def enter() -> Room:
     os.environ.pop("TMPDIR", None)
     tempfile.tempdir = str(TEMPORARY)
     return Room(TEMPORARY, disks[0], disks[1], scratch)
+
+
+def refuse_covered(*needed: Path) -> None:
+    """What the namespace's disks would hide from it cannot be run in it.
+
+    Raises:
+        UnavailableError: one of these lies under a directory that becomes an empty disk.
+    """
+    for path in needed:
+        for disk in (RUN, TEMPORARY, SHARED_MEMORY):
+            if path.is_relative_to(disk):
+                raise UnavailableError(f"{path} lies in {disk}, which is an empty disk to the soak: run it elsewhere")
 
 
 def overlay(target: Path, room: Room) -> Path:

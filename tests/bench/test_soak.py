@@ -14,12 +14,13 @@ import pytest
 from bench.soak import census, controls, memory
 from bench.soak.answers import CUT, RIGHT, UNTYPED, WRONG, Answer, compare, of_document, of_error, of_stream
 from bench.soak.clients import dechunk, judge
-from bench.soak.errors import UsageError
+from bench.soak.errors import UnavailableError, UsageError
 from bench.soak.faults.catalogue import FAULTS, KINDS, find, is_gentle, sequence
 from bench.soak.faults.descriptors import exhausted
 from bench.soak.load import Heard, Phases
 from bench.soak.log_watch import LogWatch
 from bench.soak.report import Control, Soak, Turn
+from bench.soak.room import refuse_covered
 
 
 def error(kind: str, code: str) -> bytes:
@@ -200,3 +201,11 @@ def test_no_descriptor_is_left_where_none_shall_be() -> None:
         more = os.dup(other.fileno())
         os.close(more)
         os.close(kept)
+
+
+def test_what_its_disks_would_hide_is_not_run() -> None:
+    """A checkout under a directory that becomes an empty disk is refused before anything is mounted; others are not."""
+    refuse_covered(Path("/srv/athanor"), Path("/temporary/venv"))
+    for path in ("/tmp/athanor/bench", "/run/athanor", "/dev/shm/venv"):
+        with pytest.raises(UnavailableError, match="run it elsewhere"):
+            refuse_covered(Path("/srv/athanor"), Path(path))
