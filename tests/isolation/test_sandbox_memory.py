@@ -1,4 +1,4 @@
-"""What the sandbox uses of its memory, seen from inside, under a real gVisor."""
+"""``engine.text.sandbox_memory`` under a real gVisor: what a program inside sees of the sandbox's memory."""
 
 from __future__ import annotations
 
