@@ -15,6 +15,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from engine.allowed_calls import Call
 from engine.errors import LockdownError
@@ -27,6 +28,16 @@ _FLAG_TSYNC = 1
 
 _MAPS = "/proc/self/maps"
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Program(NamedTuple):
+    """A list for one machine, ready to be put on."""
+
+    seccomp: int
+    """Number of seccomp(2) there."""
+    code: bytes
+
 
 class _Program(ctypes.Structure):
     """``struct sock_fprog``."""
@@ -38,24 +49,44 @@ def lock_down(calls: Sequence[Call]) -> None:
     """Allow these calls only, in all threads, for good.
 
     Raises:
-        LockdownError: the kernel takes no filter; nothing has changed but "no new privileges".
+        LockdownError: the kernel takes no filter, or the machine has no list; nothing has changed but "no new
+            privileges".
     """
-    machine = os.uname().machine
-    if machine not in MACHINES:
-        raise LockdownError(f"there is no list of system calls for {machine}")
+    program = compiled(calls)
     warnings.simplefilter("ignore")
     # No handler, so no return from one: whoever forges such a return could hide SIGSYS and outlive it.
     for number in (signal.SIGINT, signal.SIGSYS):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGSYS})
-    code = b"".join(instruction.encode() for instruction in compile_filter(calls, machine))
-    program = _Program(len(code) // 8, code)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise LockdownError(f"the kernel refuses to forgo new privileges: {os.strerror(ctypes.get_errno())}")
-    given = libc.syscall(MACHINES[machine].seccomp, _SET_MODE_FILTER, _FLAG_TSYNC, ctypes.byref(program))
+    narrow(program)
+
+
+def compiled(calls: Sequence[Call]) -> Program:
+    """The list as ``narrow`` takes it, for this machine.
+
+    Raises:
+        LockdownError: nobody wrote down the numbers of its system calls.
+    """
+    machine = os.uname().machine
+    if machine not in MACHINES:
+        raise LockdownError(f"there is no list of system calls for {machine}")
+    code = b"".join(instruction.encode() for instruction in compile_filter(calls, machine))
+    return Program(MACHINES[machine].seccomp, code)
+
+
+def narrow(program: Program) -> None:
+    """Put a compiled list on top of what holds already, in all threads: what is allowed afterwards is on both. A
+    process whose parent is locked down has nothing else to do; its parent's list must allow seccomp(2).
+
+    Raises:
+        LockdownError: the kernel takes no filter.
+    """
+    words = _Program(len(program.code) // 8, program.code)
+    given = _LIBC.syscall(program.seccomp, _SET_MODE_FILTER, _FLAG_TSYNC, ctypes.byref(words))
     if given > 0:
-        raise LockdownError(f"thread {given} has a filter of its own, which keeps the engine's off it")
+        raise LockdownError(f"thread {given} has a filter of its own, which keeps this one off it")
     if given < 0:
         raise LockdownError(f"the kernel takes no system call filter: {os.strerror(ctypes.get_errno())}")
 

@@ -13,6 +13,8 @@ from policy.schema import MAX_PUBLIC_BYTES
 MAX_FILES = 256
 """Drop-ins in one directory."""
 
+NOT_A_FILE = "neither a regular file nor a link to one"
+
 PUBLIC_FOLDER = "public"
 """Beside a policy: what public prefixes say."""
 
@@ -29,7 +31,8 @@ def read_sources(path: Path) -> list[Source]:
 
     Raises:
         OSError: something cannot be read.
-        PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many.
+        PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many, or one of a directory is no
+            regular file: nobody may wait for what a pipe has to say.
     """
     if not path.is_dir():
         return [_read(path, _beside(path.parent))]
@@ -37,6 +40,8 @@ def read_sources(path: Path) -> list[Source]:
     if not 0 < len(files) <= MAX_FILES:
         message = f"the directory holds {len(files)} files named *.yaml; expected 1 to {MAX_FILES}"
         raise PolicySyntaxError([Problem(str(path), 1, 1, "", message)])
+    if odd := [file for file in files if not file.is_file()]:
+        raise PolicySyntaxError([Problem(str(file), 1, 1, "", NOT_A_FILE) for file in odd])
     beside = _beside(path)
     return [_read(file, beside) for file in files]
 
@@ -45,7 +50,8 @@ def _beside(folder: Path) -> dict[str, str]:
     """Texts of the folder ``public`` of a policy's folder, by name. What is no UTF-8, too large or cannot be read is
     left out: whoever names it is told."""
     texts: dict[str, str] = {}
-    names = sorted(file for file in (folder / PUBLIC_FOLDER).glob("*") if file.suffix in (".txt", ".json"))
+    found = (file for file in (folder / PUBLIC_FOLDER).glob("*") if file.suffix in (".txt", ".json"))
+    names = sorted(file for file in found if file.is_file())
     for file in names[:MAX_PUBLIC_FILES]:
         try:
             with file.open("rb") as stream:

@@ -37,7 +37,7 @@ LARGE_JOB_BYTES = 64 << 10
 at a time: two of the largest of one tenant would be two seconds for whoever comes next."""
 
 MAX_JOBS = 1_024
-"""Jobs that may wait for the worker; one more is refused at once."""
+"""Jobs that may wait for the worker; beyond them whoever has most of them waits no longer with its last one."""
 
 MAX_TENANT_JOBS = 512
 """Jobs of one tenant that may wait, so that one tenant alone does not fill the queue."""
@@ -133,11 +133,10 @@ class TextLink:
         """
         if self._link.closed:
             raise TextLostError("the sandbox is gone", culprit=False)
-        queue = self._queues.get(tenant)
-        if self._queued >= MAX_JOBS or (queue is not None and len(queue) >= MAX_TENANT_JOBS):
+        own = len(self._queues.get(tenant, ()))
+        if own >= MAX_TENANT_JOBS or (self._queued >= MAX_JOBS and not self._make_room(own)):
             raise TextFullError
-        if queue is None:
-            queue = self._queues[tenant] = deque()
+        queue = self._queues.setdefault(tenant, deque())
         waiting = _Waiting(job, self._loop.create_future())
         queue.append(waiting)
         self._queued += 1
@@ -157,6 +156,19 @@ class TextLink:
         if not self._link.closed:
             self._link.close()
             self._lose("the sandbox was let go", culprit=False)
+
+    def _make_room(self, own: int) -> bool:
+        """Refuse the last job of whoever has most, where that is more than a tenant with ``own`` will have: so no two or
+        three keep everybody else out."""
+        who = max(self._queues, key=lambda name: len(self._queues[name]))
+        longest = self._queues[who]
+        if len(longest) <= own + 1:
+            return False
+        last = longest.pop()
+        self._queued -= 1
+        if not last.answer.done():
+            last.answer.set_exception(TextFullError())
+        return True
 
     def _fill(self) -> None:
         """Send jobs while the window has room, one of each tenant in turn."""

@@ -22,9 +22,9 @@ COMMAND = "athanor selftest --only G8"
 MOSTLY = 0.75
 """Share of the attacks that must reach something outside, for the control: kernels differ in what they have."""
 
-ENDED = 0.9
+ENDED = {Role.ENGINE: 0.9, Role.TEXT: 0.75}
 """Share of the attempts that end a process that is locked down; the others need no call that is not listed, and get
-nothing by it."""
+nothing by it. A text worker that looks for files is told that there are none, and lives."""
 
 CHANGED_FRAMES = (20_000, 1_000_000)
 """Frames read while they change, short and full."""
@@ -62,7 +62,8 @@ def inside_sandboxes(full: bool) -> list[Result]:
         reached = [reach(role, intruder.inside(runtime, role), control) for role in (Role.ENGINE, Role.TEXT)]
         copy = reach(Role.ENGINE, intruder.inside(runtime, Role.ENGINE, restored=True), control)
         reached.append(replace(copy, id="G8.reach.restored"))
-        reached.append(locked(intruder.inside(runtime, Role.ENGINE, locked=True), control))
+        for role in (Role.ENGINE, Role.TEXT):
+            reached.append(locked(role, intruder.inside(runtime, role, locked=True), control))
         return [*reached, reach_control(control), *greed(runtime), *wire(runtime, CHANGED_FRAMES[full])]
 
 
@@ -118,13 +119,14 @@ def reach(role: Role, found: intruder.Findings, control: intruder.Findings) -> R
     )  # fmt: skip
 
 
-def locked(found: intruder.Findings, control: intruder.Findings) -> Result:
-    """The row of an engine that serves: whatever is tried ends the process that tries it."""
-    row = reach(Role.ENGINE, found, control)
+def locked(role: Role, found: intruder.Findings, control: intruder.Findings) -> Result:
+    """The row of a program that serves: what is tried ends the process that tries it."""
+    row = reach(role, found, control)
     ended = sum(one["said"] == f"the process ended with {-SIGSYS}" for one in found.values())
     figure = f"{ended} of {len(found)} attempts ended the process that made them; {row.figure}"
-    passed = row.verdict == "pass" and ended >= ENDED * len(found)
-    return judged("G8.reach.locked", passed, figure=figure, bar="nearly all, 0 reached", command=COMMAND)
+    passed = row.verdict == "pass" and ended >= ENDED[role] * len(found)
+    bar = f"{ENDED[role]:.0%} ended, 0 reached"
+    return judged(f"G8.reach.locked.{role.name.lower()}", passed, figure=figure, bar=bar, command=COMMAND)
 
 
 def reach_control(control: intruder.Findings) -> Result:

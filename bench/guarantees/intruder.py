@@ -60,7 +60,11 @@ lock = None
 if target["locked"]:
     from engine.allowed_calls import Bells, engine_calls
     from engine.lockdown import lock_down
-    lock = lambda outlet: lock_down(engine_calls(Bells(0, outlet), threads=1, generates_code=False))
+    engine = lambda bells: engine_calls(bells, threads=1, generates_code=False)
+    if target["locked"] == "TEXT":
+        from engine.text.allowed_calls import worker_calls
+    calls = engine if target["locked"] == "ENGINE" else lambda bells: worker_calls(bells, None, None)
+    lock = lambda outlet: lock_down(calls(Bells(0, outlet)))
 sys.modules["bench.guarantees.redteam.base"].try_all(target, lock)
 """
 """Enters the modules, which no sandbox has files of, and tries everything."""
@@ -118,7 +122,8 @@ def serving_spec(role: Role, name: str, socket_dir: Path, argv: tuple[str, ...])
 
 def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False, restored: bool = False) -> Findings:
     """Every attack from inside one sandbox, over its real socket; ``locked``: each by a process that is locked down as
-    an engine that serves is; ``restored``: in a copy of a checkpoint that was taken where programs wait for the host.
+    an engine or a text worker that serves is; ``restored``: in a copy of a checkpoint that was taken where programs
+    wait for the host.
     """
     with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as outer:
         socket_dir = Path(outer) / "ipc"
@@ -127,7 +132,8 @@ def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False, restored
             folder.chmod(0o755)
         spec = serving_spec(role, f"intruder-{role.name.lower()}", socket_dir, ("-c", LOADER, "", ""))
         mounts = [one.target for one in spec.all_mounts()]
-        words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=mounts, locked=locked)
+        lock = role.name if locked else ""
+        words = targets.words(socket="/ipc/host.sock", scratch="/tmp", mounts=mounts, locked=lock)
         words["waits"] = WAITS_LINE
         spec = replace(spec, argv=(*spec.argv[:-2], sources(), json.dumps(words)))
         image = None
@@ -159,7 +165,7 @@ def inside(runtime: GvisorRuntime, role: Role, *, locked: bool = False, restored
 def outside() -> Findings:
     """The same program as a plain process of ours, where it does reach: the positive control."""
     with standing() as targets, tempfile.TemporaryDirectory(prefix="ath-") as scratch:
-        words = targets.words(socket=targets.meeting, scratch=scratch, mounts=[scratch], locked=False)
+        words = targets.words(socket=targets.meeting, scratch=scratch, mounts=[scratch], locked="")
         argv = (sys.executable, "-c", LOADER, sources(), json.dumps(words))
         done = run(argv, timeout_s=END_S, env=MINIMAL_ENVIRONMENT, cwd=Path(scratch), check=False)
     return read(done.stdout.splitlines())

@@ -198,8 +198,8 @@ async def scripted_gateway() -> AsyncIterator[ScriptedGateway]:
         link.table = table
         one.set_text(link)
     tenants, public = "".join(map(TENANT.format, TENANTS)), "".join(map(PUBLIC.format, TENANTS))
-    text = f"version: 1\ntenants:\n{tenants}public_prefixes:\n{public}"
-    policy = load_policy([Source("policy.yaml", text)])
+    written = f"version: 1\ntenants:\n{tenants}public_prefixes:\n{public}"
+    policy = load_policy([Source("policy.yaml", written)])
     owned = {public_account(policy.public[f"of-{tenant}"]): key for tenant, key in PUBLIC_KEYS.items()}
     telemetry = open_telemetry(TelemetrySettings(version="0"))
     service = GatewayService(rooms, Ledger(policy, NAMESPACES | owned), telemetry)

@@ -58,7 +58,7 @@ def standing() -> Iterator[Targets]:
         victim = held.enter_context(spawn(
             (sys.executable, "-c", sleeper, canary), env={**MINIMAL_ENVIRONMENT, "SECRET": canary}
         ))
-        common = {
+        common: dict[str, Any] = {
             "canary": canary, "file": str(secret), "shared": shared.name, "victim": victim.pid,
             "address": own_address(), "release": platform.release(), "abstract": f"athanor-{tag}",
             "home": str(Path(sys.executable).resolve().parent),

@@ -1,12 +1,13 @@
 """``python -m engine.text /ipc/host.sock``: the program of the text sandbox.
 
-It connects to the host, loads what its configuration names, tries it, says ``TextReady``, and then
-answers jobs one by one in the order they come. The queue is the ring itself, so a host that asks
-faster than the worker answers finds the ring full. What concerns grammars goes to another process
+It connects to the host, loads what its configuration names, tries it, locks itself down (``engine.lockdown``), says
+``TextReady``, and then answers jobs one by one in the order they come. The queue is the ring itself, so a host that
+asks faster than the worker answers finds the ring full. What concerns grammars goes to another process
 (``grammar_process``) and is answered as it comes. ``Drain`` ends it.
 
 Exit status: 0 drained, 1 the host went away or spoke out of turn, 2 wrong usage, 3 the
-configuration or the model cannot be used. Each but the first says why in one line on stderr.
+configuration or the model cannot be used, or the kernel takes no lock-down. Each but the first says why in one line on
+stderr.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+import jinja2.debug  # noqa: F401 - jinja2 imports it at a template's first error, when nothing can be imported
+
+from engine.allowed_calls import Bells
 from engine.attach import attach
 from engine.config import TextConfig
-from engine.errors import ConfigurationError, ModelLoadError
+from engine.errors import ConfigurationError, LockdownError, ModelLoadError
+from engine.lockdown import lock_down
+from engine.text.allowed_calls import worker_calls
 from engine.text.grammar_process import GrammarLine, start_keeper
+from engine.text.guard import size_file
 from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, SweepError
@@ -60,17 +67,24 @@ def main(arguments: Sequence[str]) -> int:
             words = worker.words()
             rounds = Rounds(Sweeper().sweep if config.wipe_memory else _keep)
             grammars = start_keeper(words, channel, rounds, config.memory_bytes) if words is not None else None
+            _lock_down(channel, grammars)
             _send(channel, worker.ready())
             serve(worker, channel, grammars, rounds)
         finally:
             channel.close()
-    except (ConfigurationError, ModelLoadError) as error:
+    except (ConfigurationError, LockdownError, ModelLoadError) as error:
         return _fail(EXIT_LOAD, f"cannot load: {error}")
     except SweepError as error:
         return _fail(EXIT_LOAD, f"cannot forget: {error}")
     except ProtocolError as error:
         return _fail(EXIT_HOST, f"the host is gone or out of turn: {error}")
     return EXIT_DRAINED
+
+
+def _lock_down(channel: Channel, grammars: GrammarLine | None) -> None:
+    _memory, inbound, outbound = channel.fds()
+    keeper = None if grammars is None else Bells(*grammars.pipes)
+    lock_down(worker_calls(Bells(inbound, outbound), keeper, size_file()))
 
 
 def _keep() -> None:

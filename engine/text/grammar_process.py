@@ -5,6 +5,7 @@ held one. The *keeper* routes; it holds nothing large and never forks again. The
 its tokenizer at once, beside the worker's first answers, so that no grammar waits for it (a second for 150,000 ids).
 It forks a grammar's process whenever the keeper asks: under gVisor a fork of so much memory takes a tenth of a second,
 in which nobody but the forker stands still. Frames on the pipes are those of the wire. Who loses the other end ends.
+Each locks itself down before a tenant's first byte comes, to a list of its own (``engine.text.allowed_calls``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from engine.attach import LocalSocket, receive_packet, send_packet, socket_pair
+from engine.lockdown import compiled, lock_down, narrow
+from engine.text.allowed_calls import forker_calls, grammar_calls, keeper_calls
 from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, MEMORY_BYTES, run_child
 from engine.text.grammar_keeper import MAX_COMPILING, Keeper
 from engine.text.grammar_schema import GrammarProcess
@@ -49,6 +52,11 @@ class GrammarLine:
     def __init__(self, outbound: int, inbound: int) -> None:
         self._outbound = outbound
         self._frames = FrameReader(inbound)
+
+    @property
+    def pipes(self) -> tuple[int, int]:
+        """The descriptors from the keeper and to it."""
+        return self._frames.fd, self._outbound
 
     def fileno(self) -> int:
         """Becomes readable when the keeper has said something, or has ended."""
@@ -134,6 +142,7 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
         if os.fork():
             theirs.close()
             memory = SandboxMemory(memory_bytes, MAX_COMPILING * MEMORY_BYTES)
+            lock_down(keeper_calls(memory.file))
             keeping = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker, rounds, memory)
             status = keeping.run()
         else:
@@ -232,6 +241,8 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
     # Read here, by one file that stays open: gVisor keeps 115 KiB for each process that looked at its own /proc, for
     # long after its end.
     size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    narrower = compiled(grammar_calls())
+    lock_down(forker_calls(size))
     while True:
         data, fds = receive_packet(keeper, 2)
         if not data or len(fds) != 2:
@@ -241,10 +252,14 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
         if pid == 0:
             keeper.close()
             os.close(size)
+            narrow(narrower)
             _be_grammar(tokenizer, words.mask_bytes, fds[0], fds[1], held_bytes)
         for fd in fds:
             os.close(fd)
-        send_packet(keeper, pid.to_bytes(4, "little"))
+        try:
+            send_packet(keeper, pid.to_bytes(4, "little"))
+        except BrokenPipeError:
+            return EXIT_DONE
 
 
 def _be_grammar(tokenizer: Any, mask_bytes: int, commands: int, results: int, held_bytes: int) -> NoReturn:

@@ -20,6 +20,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import TypeVar
 
@@ -33,6 +34,8 @@ GRACE_S = 2.0
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = "/proc/self/statm"
+_STATM_BYTES = 256
+"""A line of seven numbers."""
 
 
 class OutOfTimeError(Exception):
@@ -95,8 +98,15 @@ def _address_space(more_bytes: int) -> Iterator[None]:
 
 
 def _address_space_used() -> int | None:
+    fd = size_file()
+    return None if fd is None else int(os.pread(fd, _STATM_BYTES, 0).split()[0]) * _PAGE_BYTES
+
+
+@cache
+def size_file() -> int | None:
+    """The open file that tells this process's size, or None where there is none. It is opened once and stays open: a
+    process that is locked down opens nothing."""
     try:
-        with open(_STATM, "rb") as file:
-            return int(file.read().split()[0]) * _PAGE_BYTES
+        return os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None

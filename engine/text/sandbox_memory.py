@@ -36,6 +36,11 @@ class SandboxMemory:
             self._fd = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
             self.used_bytes()
 
+    @property
+    def file(self) -> int | None:
+        """The open file that is asked; None where nothing is known."""
+        return self._fd if self._fd >= 0 else None
+
     def used_bytes(self) -> int:
         """What the sandbox has taken now."""
         found = _LINES.match(os.pread(self._fd, _READ_BYTES, 0))

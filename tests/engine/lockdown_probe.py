@@ -1,14 +1,16 @@
-"""Tries system calls with and without lock-down, each in a child of its own; tells the statuses as one JSON line.
+"""Tries system calls with and without lock-down, each in a child of its own; tells what came back as one JSON line.
 
 Runs outside and inside a sandbox: ``python lockdown_probe.py``. A child ends with status 0 once its call has come
 back, whatever it gave; minus the signal when the call ended it. ``-31`` is SIGSYS.
 """
 
 import ctypes
+import importlib
 import json
 import mmap
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -17,7 +19,8 @@ import threading
 import time
 
 from engine.allowed_calls import Bells, engine_calls
-from engine.lockdown import lock_down
+from engine.lockdown import compiled, lock_down, narrow
+from engine.text.allowed_calls import forker_calls, grammar_calls, keeper_calls, worker_calls
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SCRATCH = tempfile.mkdtemp()
@@ -125,6 +128,27 @@ WITHIN = {
 }
 """What it may do."""
 
+OF_TEXT = {
+    "ring the bell": WITHIN["ring the bell"],
+    "hear the bell": WITHIN["hear the bell"],
+    "import": lambda: print(importlib.import_module("xml.dom.minidom")),
+    "an encoding": lambda: print("x".encode("utf-16-be" if "encodings.utf_16_be" not in sys.modules else "utf-7")),
+    "clock over a template": lambda: signal.setitimer(signal.ITIMER_REAL, 0),
+    "clock over a grammar": lambda: signal.setitimer(signal.ITIMER_PROF, 0),
+    "handle the clock": lambda: signal.signal(signal.SIGALRM, lambda *_: None),
+    "handle another signal": lambda: signal.signal(signal.SIGTERM, lambda *_: None),
+    "bound the memory": lambda: resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)),
+    "bound another's memory": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_AS),
+    "more files": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+    "a pipe that does not block": lambda: os.set_blocking(BELL, False),
+    "end nobody": lambda: os.kill(0x7FFF_FFF0, signal.SIGKILL),
+    "signal nobody": lambda: os.kill(0x7FFF_FFF0, signal.SIGUSR1),
+    "fork and forget": lambda: os.fork() or os._exit(0),
+    "send a packet": lambda: PAIR[0].sendmsg([b"x"]),
+    "connect": lambda: PAIR[0].connect("/nowhere"),
+}
+"""What one program of a text sandbox or another may do."""
+
 if platform.machine() == "x86_64":
     BEYOND |= {
         "vfork": lambda: branch(lambda: raw("fork")),
@@ -141,18 +165,39 @@ def ask_for_a_socket():
     socket.socket(socket.AF_UNIX)
 
 
-def status_of(action, locked, **options):
-    """The status of a child that runs it."""
+def lock_engine(**options):
+    """As an engine that serves."""
+    lock_down(engine_calls(Bells(BELL, OUT), **{"threads": 1, "generates_code": False, **options}))
+
+
+def lock_grammar():
+    """As a grammar's process: under the forker's list, with its own on top."""
+    own = compiled(grammar_calls())
+    lock_down(forker_calls(BELL))
+    narrow(own)
+
+
+TEXT = {
+    "worker": lambda: lock_down(worker_calls(Bells(BELL, OUT), None, None)),
+    "keeper": lambda: lock_down(keeper_calls(None)),
+    "forker": lambda: lock_down(forker_calls(BELL)),
+    "grammar": lock_grammar,
+}
+"""The programs of a text sandbox, as they serve."""
+
+
+def status_of(action, lock, **options):
+    """The status of a child that runs it, locked or, with None, not."""
     global WAITER
     pid = os.fork()
     if pid == 0:
         WAITER = threading.Thread(target=ask_for_a_socket, daemon=True)
         WAITER.start()
         try:
-            if locked:
-                lock_down(engine_calls(Bells(BELL, OUT), **{"threads": 1, "generates_code": False, **options}))
+            if lock is not None:
+                lock(**options)
             action()
-        except OSError:
+        except (OSError, ImportError, LookupError):
             pass
         finally:
             # Another error prints nothing here; its status tells.
@@ -160,6 +205,7 @@ def status_of(action, locked, **options):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+PAIR = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 BELL, OUT = os.pipe2(os.O_NONBLOCK)
 os.write(OUT, b"some rings")
 with open(VICTIM, "wb") as file:
@@ -170,17 +216,20 @@ PAGE.restype, PAGE.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t
 PAGE = PAGE(None, 4096, 3, 0x22, -1, 0)
 
 
-
-def both(actions):
-    """The statuses without and with lock-down, by name."""
-    return {name: [status_of(act, locked=False), status_of(act, locked=True)] for name, act in actions.items()}
+def tried(actions, lock):
+    """How many were tried, which came back, and what became of those that neither came back nor ended by SIGSYS. A
+    sandbox's line of output is short."""
+    statuses = {name: status_of(act, lock) for name, act in actions.items()}
+    odd = {name: status for name, status in statuses.items() if status not in (0, -signal.SIGSYS)}
+    return {"tried": len(statuses), "back": [name for name, status in statuses.items() if status == 0], "odd": odd}
 
 
 report = {
-    "beyond": both(BEYOND),
-    "within": both(WITHIN),
-    "code": status_of(BEYOND["mprotect executable"], locked=True, generates_code=True),
-    "pool": status_of(BEYOND["clone thread"], locked=True, threads=3),
-    "pool fork": status_of(BEYOND["fork"], locked=True, threads=3),
+    "free": tried(BEYOND | WITHIN, None),
+    "engine": tried(BEYOND | WITHIN, lock_engine),
+    "code": status_of(BEYOND["mprotect executable"], lock_engine, generates_code=True),
+    "pool": status_of(BEYOND["clone thread"], lock_engine, threads=3),
+    "pool fork": status_of(BEYOND["fork"], lock_engine, threads=3),
+    "text": {who: tried(BEYOND | OF_TEXT, lock) for who, lock in TEXT.items()},
 }
 print(json.dumps(report), flush=True)

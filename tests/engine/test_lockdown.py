@@ -34,6 +34,18 @@ from isolation.errors import describe_status
 BELLS = Bells(5, 6)
 STRICT = engine_calls(BELLS, threads=1, generates_code=False)
 WIDE = engine_calls(BELLS, threads=8, generates_code=True)
+WITHIN = {"ring the bell", "say on stderr", "hear the bell", "sleep", "memory", "close", "clock"}
+"""What of the probe's attempts an engine comes back from; without lock-down all come back."""
+WITHIN_TEXT = {
+    "worker": {"clock over a template", "handle the clock", "bound the memory"},
+    "keeper": {"write to another descriptor", "read another descriptor", "pipe", "a pipe that does not block",
+               "end nobody", "send a packet"},
+    "forker": {"write to another descriptor", "read another descriptor", "a second filter", "clock over a grammar",
+               "bound the memory", "fork and forget", "send a packet"},
+    "grammar": {"write to another descriptor", "read another descriptor", "clock over a grammar", "bound the memory"},
+}  # fmt: skip
+"""The same for each program of a text sandbox, besides ``ALL_OF_TEXT``."""
+ALL_OF_TEXT = {"open to read", "stat", "list", "ring the bell", "hear the bell", "import", "an encoding"}
 PROBE = Path(__file__).with_name("lockdown_probe.py")
 
 
@@ -144,16 +156,19 @@ def test_numbers_are_those_of_the_kernels_headers() -> None:
 
 def check_report(report: dict[str, Any]) -> None:
     """What the probe must have found, wherever it ran."""
-    assert len(report["beyond"]) >= 40
-    for name, (free, locked) in report["beyond"].items():
-        assert (name, free) == (name, 0)
-        assert (name, locked) == (name, -signal.SIGSYS)
-    assert set(map(tuple, report["within"].values())) == {(0, 0)}
+    free, engine = report["free"], report["engine"]
+    assert free["tried"] == len(free["back"]) == engine["tried"] >= 47
+    assert (set(engine["back"]), engine["odd"]) == (WITHIN, {})
     assert (report["code"], report["pool"], report["pool fork"]) == (0, 0, -signal.SIGSYS)
+    assert report["text"].keys() == WITHIN_TEXT.keys()
+    for who, found in report["text"].items():
+        assert found["tried"] >= 60
+        assert (who, set(found["back"]), found["odd"]) == (who, WITHIN_TEXT[who] | ALL_OF_TEXT, {})
 
 
 def test_one_more_call_ends_the_process(root: Path) -> None:
-    """Each of some forty calls comes back before lock-down and is the last one after it; the listed ones go on."""
+    """Each of some forty calls comes back before lock-down and is the last one after it; the listed ones go on. So it
+    is with the lists of a text sandbox's programs."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-s", str(PROBE)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=environment)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from policy.errors import PolicySyntaxError
-from policy.files import MAX_FILES, read_sources
+from policy.files import MAX_FILES, NOT_A_FILE, read_sources
 from policy.loader import load_policy
 from policy.positions import MAX_TEXT_BYTES
 
@@ -38,6 +39,23 @@ def test_an_empty_directory_is_an_error(tmp_path: Path) -> None:
     """No file is not the same as a policy that allows nothing."""
     with pytest.raises(PolicySyntaxError, match=r"holds 0 files named \*.yaml"):
         read_sources(tmp_path)
+
+
+def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    """A pipe or a dead link among the drop-ins is named at once; one beside the public prefixes is left out."""
+    (tmp_path / "a.yaml").write_text(TENANT.format("a"))
+    os.mkfifo(tmp_path / "b.yaml")
+    (tmp_path / "c.yaml").symlink_to("nowhere")
+    with pytest.raises(PolicySyntaxError) as caught:
+        read_sources(tmp_path)
+    assert [problem.message for problem in caught.value.problems] == [NOT_A_FILE] * 2
+    for name in ("b.yaml", "c.yaml"):
+        (tmp_path / name).unlink()
+    (tmp_path / "public").mkdir()
+    os.mkfifo(tmp_path / "public" / "pipe.txt")
+    (tmp_path / "public" / "help.txt").write_text("hello")
+    [source] = read_sources(tmp_path)
+    assert source.files == {"help.txt": "hello"}
 
 
 def test_too_many_files(tmp_path: Path) -> None:

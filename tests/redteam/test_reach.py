@@ -30,11 +30,13 @@ def test_nothing_is_reached_from_a_sandbox(
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_a_locked_engine_does_not_live_to_be_refused(
-    gvisor: GvisorRuntime, control: intruder.Findings, restored: bool
+@pytest.mark.parametrize("role", [Role.ENGINE, Role.TEXT])
+def test_a_locked_program_does_not_live_to_be_refused(
+    gvisor: GvisorRuntime, control: intruder.Findings, role: Role, restored: bool
 ) -> None:
-    """In the state in which an engine serves, an attempt is the end of the process that makes it."""
-    row = g8_containment.locked(intruder.inside(gvisor, Role.ENGINE, locked=True, restored=restored), control)
+    """In the state in which an engine or a text worker serves, an attempt is the end of the process that makes it; a
+    text worker that looks for files finds none."""
+    row = g8_containment.locked(role, intruder.inside(gvisor, role, locked=True, restored=restored), control)
     assert row.verdict == "pass", row.figure
 
 

@@ -108,8 +108,13 @@ def _in_child(one: Attack, target: Target, lock: Lock | None) -> tuple[str, str]
     pid = os.fork()
     if pid == 0 and lock is not None:
         lock(outlet)
-        got = one.run(target)  # the first call beyond the list is the last thing that happens
-        os.write(outlet, json.dumps(("reached" if got else "refused", str(got))).encode()[:4096])
+        try:
+            got = one.run(target)  # the first call beyond the list is the last thing that happens
+        except OSError as error:
+            got, said = None, errno.errorcode.get(error.errno or 0, type(error).__name__)
+        else:
+            said = str(got)
+        os.write(outlet, json.dumps(("reached" if got else "refused", said)).encode()[:4096])
         os._exit(0)
     if pid == 0:
         os.close(inlet)

@@ -117,6 +117,33 @@ async def test_jobs_are_bounded(watched: Watched, monkeypatch: pytest.MonkeyPatc
     await cancelled(*kept)
 
 
+async def test_two_tenants_do_not_fill_the_queue_for_a_third(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all places are taken, whoever has most gives its last one up for a tenant with fewer; nobody does for one
+    that has as many."""
+    monkeypatch.setattr(text_link, "WINDOW", 1)
+    monkeypatch.setattr(text_link, "MAX_TENANT_JOBS", 3)
+    monkeypatch.setattr(text_link, "MAX_JOBS", 5)
+    first = watched.ask(1, "a")
+    await asyncio.sleep(0)
+    greedy = [watched.ask(number, "a") for number in (2, 3, 4)] + [watched.ask(number, "b") for number in (5, 6)]
+    await asyncio.sleep(0)
+    late = watched.ask(7, "c")
+    await asyncio.sleep(0)
+    with pytest.raises(TextFullError):
+        await greedy[2]
+    with pytest.raises(TextFullError):
+        await watched.ask(8, "c")
+    order = []
+    for _ in range(6):
+        (job,) = await take(watched.pair, 1, most=1)
+        order.append(job.request)
+        watched.pair.guest.send(Encoded(job.request, array("I", [1])))
+    assert order == [1, 2, 5, 7, 3, 6]
+    await asyncio.gather(first, late, *(one for one in greedy if one is not greedy[2]))
+
+
 async def test_tenants_take_turns(watched: Watched) -> None:
     """A tenant with many jobs delays another tenant's one job by those in the sandbox and one turn, not by all."""
     many = [watched.ask(number, "many") for number in range(1, 21)]
