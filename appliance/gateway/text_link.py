@@ -158,7 +158,7 @@ class TextLink:
             self._lose("the sandbox was let go", culprit=False)
 
     def _make_room(self, own: int) -> bool:
-        """Refuse the last job of whoever has most, where that is more than a tenant with ``own`` will have: so no two or
+        """Refuse the last job of whoever has most, where that is more than a tenant with ``own`` will have: no two or
         three keep everybody else out."""
         who = max(self._queues, key=lambda name: len(self._queues[name]))
         longest = self._queues[who]
