@@ -18,7 +18,8 @@ from engine.allowed_calls import ENDING, ENOSYS, MEMORY, NO_CODE, STDERR, WAITIN
 ENOENT = 2
 FORK_FLAGS = 0x0120_0011
 """Of fork(3): a process of its own, whose end is a SIGCHLD; the kernel writes and clears its thread id."""
-SIGKILL, SIGALRM, SIGCONT, SIGSTOP = 9, 14, 18, 19
+SIGKILL, SIGALRM, SIGCHLD, SIGCONT, SIGSTOP = 9, 14, 17, 18, 19
+WNOHANG = 1
 ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF = 0, 1, 2
 RLIMIT_AS = 9
 FIONBIO = 0x5421
@@ -51,6 +52,7 @@ def worker_calls(bells: Bells, keeper: Bells | None, size: int | None) -> tuple[
         Call("rt_sigreturn", 15, 139, "the handler of that clock returns"),
         _address_space("the bound on a template's memory comes and goes"),
         *(() if size is None else (_pread(size, "the size that this bound is added to"),)),
+        ENDS,
         *NO_FILES,
         *ENDING,
     )  # fmt: skip
@@ -73,6 +75,7 @@ def keeper_calls(memory: int | None) -> tuple[Call, ...]:
         Call("kill", 62, 129, "end a grammar's process, or halt it while it is the turn of others",
              (Argument(1, (SIGKILL, SIGSTOP, SIGCONT)),)),
         *(() if memory is None else (_pread(memory, "what the sandbox uses of its memory"),)),
+        ENDS,
         *NO_FILES,
         *ENDING,
     )  # fmt: skip
@@ -87,6 +90,9 @@ def forker_calls(size: int) -> tuple[Call, ...]:
     return (
         *_grammar(),
         _pread(size, "the size that a grammar's bound on memory is added to"),
+        ENDS,
+        Call("rt_sigreturn", 15, 139, "the handler that asks for those ends returns"),
+        Call("rt_sigaction", 13, 134, "a new process hears of no ends", (Argument(0, (SIGCHLD,)),)),
         *PACKETS,
         Call("clone", 56, 220, "fork a grammar's process", (Argument(0, (FORK_FLAGS,)),)),
         Call("clone3", 435, 435, "its flags lie in memory, out of a filter's sight: libc falls back to clone",
@@ -128,6 +134,8 @@ ANY_PIPE = (
     Call("write", 1, 64, "what goes through a pipe; the last line on stderr"),
 )
 """Programs that hold nothing but pipes to each other."""
+
+ENDS = Call("wait4", 61, 260, "how a process of ours ended, without waiting for it", (Argument(2, (WNOHANG,)),))
 
 PACKETS = (
     Call("sendmsg", 46, 211, "pipes and process ids between keeper and forker"),

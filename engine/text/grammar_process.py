@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from engine.attach import LocalSocket, receive_packet, send_packet, socket_pair
 from engine.lockdown import compiled, lock_down, narrow
 from engine.text.allowed_calls import forker_calls, grammar_calls, keeper_calls
+from engine.text.ending import how_ended, reap
 from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, MEMORY_BYTES, run_child
 from engine.text.grammar_keeper import MAX_COMPILING, Keeper
 from engine.text.grammar_schema import GrammarProcess
@@ -49,8 +50,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class GrammarLine:
     """The worker's end: frames to the keeper and from it."""
 
-    def __init__(self, outbound: int, inbound: int) -> None:
+    def __init__(self, outbound: int, inbound: int, pid: int) -> None:
         self._outbound = outbound
+        self._pid = pid
         self._frames = FrameReader(inbound)
 
     @property
@@ -73,7 +75,7 @@ class GrammarLine:
             while view:
                 view = view[os.write(self._outbound, view) :]
         except BrokenPipeError as error:
-            raise RemoteProtocolError("the keeper of grammars has ended") from error
+            raise self._ended() from error
 
     def receive(self) -> list[Message]:
         """What the keeper has said.
@@ -83,8 +85,11 @@ class GrammarLine:
         """
         messages = self._frames.read()
         if messages is None:
-            raise RemoteProtocolError("the keeper of grammars has ended")
+            raise self._ended()
         return messages
+
+    def _ended(self) -> RemoteProtocolError:
+        return RemoteProtocolError(f"the keeper of grammars has ended{how_ended(self._pid)}")
 
 
 class FrameReader:
@@ -131,7 +136,7 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
     if pid:
         os.close(read_from_worker)
         os.close(write_to_worker)
-        return GrammarLine(write_to_keeper, read_from_keeper)
+        return GrammarLine(write_to_keeper, read_from_keeper, pid)
     status = EXIT_DEFECT
     try:
         # The host takes the end of the worker for the sandbox's: nobody else may hold its bells.
@@ -139,12 +144,14 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
         os.close(write_to_keeper)
         os.close(read_from_keeper)
         ours, theirs = socket_pair()
-        if os.fork():
+        if forker := os.fork():
             theirs.close()
             memory = SandboxMemory(memory_bytes, MAX_COMPILING * MEMORY_BYTES)
             lock_down(keeper_calls(memory.file))
             keeping = _Keeping(words.mask_bytes, ours, read_from_worker, write_to_worker, rounds, memory)
             status = keeping.run()
+            if status == EXIT_DEFECT:
+                sys.stderr.write(f"engine.text: the forker of grammars has ended{how_ended(forker)}\n")
         else:
             ours.close()
             os.close(read_from_worker)
@@ -233,7 +240,7 @@ class _Keeping:
 
 def _fork_on(keeper: LocalSocket, words: Words) -> int:
     """The forker's loop: a process for each pair of pipes that comes; tells its pid."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for them: the pipes say when they end.
+    signal.signal(signal.SIGCHLD, reap)  # The pipes say when they end; this says when it was for a breach.
     tokenizer = build_tokenizer(words)
     # What is there now is shared with every grammar's process: the collector need not touch it.
     gc.collect()
@@ -252,6 +259,7 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
         if pid == 0:
             keeper.close()
             os.close(size)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             narrow(narrower)
             _be_grammar(tokenizer, words.mask_bytes, fds[0], fds[1], held_bytes)
         for fd in fds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from array import array
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 from engine.allowed_calls import LOW_WORD, Bells, Call
 from engine.filter import ALLOW, ERRNO, MACHINES, TRAP, compile_filter
 from engine.text.allowed_calls import ENOENT, FORK_FLAGS, forker_calls, grammar_calls, keeper_calls, worker_calls
-from isolation.ipc.grammar_messages import Masks
-from isolation.ipc.messages import Failed, TextReady
+from isolation.ipc.grammar_messages import Masks, MaskState
+from isolation.ipc.messages import Drain, Failed, TextReady
 from isolation.ipc.text_messages import Encoded
 from tests.engine.test_lockdown import run
 from tests.engine.text.test_grammar_process import opened
@@ -66,7 +67,8 @@ def test_each_program_may_what_it_does(machine: str) -> None:
     assert who("ioctl", 3, 0x5413) == set()
     assert who("setitimer", 0) == {"worker"}
     assert who("setitimer", 2) == {"forker", "grammar"}
-    assert who("rt_sigaction", 14) == {"worker"}
+    assert (who("rt_sigaction", 14), who("rt_sigaction", 17)) == ({"worker"}, {"forker"})
+    assert (who("wait4", 0, 0, 1), who("wait4", 0, 0, 0)) == ({"worker", "keeper", "forker"}, set())
     assert who("rt_sigaction", 31) == set()
     assert who("seccomp", 1) == {"forker"}
     assert who("prlimit64", 0, 9) == {"worker", "forker", "grammar"}
@@ -95,16 +97,16 @@ def test_a_grammar_has_nothing_that_its_forker_has_not() -> None:
 
 def test_every_entry_has_its_reason_and_its_number() -> None:
     """Names and numbers are unique for each machine, every entry says why it is there, the lists stay short; nobody
-    makes sockets, memory that others see, or code, and only the worker has a handler to return from."""
+    makes sockets, memory that others see, or code, and only the worker and the forker have a handler to return from."""
     for name, calls in LISTS.items():
-        assert len({call.name for call in calls}) == len(calls) <= 40
+        assert len({call.name for call in calls}) == len(calls) <= 45
         for machine in ("x86_64", "aarch64"):
             numbers = [number for call in calls if (number := getattr(call, machine)) is not None]
             assert len(set(numbers)) == len(numbers)
         assert all(len(call.reason.split()) >= 3 for call in calls)
         names = {call.name for call in calls}
         assert not names & {"socket", "connect", "execve", "memfd_create", "ptrace", "unlinkat", "fcntl", "dup"}
-        assert ("rt_sigreturn" in names) == (name == "worker")
+        assert ("rt_sigreturn" in names) == (name in ("worker", "forker"))
         assert all(argument.mask <= LOW_WORD for call in calls for argument in call.arguments)
 
 
@@ -146,6 +148,32 @@ def test_every_process_of_a_serving_worker_is_locked(tmp_path, root, mini_dir) -
             time.sleep(0.01)
         assert [filters(pid) - own for pid in (process.pid, keeper, forker)] == [1, 1, 1]
         assert [filters(pid) - own for pid in grammars] == [2, 2]
+
+
+@pytest.mark.parametrize(("whose", "said"), [
+    ("grammar", "a grammar's process made a system call beyond its lock-down and was ended"),
+    ("keeper", "the keeper of grammars has ended: it made a system call beyond its lock-down"),
+    ("forker", "the forker of grammars has ended: it made a system call beyond its lock-down"),
+])  # fmt: skip
+def test_a_breach_of_any_process_is_told(whose: str, said: str, tmp_path, root, mini_dir) -> None:
+    """SIGSYS ends it: a line says so, and of an end by another signal (control) nothing is said of the kind. A
+    grammar's process ends alone; without its keeper or forker the worker ends too, to be booted anew."""
+    for number in (signal.SIGSYS, signal.SIGKILL):
+        with started(tmp_path, root) as (channel, process):
+            assert isinstance(configured(channel, mini_dir), TextReady)
+            channel.send(opened(1, "[ab]*"))
+            assert isinstance(next_message(channel), Masks)
+            (keeper,) = children(process.pid)
+            (forker,) = children(keeper)
+            os.kill({"keeper": keeper, "forker": forker, "grammar": children(forker)[0]}[whose], number)
+            if whose == "grammar":
+                broken = next_message(channel)
+                assert isinstance(broken, Masks)
+                assert broken.states[0] == MaskState.BROKEN
+                channel.send(Drain())
+            assert process.wait(ROOM_WAIT_S) == (0 if whose == "grammar" else 1)
+            assert process.stderr is not None
+            assert (said in process.stderr.read()) == (number == signal.SIGSYS)
 
 
 def test_a_template_that_wants_more_is_refused_and_the_worker_lives(tmp_path, root, tiny) -> None:
