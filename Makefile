@@ -76,7 +76,7 @@ $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(BIN)/python
 $(BIN)/runsc: | $(BIN)/python
 	@$(BIN)/python images/runsc.py --into $(BIN)
 
-# What tests look through: a Prometheus and a collector. Without them those tests are skipped.
+# What tests look through: a Prometheus, a collector and a browser. Without them those tests are skipped.
 $(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.dev
 	-@$(BIN)/python requirements/observers.py --into $(BIN)
 	@touch $@

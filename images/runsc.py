@@ -233,15 +233,16 @@ def derive_source(sources: list[Source], own: str, suite: str) -> str:
     raise StepError(f"this machine's apt sources name no archive of Debian {own}")
 
 
-def private_apt(scratch: Path, source: str) -> list[str]:
-    """An apt-get that has only ``source`` and keeps its state and cache in ``scratch``."""
+def private_apt(scratch: Path, source: str, status: Path | None = None) -> list[str]:
+    """An apt-get that has only ``source`` and keeps its state and cache in ``scratch``; it takes what the file
+    ``status`` lists to be installed, or nothing."""
     (scratch / "newer.sources").write_text(source)
     for part in ("state/lists/partial", "cache/archives/partial"):
         (scratch / part).mkdir(parents=True)
     (scratch / "state/status").touch()
     options = {
         "Dir::State": scratch / "state",
-        "Dir::State::status": scratch / "state/status",
+        "Dir::State::status": status or scratch / "state/status",
         "Dir::Cache": scratch / "cache",
         "Dir::Etc::sourcelist": scratch / "newer.sources",
         "Dir::Etc::sourceparts": "-",

@@ -1,10 +1,11 @@
 """Get the programs through which tests look at an appliance as an operator would.
 
-    python requirements/observers.py --into .venv/bin        a Prometheus and an OTLP collector
+    python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
 
-Prometheus is Debian's package of this machine's own release, by apt with the machine's own settings; nothing of apt's
-state changes and no root is needed. The collector is rotel, a program inside a wheel, of a pinned digest. Either may
+Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
+nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
+``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Each may
 fail: the tests that need it are then skipped with the reason. Running it again does nothing.
 """
 
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,8 +32,58 @@ PHOENIX = "arize-phoenix==20.26.1"
 """What the tests were written against; not locked, since nobody needs it who does not ask for it."""
 
 
+INSTALLED = Path("/var/lib/dpkg/status")
+"""What this machine has."""
+
+RUN_CHROMIUM = """\
+#!/bin/sh
+# Chromium with what this machine lacked for it; fonts of its own only where the machine has none.
+root={root}
+libraries=$(echo "$root"/usr/lib/*-linux-gnu)
+export LD_LIBRARY_PATH="$libraries:$libraries/pulseaudio"
+[ -d /etc/fonts ] || export FONTCONFIG_PATH="$root/etc/fonts" XDG_DATA_HOME="$root/usr/share"
+exec "$root/usr/lib/chromium/chromium" "$@"
+"""
+
+
 def prometheus(into: Path, scratch: Path) -> None:
     """Debian's Prometheus.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    apt = debian(scratch)
+    command([*apt, "download", "prometheus"], scratch)
+    extract(scratch.glob("prometheus_*.deb"), scratch / "root")
+    for program in ("promtool", "prometheus"):
+        place(scratch / "root/usr/bin" / program, into / program)
+
+
+def chromium(into: Path, scratch: Path) -> None:
+    """The machine's own Chromium, or Debian's in a folder with the libraries that this machine has not.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    if own := shutil.which("chromium"):
+        (into / "chromium").symlink_to(own)
+        return
+    apt = debian(scratch, INSTALLED)
+    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", "chromium"], scratch)
+    folder = into.parent / "share/chromium"
+    new = folder.with_name(f".chromium.{os.getpid()}")
+    try:
+        extract((scratch / "cache/archives").glob("*.deb"), new)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    (scratch / "chromium").write_text(RUN_CHROMIUM.format(root=shlex.quote(os.fspath(folder.absolute()))))
+    place(scratch / "chromium", into / "chromium")
+
+
+def debian(scratch: Path, status: Path | None = None) -> list[str]:
+    """An apt-get for this machine's own release that changes nothing here.
 
     Raises:
         StepError: this machine is no Debian, or its archive cannot be reached.
@@ -39,13 +92,18 @@ def prometheus(into: Path, scratch: Path) -> None:
         if shutil.which(tool) is None:
             raise StepError(f"this machine has no {tool}")
     own = codename(Path("/etc/os-release"))
-    apt = private_apt(scratch, derive_source(read_sources(Path("/etc/apt")), own, own))
+    apt = private_apt(scratch, derive_source(read_sources(Path("/etc/apt")), own, own), status)
+    # All state is in the scratch folder; the machine's own lock needs root, and nothing is installed.
+    apt.append("--option=Debug::NoLocking=true")
     command([*apt, "update"], scratch)
-    command([*apt, "download", "prometheus"], scratch)
-    (package,) = scratch.glob("prometheus_*.deb")
-    command(["dpkg-deb", "--extract", os.fspath(package), os.fspath(scratch / "root")], scratch)
-    for program in ("promtool", "prometheus"):
-        place(scratch / "root/usr/bin" / program, into / program)
+    return apt
+
+
+def extract(packages: Iterable[Path], into: Path) -> None:
+    """The files of these packages; nothing of theirs is run."""
+    into.mkdir(parents=True)
+    for package in packages:
+        command(["dpkg-deb", "--extract", os.fspath(package), os.fspath(into.absolute())], into)
 
 
 def rotel(into: Path, scratch: Path) -> None:
@@ -81,10 +139,10 @@ def place(source: Path, target: Path) -> None:
 def main() -> int:
     """Get what is missing; the status is 0 even where something cannot be had."""
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
-    parser.add_argument("--into", type=Path, help="folder for prometheus, promtool and rotel-agent")
+    parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
     arguments = parser.parse_args()
-    for name, get in (("prometheus", prometheus), ("rotel-agent", rotel)):
+    for name, get in (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium)):
         if arguments.into is None or (arguments.into / name).exists():
             continue
         try:

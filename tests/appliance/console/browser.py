@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +36,9 @@ KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium on this machine, or None."""
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
+    """The path of a Chromium, beside the interpreter (``requirements/observers.py``) or on PATH; or None."""
+    own = shutil.which("chromium", path=str(Path(sys.executable).parent))
+    return own or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:

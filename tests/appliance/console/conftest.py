@@ -71,7 +71,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A Chromium of this machine; tests that need one are skipped where there is none."""
     path = find_browser()
     if path is None:
-        pytest.skip("no Chromium on this machine: Debian's package is called chromium")
+        pytest.skip("no Chromium here: `make setup-dev` gets Debian's, or have one on PATH")
     browser = Browser(path, tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
