@@ -196,7 +196,7 @@ def run(full: bool) -> list[Result]:
 
 
 def measured(full: bool) -> Iterator[Result]:
-    """The same, one length after the other: the full form takes half an hour."""
+    """The same, one length after the other: the full form takes an hour."""
     with own_appliance(None, KV_BYTES, "auto") as target:
         for length, rounds in ROUNDS[full].items():
             yield from rows(length, collect(target, length, rounds, seed=length), full=full)
