@@ -33,7 +33,7 @@ from isolation.process import MINIMAL_ENVIRONMENT, run, spawn
 LISTEN_S = 1.5
 """How long a load with a wrong reference runs."""
 
-SHORT_LOOKS, LONG_LOOKS = 16, 60
+SHORT_LOOKS, LONG_LOOKS = 30, 60
 LOOK_S = 10.0
 """Turns of a run of three minutes and of ten, and what one lasts."""
 

@@ -116,8 +116,8 @@ def test_a_new_process_begins_a_new_line_and_outliers_move_nothing() -> None:
     """Lives that begin high or low are no growth, nor is one look in five at a bad moment."""
     draw = random.Random(3)
     samples = [
-        memory.Sample("room", (life, 0), life * 200.0 + at, (life % 3) * (50 << 20) + draw.randrange(1 << 18))
-        for life, at in itertools.product(range(6), range(0, 200, 20))
+        memory.Sample("room", (life, 0), life * 400.0 + at, (life % 3) * (50 << 20) + draw.randrange(1 << 18))
+        for life, at in itertools.product(range(6), range(0, 400, 40))
     ]
     odd = [
         memory.Sample(one.room, one.life, one.at_s, one.size + (draw.random() < 0.2) * (30 << 20)) for one in samples
@@ -126,6 +126,18 @@ def test_a_new_process_begins_a_new_line_and_outliers_move_nothing() -> None:
         (found,) = memory.growth(looked)
         assert not found.leaks
     assert memory.growth(samples[:5]) == []
+
+
+def test_the_first_minutes_of_a_life_are_no_leak_and_no_proof_of_none() -> None:
+    """20 MiB in a life of two minutes says nothing; in one of ten, at the same rate, it is a leak (control)."""
+
+    def life(minutes: int) -> list[memory.Sample]:
+        looks = range(0, minutes * 60, 10)
+        return [memory.Sample("text", (1, 1), at, (150 << 20) + at * (20 << 20) // 120) for at in looks]
+
+    assert memory.growth(life(2)) == []
+    (found,) = memory.growth(life(10))
+    assert found.leaks
 
 
 def test_counts_may_exceed_by_their_slack_and_no_more() -> None:
