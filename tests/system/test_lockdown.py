@@ -1,4 +1,4 @@
-"""What the operator sees when an engine breaks its lock-down."""
+"""What the operator sees when a sandbox breaks its lock-down."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from tests.system.conftest import Appliance
 
 
-def test_a_breach_is_told_in_words_and_the_engine_comes_back(own_appliance: Appliance, runsc_path: Path) -> None:
-    """SIGSYS ends the engine: the log names what that means, a fresh engine is booted, and it serves."""
-    before = own_appliance.status()["models"][0]["engine"]
-    command = Path(f"/proc/{before['pid']}/cmdline").read_bytes().split(b"\0")
-    root = next(word.decode() for word in command if word.startswith(b"--root="))
-    subprocess.run([str(runsc_path), root, "kill", "engine-athanor-mini", "SYS"], check=True, timeout=30)
-    own_appliance.wait_generation("engine", before["generation"])
-    log = own_appliance.log.read_text(errors="replace")
-    down = next(line for line in log.splitlines() if "sandbox is down" in line and "engine-athanor-mini" in line)
-    assert "SIGSYS" in down
-    assert "made a system call beyond its lock-down" in down
+def test_a_breach_is_told_in_words_and_the_sandbox_comes_back(own_appliance: Appliance, runsc_path: Path) -> None:
+    """SIGSYS ends engine or text worker: the log names what that means, a fresh one is booted, and it serves."""
     client = own_appliance.openai()
-    answer = client.completions.create(model="athanor-mini", prompt="Count:", max_tokens=4, temperature=0)
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens > 0
+    for room in ("engine", "text"):
+        before = own_appliance.status()["models"][0][room]
+        command = Path(f"/proc/{before['pid']}/cmdline").read_bytes().split(b"\0")
+        root = next(word.decode() for word in command if word.startswith(b"--root="))
+        subprocess.run([str(runsc_path), root, "kill", f"{room}-athanor-mini", "SYS"], check=True, timeout=30)
+        own_appliance.wait_generation(room, before["generation"])
+        log = own_appliance.log.read_text(errors="replace")
+        down = next(line for line in log.splitlines() if "sandbox is down" in line and f"{room}-athanor-mini" in line)
+        assert "SIGSYS" in down
+        assert "made a system call beyond its lock-down" in down
+        answer = client.completions.create(model="athanor-mini", prompt="Count:", max_tokens=4, temperature=0)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens > 0
