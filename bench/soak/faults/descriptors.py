@@ -8,6 +8,7 @@ import itertools
 import os
 import resource
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from bench.soak.answers import AWAY
@@ -17,6 +18,9 @@ from bench.soak.served import until_gone, until_pid
 
 SILENCE_S = 1.0
 """Without an answer: none comes as long as no descriptor does."""
+
+LOOKS, LOOK_S = 5, 0.01
+"""At a process's descriptors, to tell those that stay."""
 
 STRANGERS = 64
 """More than the clients have connections."""
@@ -32,9 +36,12 @@ def exhausted(pid: int, spare: int) -> Iterator[None]:
     """Leave a process this many further descriptors for the time of a block.
 
     The limit is one of numbers, and a new descriptor gets the lowest that is free (getrlimit(2)): it is set behind so
-    many of those that are free now, which lie between the others.
+    many of those that are free now, which lie between the others. One that was open for a moment only is free.
     """
-    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    used = _open(pid)
+    for _ in range(LOOKS):
+        time.sleep(LOOK_S)
+        used &= _open(pid)
     free = itertools.filterfalse(used.__contains__, itertools.count())
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(itertools.islice(free, spare, None)), before[1]))
@@ -43,6 +50,10 @@ def exhausted(pid: int, spare: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def _open(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
 
 
 def _exhausted(role: str, spare: int, ask: Ask) -> Act:
