@@ -14,6 +14,7 @@ MAX_FILES = 256
 """Drop-ins in one directory."""
 
 NOT_A_FILE = "neither a regular file nor a link to one"
+"""What is wrong with a drop-in that could keep its reader waiting."""
 
 PUBLIC_FOLDER = "public"
 """Beside a policy: what public prefixes say."""

@@ -27,7 +27,7 @@ from engine.errors import ConfigurationError, LockdownError, ModelLoadError
 from engine.lockdown import lock_down
 from engine.text.allowed_calls import worker_calls
 from engine.text.grammar_process import GrammarLine, start_keeper
-from engine.text.guard import size_file
+from engine.text.guard import own_size
 from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, SweepError
@@ -84,7 +84,8 @@ def main(arguments: Sequence[str]) -> int:
 def _lock_down(channel: Channel, grammars: GrammarLine | None) -> None:
     _memory, inbound, outbound = channel.fds()
     keeper = None if grammars is None else Bells(*grammars.pipes)
-    lock_down(worker_calls(Bells(inbound, outbound), keeper, size_file()))
+    size = own_size()
+    lock_down(worker_calls(Bells(inbound, outbound), keeper, None if size is None else size.file))
 
 
 def _keep() -> None:

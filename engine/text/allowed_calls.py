@@ -24,7 +24,7 @@ ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF = 0, 1, 2
 RLIMIT_AS = 9
 FIONBIO = 0x5421
 SECCOMP_SET_MODE_FILTER = 1
-TO_READ_MASK = 0x643
+WRITING_FLAGS = 0x643
 """The bits of open flags that write, create, cut or append: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND."""
 
 
@@ -88,7 +88,7 @@ def forker_calls(size: int) -> tuple[Call, ...]:
         size: the open file that tells the forker's size.
     """
     return (
-        *_grammar(),
+        *grammar_calls(),
         _pread(size, "the size that a grammar's bound on memory is added to"),
         ENDS,
         Call("rt_sigreturn", 15, 139, "the handler that asks for those ends returns"),
@@ -105,10 +105,6 @@ def forker_calls(size: int) -> tuple[Call, ...]:
 
 def grammar_calls() -> tuple[Call, ...]:
     """The list of a grammar's process."""
-    return _grammar()
-
-
-def _grammar() -> tuple[Call, ...]:
     return (
         *ANY_PIPE,
         *WAITING,
@@ -145,7 +141,7 @@ PACKETS = (
 
 NO_FILES = (
     Call("openat", 257, 56, "there are no files any more; to write one is not even asked",
-         (Argument(2, (0,), TO_READ_MASK),), answer=ENOENT),
+         (Argument(2, (0,), WRITING_FLAGS),), answer=ENOENT),
     Call("newfstatat", 262, 79, "nor anything to be found in a folder", answer=ENOENT),
     Call("getcwd", 79, 17, "nor a folder to be in", answer=ENOENT),
     Call("readlink", 89, None, "nor a link to follow", answer=ENOENT),

@@ -26,6 +26,7 @@ from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, MEMORY_BYTES, run_
 from engine.text.grammar_keeper import MAX_COMPILING, Keeper
 from engine.text.grammar_schema import GrammarProcess
 from engine.text.grammar_words import Words, build_tokenizer
+from engine.text.own_size import OwnSize
 from engine.text.sandbox_memory import SandboxMemory
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import decode, encode
@@ -41,10 +42,6 @@ IDLE_S = 10.0
 """Seconds of sleep without work; what comes wakes it."""
 
 READ_BYTES = 1 << 18
-STATM_BYTES = 256
-"""A line of seven numbers; a larger buffer would count itself."""
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class GrammarLine:
@@ -245,20 +242,19 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
     # What is there now is shared with every grammar's process: the collector need not touch it.
     gc.collect()
     gc.freeze()
-    # Read here, by one file that stays open: gVisor keeps 115 KiB for each process that looked at its own /proc, for
-    # long after its end.
-    size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    # Read here and handed on: no grammar's process looks for itself.
+    size = OwnSize()
     narrower = compiled(grammar_calls())
-    lock_down(forker_calls(size))
+    lock_down(forker_calls(size.file))
     while True:
         data, fds = receive_packet(keeper, 2)
         if not data or len(fds) != 2:
             return EXIT_DONE
-        held_bytes = int(os.pread(size, STATM_BYTES, 0).split()[0]) * PAGE_BYTES
+        held_bytes = size.bytes()
         pid = os.fork()
         if pid == 0:
             keeper.close()
-            os.close(size)
+            os.close(size.file)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             narrow(narrower)
             _be_grammar(tokenizer, words.mask_bytes, fds[0], fds[1], held_bytes)

@@ -14,7 +14,6 @@ process's own. They are put back as they were.
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import time
@@ -24,6 +23,8 @@ from functools import cache
 from types import FrameType
 from typing import TypeVar
 
+from engine.text.own_size import OwnSize
+
 Result = TypeVar("Result")
 
 RING_AGAIN_S = 0.05
@@ -31,11 +32,6 @@ RING_AGAIN_S = 0.05
 
 GRACE_S = 2.0
 """Seconds of processor time beyond the limit after which the process itself ends."""
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATM = "/proc/self/statm"
-_STATM_BYTES = 256
-"""A line of seven numbers."""
 
 
 class OutOfTimeError(Exception):
@@ -98,15 +94,15 @@ def _address_space(more_bytes: int) -> Iterator[None]:
 
 
 def _address_space_used() -> int | None:
-    fd = size_file()
-    return None if fd is None else int(os.pread(fd, _STATM_BYTES, 0).split()[0]) * _PAGE_BYTES
+    size = own_size()
+    return None if size is None else size.bytes()
 
 
 @cache
-def size_file() -> int | None:
-    """The open file that tells this process's size, or None where there is none. It is opened once and stays open: a
-    process that is locked down opens nothing."""
+def own_size() -> OwnSize | None:
+    """This process's size, or None where /proc is not there. The first call opens its file, so it comes before
+    lock-down."""
     try:
-        return os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+        return OwnSize()
     except OSError:
         return None

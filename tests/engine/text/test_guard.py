@@ -103,7 +103,7 @@ def test_an_outer_timer_goes_on() -> None:
 
 def test_without_proc_only_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the used memory cannot be read, work runs without a bound on memory."""
-    monkeypatch.setattr(guard, "size_file", lambda: None)
+    monkeypatch.setattr(guard, "own_size", lambda: None)
     assert len(run_guarded(lambda: bytearray(32 * MIB), seconds=5, memory_bytes=MIB)) == 32 * MIB
 
 

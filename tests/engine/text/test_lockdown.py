@@ -6,29 +6,32 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from engine.allowed_calls import LOW_WORD, Bells, Call
 from engine.filter import ALLOW, ERRNO, MACHINES, TRAP, compile_filter
 from engine.text.allowed_calls import ENOENT, FORK_FLAGS, forker_calls, grammar_calls, keeper_calls, worker_calls
+from isolation.ipc.channel import Channel
 from isolation.ipc.grammar_messages import Masks, MaskState
 from isolation.ipc.messages import Drain, Failed, TextReady
 from isolation.ipc.text_messages import Encoded
-from tests.engine.test_lockdown import run
+from tests.engine.test_lockdown import check_numbers, run
 from tests.engine.text.test_grammar_process import opened
-from tests.engine.text.test_process import chat, configured, next_message, started
+from tests.engine.text.test_process import PATIENCE_S, chat, configured, next_message, started
 
 WORKER = worker_calls(Bells(5, 6), Bells(8, 9), 10)
 KEEPER = keeper_calls(7)
 FORKER = forker_calls(4)
 GRAMMAR = grammar_calls()
 LISTS = {"worker": WORKER, "keeper": KEEPER, "forker": FORKER, "grammar": GRAMMAR}
-
-ROOM_WAIT_S = 10.0
 
 ASKING = (
     "{% set c = messages[0].content %}"
@@ -38,6 +41,15 @@ ASKING = (
     "{{ c }}"
 )
 """A chat template that asks for what Python loads when it is first wanted."""
+
+
+class Serving(NamedTuple):
+    """A worker that serves, and two of the processes behind it."""
+
+    channel: Channel
+    worker: subprocess.Popen[str]
+    keeper: int
+    forker: int
 
 
 def says(calls: tuple[Call, ...], name: str, *arguments: int, machine: str = "x86_64") -> int:
@@ -110,17 +122,9 @@ def test_every_entry_has_its_reason_and_its_number() -> None:
         assert all(argument.mask <= LOW_WORD for call in calls for argument in call.arguments)
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the header read here is that of x86-64")
 def test_numbers_are_those_of_the_kernels_headers() -> None:
     """Where the kernel's headers are installed, their numbers are ours."""
-    for path in (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm/unistd_64.h")):
-        if path.exists():
-            break
-    else:
-        pytest.skip("no kernel headers here")
-    known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", path.read_text())}
-    ours = {call.name: call.x86_64 for calls in LISTS.values() for call in calls if call.x86_64 is not None}
-    assert ours == {name: known[name] for name in ours}
+    check_numbers(call for calls in LISTS.values() for call in calls)
 
 
 def filters(pid: int) -> int:
@@ -133,17 +137,24 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_every_process_of_a_serving_worker_is_locked(tmp_path, root, mini_dir) -> None:
-    """The worker, the keeper and the forker have a filter, a grammar's process has two, before a tenant's text comes;
-    a plain process of the same machine, the control, has fewer."""
-    own = filters(os.getpid())
+@contextmanager
+def serving(tmp_path: Path, root: Path, model: Path) -> Iterator[Serving]:
+    """A worker with a grammar that is followed, and the processes behind it."""
     with started(tmp_path, root) as (channel, process):
-        assert isinstance(configured(channel, mini_dir), TextReady)
+        assert isinstance(configured(channel, model), TextReady)
         channel.send(opened(1, "[ab]*"))
         assert isinstance(next_message(channel), Masks)
         (keeper,) = children(process.pid)
         (forker,) = children(keeper)
-        end = time.monotonic() + ROOM_WAIT_S
+        yield Serving(channel, process, keeper, forker)
+
+
+def test_every_process_of_a_serving_worker_is_locked(tmp_path, root, mini_dir) -> None:
+    """The worker, the keeper and the forker have a filter, a grammar's process has two, before a tenant's text comes;
+    a plain process of the same machine, the control, has fewer."""
+    own = filters(os.getpid())
+    with serving(tmp_path, root, mini_dir) as (_channel, process, keeper, forker):
+        end = time.monotonic() + PATIENCE_S
         while len(grammars := children(forker)) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         assert [filters(pid) - own for pid in (process.pid, keeper, forker)] == [1, 1, 1]
@@ -159,19 +170,14 @@ def test_a_breach_of_any_process_is_told(whose: str, said: str, tmp_path, root, 
     """SIGSYS ends it: a line says so, and of an end by another signal (control) nothing is said of the kind. A
     grammar's process ends alone; without its keeper or forker the worker ends too, to be booted anew."""
     for number in (signal.SIGSYS, signal.SIGKILL):
-        with started(tmp_path, root) as (channel, process):
-            assert isinstance(configured(channel, mini_dir), TextReady)
-            channel.send(opened(1, "[ab]*"))
-            assert isinstance(next_message(channel), Masks)
-            (keeper,) = children(process.pid)
-            (forker,) = children(keeper)
+        with serving(tmp_path, root, mini_dir) as (channel, process, keeper, forker):
             os.kill({"keeper": keeper, "forker": forker, "grammar": children(forker)[0]}[whose], number)
             if whose == "grammar":
                 broken = next_message(channel)
                 assert isinstance(broken, Masks)
                 assert broken.states[0] == MaskState.BROKEN
                 channel.send(Drain())
-            assert process.wait(ROOM_WAIT_S) == (0 if whose == "grammar" else 1)
+            assert process.wait(PATIENCE_S) == (0 if whose == "grammar" else 1)
             assert process.stderr is not None
             assert (said in process.stderr.read()) == (number == signal.SIGSYS)
 
