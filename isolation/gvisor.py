@@ -300,7 +300,7 @@ class GvisorSandbox:
 
     def output_tail(self) -> tuple[str, ...]:
         """The last lines it printed."""
-        return self._parts.log.tail()
+        return self._parts.log.tail(ended=self.poll() is not None)
 
     def save(self, folder: Path) -> None:
         """Write its memory into the folder and end it; see ``Sandbox.save``."""

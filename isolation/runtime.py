@@ -93,7 +93,7 @@ class Sandbox(Protocol):
         ...
 
     def output_tail(self) -> tuple[str, ...]:
-        """The last lines it printed, cleaned of control characters."""
+        """The last lines it printed, cleaned of control characters; after its end its last words are among them."""
         ...
 
     def save(self, folder: Path) -> None:

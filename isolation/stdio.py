@@ -19,6 +19,8 @@ LineCallback = Callable[[str], None]
 MAX_LINE_BYTES = 2_048
 """A longer line is cut; the rest of it is thrown away."""
 _READ_BYTES = 65_536
+LAST_WORDS_S = 1.0
+"""As long as a reader that is held back by the rate may sleep."""
 _FINAL_BYTES = 1 << 20
 """After the end at most this much is still read: a pipe holds 64 KiB, a last traceback less."""
 
@@ -108,8 +110,11 @@ class LogPipe:
         """The end that is read here; for tests of what is held open, not for reading."""
         return self._read_fd
 
-    def tail(self) -> tuple[str, ...]:
-        """The last lines, oldest first."""
+    def tail(self, *, ended: bool = False) -> tuple[str, ...]:
+        """The last lines, oldest first. Of a sandbox that has ended its last words too: they may be in the pipe still,
+        and for the thread that reads them at most ``LAST_WORDS_S`` is waited."""
+        if ended and threading.current_thread() is not self._thread:
+            self._thread.join(LAST_WORDS_S)
         with self._lines_lock:
             return tuple(self._lines)
 

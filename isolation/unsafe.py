@@ -151,7 +151,7 @@ class UnsafeSandbox:
 
     def output_tail(self) -> tuple[str, ...]:
         """The last lines it printed."""
-        return self._log.tail()
+        return self._log.tail(ended=self.poll() is not None)
 
     def save(self, folder: Path) -> None:
         """Plain processes cannot be saved."""

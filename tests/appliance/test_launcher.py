@@ -45,7 +45,7 @@ async def test_a_child_that_cannot_be_started_again_is_tried_again(
 
     monkeypatch.setattr(keeper, "_start", attempt)
     task = asyncio.create_task(keeper._keep("gateway"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while len(starts) < 5:
             await asyncio.sleep(0.01)
     keeper._stop.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -67,6 +68,28 @@ def test_pipe_gives_lines_and_a_bounded_tail():
     pipe.close()
     assert lines == [f"line {number}" for number in range(10)]
     assert pipe.tail() == ("line 7", "line 8", "line 9")
+
+
+def test_last_words_are_waited_for():
+    """What an ended sandbox left in the pipe is in its tail, however late the reader comes to it; a reader that asks
+    for the tail itself does not wait for itself. The control: without the word that it has ended nobody waits."""
+    may_read, own_tails = threading.Event(), []
+
+    def late(_: str) -> None:
+        may_read.wait(20)
+        own_tails.append(pipe.tail(ended=True))
+
+    pipe = LogPipe("late", late)
+    os.write(pipe.write_fd, b"first\n")
+    while not pipe.tail():
+        time.sleep(0.001)
+    os.write(pipe.write_fd, b"last words\n")
+    pipe.close_write()
+    assert pipe.tail() == ("first",)
+    threading.Timer(0.05, may_read.set).start()
+    assert pipe.tail(ended=True) == ("first", "last words")
+    pipe.close()
+    assert own_tails == [("first",), ("first", "last words")]
 
 
 def test_flood_blocks_the_writer_not_the_reader():

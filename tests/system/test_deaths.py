@@ -209,7 +209,7 @@ def freeze(pid: int) -> None:
 
 async def until_in_flight(appliance: Appliance) -> None:
     """Until a request is in the appliance and had time to reach the ring."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not (await asyncio.to_thread(appliance.status))["tenants"][0]["in_flight"]:
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)

@@ -38,7 +38,7 @@ async def test_one_address_cannot_take_all_connections() -> None:
         writer.close()
         held[0][1].close()
         await held[0][1].wait_closed()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not (await ask(port, running.key))[2]:
                 await asyncio.sleep(0.01)
 

@@ -281,7 +281,7 @@ async def test_health_follows_readiness(running, channel):
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), metadata=proof_of(running))
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     running.ready[0] = False
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(20):
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     watch.cancel()
 
@@ -306,7 +306,7 @@ async def test_reflection_lists_and_describes(running, channel, service):
 async def test_a_stranger_is_refused_before_its_message(running, channel):
     """No message is needed to be told UNAUTHENTICATED, so none is read from a stranger."""
     call = channel.stream_stream(f"/{SERVICE}/Generate")()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(20):
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -341,7 +341,7 @@ async def test_a_tenants_calls_are_bounded(monkeypatch):
         assert running.service.requests == []
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
         watches[0].cancel()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20):
             while not running.service.requests:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await drained(generate(ask(), metadata=proof_of(running)))
@@ -350,7 +350,7 @@ async def test_a_tenants_calls_are_bounded(monkeypatch):
 
 async def _until_refused(ask_once):
     """The first refusal: calls opened before may still be on their way."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20):
         while True:
             try:
                 await ask_once()

@@ -30,7 +30,7 @@ async def _walk() -> tuple[int, list[str], bool]:
             running.service.script = [Started(1, 0), asyncio.Event()]
             async with client.stream("POST", "/v1/chat/completions", json=BODY) as stream:
                 await anext(stream.aiter_raw())
-            await asyncio.wait_for(running.service.closed.wait(), 2.0)
+            await asyncio.wait_for(running.service.closed.wait(), 20.0)
         return answer.status_code, kinds, answer.content.endswith(b"data: [DONE]\n\n")
 
 

@@ -100,7 +100,7 @@ async def _serving_at(held: socket.socket):
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:
     """Everything until the other side closes."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20):
         return await reader.read()
 
 

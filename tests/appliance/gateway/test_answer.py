@@ -58,7 +58,7 @@ async def run(session: object, sink: Sink) -> list[Event]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until the condition holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.002)
 

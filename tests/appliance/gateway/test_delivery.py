@@ -57,7 +57,7 @@ async def test_an_urgent_stream_does_not_wait_for_the_pass() -> None:
     plain, urgent = shelf.stream(1), shelf.stream(2)
     shelf.delivery.add(plain)
     shelf.delivery.plan()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while shelf.passes != [1]:
             await asyncio.sleep(0)
     shelf.delivery.add(plain)
@@ -76,7 +76,7 @@ async def test_a_lone_stream_is_handed_on_at_each_frame() -> None:
     for frames in range(1, 6):
         shelf.delivery.add(stream)
         shelf.delivery.plan()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(shelf.passes) < frames:
                 await asyncio.sleep(0)
 
@@ -88,13 +88,13 @@ async def test_a_pass_takes_all_that_is_due_once() -> None:
     for stream in streams:
         shelf.delivery.add(stream)
         shelf.delivery.plan()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(shelf.passes) < 3:
             await asyncio.sleep(0.001)
     assert shelf.passes == [0, 1, 2] and not any(stream.due for stream in streams)
     shelf.delivery.add(streams[0])
     shelf.delivery.plan()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(shelf.passes) < 4:
             await asyncio.sleep(0.001)
     assert shelf.passes == [0, 1, 2, 0]
@@ -111,12 +111,12 @@ async def test_passes_follow_each_other_and_look_until_nothing_came(monkeypatch:
     shelf.delivery.plan()
     assert not shelf.delivery.will_look  # The first pass comes at once.
     for turns in range(1, 4):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(shelf.passes) < turns:
                 await asyncio.sleep(0)
         assert shelf.delivery.will_look
         shelf.frames = [stream] if turns < 3 else []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while shelf.delivery.will_look:
             await asyncio.sleep(0.001)
     assert shelf.passes == [1, 1, 1]
@@ -131,7 +131,7 @@ async def test_a_lone_stream_never_lets_the_engine_be_silent() -> None:
         shelf.delivery.add(stream)
         shelf.delivery.plan()
         assert not shelf.delivery.will_look
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(shelf.passes) < frames:
                 await asyncio.sleep(0)
     assert shelf.looks == []
@@ -143,5 +143,5 @@ async def test_a_stream_without_a_callback_is_woken() -> None:
     stream = TokenStream(1, 100)
     shelf.delivery.hurry(stream)
     shelf.delivery.plan()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await stream.wake.wait()

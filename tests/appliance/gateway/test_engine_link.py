@@ -70,7 +70,7 @@ async def watched(engine_pair: Pair) -> Watched:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until the condition holds; the test's timeout bounds it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 

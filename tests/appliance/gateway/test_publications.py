@@ -67,7 +67,7 @@ class Stage:
 
     async def hear(self) -> PublicPrefixes:
         """The next table at the engine."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while True:
                 for message in self.engine.guest.receive(1):
                     if isinstance(message, PublicPrefixes):
@@ -124,7 +124,7 @@ async def test_the_engine_hears_of_it_and_requests_of_what_is_resident(stage: St
     prompt = array("I", [ord(mark) for mark in TEXT + " and more"])
     assert stage.publications.choose(("one", "two"), prompt, engine) == b""
     stage.engine.guest.send(PublicUsage(tuple(PublicUse(key, PublicState.RESIDENT, 2, 7) for key in keys.values())))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not engine.public:
             await asyncio.sleep(0.002)
     one, two = keys.values()

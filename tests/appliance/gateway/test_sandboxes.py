@@ -58,7 +58,7 @@ class Scripted:
     async def hear(self) -> Control:
         """The gateway's next word."""
         assert self.peer is not None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while True:
                 try:
                     item = control.receive(self.peer)
@@ -121,7 +121,7 @@ def open_fds() -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until the condition holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -251,7 +251,7 @@ async def test_losses_and_memory_are_noted(gateway: Sandboxes, supervisor: Scrip
     supervisor.say(SandboxUse("elsewhere", "engine", 5, 8))
     for reason in ("oom", "a new one"):
         supervisor.say(SandboxDown("m", "engine", 1, 0, "failed", "it ended", 0.5, reason=reason))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(lost) < 2:
             await asyncio.sleep(0.005)
     assert lost == [("m", "engine", "oom"), ("m", "engine", "ended")]

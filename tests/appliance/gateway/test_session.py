@@ -110,7 +110,7 @@ async def stage(counter: Callable[[], int]) -> AsyncGenerator[Stage]:
 
 async def hear(pair: Pair, kind: type[Message]) -> Any:
     """The next message of this kind at the engine."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             for message in pair.guest.receive(1):
                 if isinstance(message, kind):
@@ -172,7 +172,7 @@ async def test_a_request_before_the_first_boot_does_not_wait_for_ever(
 ) -> None:
     """Without an engine since the start, and without a deadline of its own, it is refused after the boot's time."""
     monkeypatch.setattr(rooms_module, "BOOT_WAIT_S", 0.05)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         with pytest.raises(UnavailableError):
             await collect(stage.session())
 
@@ -216,7 +216,7 @@ async def test_leaving_quickly_does_not_hide_a_killer(stage: Stage) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         engine.guest.close()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while stage.rooms.engine is not None:
                 await asyncio.sleep(0.002)
     stage.boot()

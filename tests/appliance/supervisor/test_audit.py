@@ -56,10 +56,12 @@ async def test_entries_are_written_together_within_a_second(tmp_path: Path, monk
     task = asyncio.create_task(recorder.run())
     for number in range(500):
         recorder.record(refused(number))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while len(found(tmp_path)) < 502:
             await asyncio.sleep(0.01)
-    (path,) = files.segment_paths(tmp_path)
+        (path,) = files.segment_paths(tmp_path)
+        while not files.read_segment(path).checkpoints:  # written right behind the entries
+            await asyncio.sleep(0.01)
     assert len(files.read_segment(path).checkpoints) == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

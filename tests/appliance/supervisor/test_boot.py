@@ -148,7 +148,7 @@ def test_a_stop_ends_a_boot_at_once(tmp_path: Path) -> None:
     threading.Timer(0.2, stop.set).start()
     hello = Hello(PROTOCOL_VERSION, Role.ENGINE)
     outcome, runtime, took = attempt(tmp_path, lambda channel, _gone: channel.send(hello), stop)
-    assert isinstance(outcome, SandboxStartError) and took < 3
+    assert isinstance(outcome, SandboxStartError) and took < 20
     assert runtime.guest is not None and runtime.guest.deleted
     assert list(tmp_path.iterdir()) == []
 
@@ -169,7 +169,7 @@ def test_a_guest_that_floods_the_probe_is_given_up(tmp_path: Path, monkeypatch: 
 
     outcome, _, took = attempt(tmp_path, flood)
     assert isinstance(outcome, SandboxStartError) and "did not answer" in str(outcome)
-    assert took < 3
+    assert took < 20
 
 
 def test_a_refused_probe_is_a_failed_start_at_once(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_refused_probe_is_a_failed_start_at_once(tmp_path: Path) -> None:
 
     outcome, _, took = attempt(tmp_path, refuse)
     assert isinstance(outcome, SandboxStartError) and "simplest request" in str(outcome)
-    assert took < 3
+    assert took < 20
 
 
 def test_an_absurd_vocabulary_is_a_failed_start(tmp_path: Path) -> None:

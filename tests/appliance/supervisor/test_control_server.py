@@ -75,7 +75,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
 
 async def hear(sock: socket.socket) -> Control | None:
     """The supervisor's next word; None when it hung up."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             try:
                 item = control.receive(sock)

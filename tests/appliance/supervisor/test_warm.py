@@ -231,7 +231,7 @@ async def test_making_ends_with_the_supervisor(gvisor: GvisorRuntime, tmp_path: 
     warm.ask(replace(plan, name="hangs", spec=replace(plan.spec, argv=hangs)), 1.0)
     await asyncio.sleep(1.0)
     warm.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await running
     assert os.listdir(warm.store.root) == []
     assert list((tmp_path / "run" / "ipc").iterdir()) == []

@@ -18,10 +18,10 @@ from appliance.telemetry.tracer import OtelTelemetry, open_telemetry
 from tests.appliance.telemetry.calls import SETTINGS, serve
 from tests.appliance.telemetry.collector import Collector
 
-REQUESTS = 40
+REQUESTS = 20
 """Requests of one timing: a few tens of milliseconds when nothing is in the way."""
 
-SILENCE_S = 0.5
+SILENCE_S = 2.0
 """How long an exporter waits for the silent collector."""
 
 
@@ -74,7 +74,7 @@ def test_shutdown_keeps_its_own_deadline(collector: Collector) -> None:
     serve(telemetry)
     before = time.perf_counter()
     assert telemetry.close(deadline_s=0.3) is False
-    assert time.perf_counter() - before < 5.0
+    assert time.perf_counter() - before < 20.0
     assert dropped(telemetry) == {"shutdown": 7.0}
     collector.release.set()
     assert len(collector.spans(14)) == 14  # a thread was still at it, and ends with this

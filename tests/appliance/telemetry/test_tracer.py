@@ -286,7 +286,7 @@ def test_tokens_that_came_together_tell_no_rate(telemetry: OtelTelemetry) -> Non
         summary = only(telemetry).summary
         assert (summary.token_s is not None) is known
         if summary.token_s is not None:
-            assert 0.01 <= summary.token_s * (5 - together) < 1
+            assert 0.01 <= summary.token_s * (5 - together) < 20
 
 
 def test_a_replay_begins_its_phases_anew_within_a_bound(telemetry: OtelTelemetry) -> None:
