@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -188,7 +189,7 @@ def test_a_full_ring_stops_the_engine_and_loses_nothing() -> None:
 def test_the_backlog_is_bounded_while_the_ring_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that floods and does not read is read from up to a bound, and then waited for with a pause."""
     pauses: list[float] = []
-    monkeypatch.setattr(serve_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(serve_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     flood = [[submit(10 + number, [1], 1) for number in range(2 * RECEIVE_LIMIT)]]
     channel = ScriptedChannel([submit(1, [5], 2)], *flood, [Drain()], full=5)
     serve(make_engine(MODEL, max_waiting=600), channel)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from array import array
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -236,7 +237,7 @@ async def test_streams_at_a_cadence_are_fed_without_a_bell(watched: Watched, mon
 async def test_an_engine_that_finishes_no_step_is_ended(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence counts while a request is live, from the last frame on; an idle engine may be silent for ever."""
     now = [100.0]
-    monkeypatch.setattr("appliance.gateway.engine_link.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
@@ -264,7 +265,7 @@ async def test_an_engine_is_not_ended_for_a_pause_of_the_gateways_own(
     """A look that comes later than any silence may last says nothing of the engine; a silence between looks that come
     in time is one (control)."""
     now = [100.0]
-    monkeypatch.setattr("appliance.gateway.engine_link.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
@@ -284,7 +285,7 @@ async def test_an_engine_is_not_ended_for_masks_that_the_text_sandbox_owes(
 ) -> None:
     """Silence does not count while every live request waits for its mask, and counts again once one has come."""
     now = [100.0]
-    monkeypatch.setattr("appliance.gateway.engine_link.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
