@@ -7,6 +7,8 @@ import json
 import mmap
 import os
 import random
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,14 @@ from bench.soak import census, controls, memory
 from bench.soak.answers import CUT, RIGHT, UNTYPED, WRONG, Answer, compare, of_document, of_error, of_stream
 from bench.soak.clients import dechunk, judge
 from bench.soak.errors import UnavailableError, UsageError
+from bench.soak.faults import memory as faults_memory
 from bench.soak.faults.catalogue import FAULTS, KINDS, find, is_gentle, sequence
 from bench.soak.faults.descriptors import exhausted
 from bench.soak.load import Heard, Phases
 from bench.soak.log_watch import LogWatch
 from bench.soak.report import Control, Soak, Turn
 from bench.soak.room import refuse_covered
+from isolation.process import spawn
 
 
 def error(kind: str, code: str) -> bytes:
@@ -223,3 +227,25 @@ def test_what_its_disks_would_hide_is_not_run() -> None:
     for path in ("/tmp/athanor/bench", "/run/athanor", "/dev/shm/venv"):
         with pytest.raises(UnavailableError, match="run it elsewhere"):
             refuse_covered(Path("/srv/athanor"), Path(path))
+
+
+def test_who_is_put_among_a_sandbox_wants_more_at_once() -> None:
+    """Put into a group of 32 MiB before it has even looked where it is, the program that wants 64 MiB is ended for it;
+    put into a wide one (control) it has them."""
+    home = faults_memory.memory_home()
+    if home is None or os.geteuid() != 0:
+        pytest.skip("no group of the memory controller can be made here")
+    for limit, ends in ((32 << 20, True), (512 << 20, False)):
+        group = home / f"athanor-test-{os.getpid()}-{limit}"
+        group.mkdir()
+        try:
+            (group / "memory.limit_in_bytes").write_text(str(limit))
+            with spawn((sys.executable, "-S", "-c", faults_memory.GLUTTON, group.name)) as glutton:
+                (group / "cgroup.procs").write_text(str(glutton.pid))
+                until, held = time.monotonic() + 20, 0
+                while glutton.poll() is None and held < 64 << 20 and time.monotonic() < until:
+                    time.sleep(0.02)
+                    held = int((group / "memory.usage_in_bytes").read_text())
+                assert (glutton.poll() is not None, held >= 64 << 20) == (ends, not ends)
+        finally:
+            group.rmdir()

@@ -25,14 +25,13 @@ MOVE_CHARGES, ALL_CHARGES = "memory.move_charge_at_immigrate", "3"
 """What a process has moves with it into a group of cgroup v1 (memory.txt, section 8)."""
 
 GLUTTON = """
-import time
-where = open("/proc/self/cgroup").read()
-while open("/proc/self/cgroup").read() == where:
+import sys, time
+while not any(line.endswith("/" + sys.argv[1] + "\\n") for line in open("/proc/self/cgroup")):
     time.sleep(0.05)
 held = [b"x" * (1 << 20) for _ in range(64)]
 time.sleep(60)
 """
-"""A program that wants 64 MiB once it has been put into another group."""
+"""A program that wants 64 MiB once it is in the group of this name."""
 
 LARGE, LARGE_BYTES, LARGE_S = 16, 3 << 20, 4.0
 """Bodies that are sent at once, bytes of one, and patience with them."""
@@ -99,7 +98,8 @@ def _sandbox(role: str) -> Act:
         assert group is not None, "it was asked for before"
         watched = await until_pid(ground.served, role)
         before = _refused(group)
-        with _tight(group, _made(group) // 2), spawn((sys.executable, "-S", "-c", GLUTTON)) as glutton:
+        hungry = (sys.executable, "-S", "-c", GLUTTON, group.name)
+        with _tight(group, _made(group) // 2), spawn(hungry) as glutton:
             # The sandbox uses what it has again and again: only somebody who wants more meets the limit.
             (group / "cgroup.procs").write_text(str(glutton.pid))
             await ground.last(3.0, 6.0)
@@ -113,7 +113,7 @@ def _sandbox(role: str) -> Act:
 async def _gateway(ground: Ground) -> str:
     """The gateway in a group of the harness's, with no more than it has."""
     pid = await until_pid(ground.served, "gateway")
-    home = _memory_home()
+    home = memory_home()
     assert home is not None, "it was asked for before"
     group = home / f"{GROUP}{os.getpid()}"
     group.mkdir()
@@ -142,7 +142,7 @@ async def _large(ground: Ground) -> None:
         await talk(ground.served.http_port, request_bytes("POST", "/v1/completions", body, *proof), LARGE_S)
 
 
-def _memory_home() -> Path | None:
+def memory_home() -> Path | None:
     """Our own group of the memory controller of v1, below which a group can be made."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -162,5 +162,5 @@ FAULTS = (
     Fault("memory-text", "the text sandbox's falls", _sandbox("text"), AWAY,
           lambda ground: "" if _group_of(ground, "text") else _needs_group("text")),
     Fault("memory-gateway", "the gateway may have no more memory than it has", _gateway, AWAY,
-          lambda _ground: "" if _memory_home() else "no memory controller of cgroup v1 here"),
+          lambda _ground: "" if memory_home() else "no memory controller of cgroup v1 here"),
 )  # fmt: skip
