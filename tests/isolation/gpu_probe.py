@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,8 +80,10 @@ def boot(runsc: Path, folder: Path) -> dict[str, object]:
         rootfs=rootfs, mounts=(), limits=Limits(512 << 20),
         gpu=gpu_access(replace(FACTS, libraries=libraries), "auto", RUNSC),
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="ath-", ignore_cleanup_errors=True) as place:
-        runtime = GvisorRuntime(find_runsc([runsc]), Path(place))
+    with (
+        tempfile.TemporaryDirectory(prefix="ath-", ignore_cleanup_errors=True) as place,
+        closing(GvisorRuntime(find_runsc([runsc]), Path(place))) as runtime,
+    ):
         try:
             sandbox = runtime.boot(spec)
         except SandboxStartError as error:
@@ -92,7 +95,6 @@ def boot(runsc: Path, folder: Path) -> dict[str, object]:
         finally:
             sandbox.delete()
             runtime.cleanup_stale()
-            runtime.close()
 
 
 def main(runsc: str, folder: str, abi: str) -> None:
