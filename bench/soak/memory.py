@@ -32,8 +32,8 @@ LEAST_PAIRS = 6
 """Pairs below which nothing is said: four samples of one life."""
 
 LEAST_SPAN_S = 120.0
-"""Of the judged half of a life; a shorter one says nothing. A text sandbox makes 20 MiB in its first two minutes under
-load, whatever it is asked, and no line tells that from a leak."""
+"""Of the judged half of a life; a shorter one says nothing. A text sandbox finds its size in its first minutes
+under load (forked processes come to copies of their own), and no line tells that from a leak."""
 
 RINGS = "/memfd:athanor-ipc"
 """Name of the mappings that are left out (``isolation.ipc.segment``)."""

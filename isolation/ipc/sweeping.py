@@ -42,6 +42,9 @@ _GIVEN_BACK: Final = 256 << 10
 _HEAD: Final = sys.getsizeof(b"")
 """Bytes of a ``bytes`` object beside its content, the zero at its end among them."""
 
+_NUMBER: Final = 40
+"""Usable bytes of the piece of a Python number that is not ready-made."""
+
 _SLOTS: Final = 254
 """Objects that are held in one list, besides the list before: its indexes are Python's ready-made small numbers, no
 list grows, and such a list fills its piece to the last byte."""
@@ -160,11 +163,16 @@ class Sweeper:
             SweepError: the heap is not laid out as it was.
         """
         gc.collect(1)
+        # Small pieces that were freed grow together when a large one is asked for, also with the top.
+        self._libc.free(self._libc.malloc(_LARGEST) or 0)
         top, end = self._top()
         self._blank(top + _HEADER, end)  # First: from here on memory is taken from there, too.
         large = self._take_large(top)
-        held = _take_small(top)
-        del held
+        # Those from the top go last: the C library keeps the first few of each size for the thread, and a kept one
+        # would hold up the top for ever, since the next sweep takes the next piece from there.
+        below, above = _take_small(top)
+        del below
+        del above
         while large:
             link = ctypes.c_size_t.from_address(large)
             piece, large = large, link.value
@@ -222,18 +230,20 @@ class Sweeper:
             raise SweepError("freed memory was not overwritten")
 
 
-def _take_small(top: int) -> list[object]:
-    """Take all free pieces up to ``_SMALL`` bytes as objects, from the largest to the smallest; gives what holds them.
-    """
+def _take_small(top: int) -> tuple[list[object], list[object]]:
+    """Take all free pieces up to ``_SMALL`` bytes as objects, from the largest to the smallest; gives what holds them,
+    and what holds the one of each size that had to come from the top."""
     held: list[object] = [None] * (_SLOTS + 1)
-    slot, before, one = 0, None, None
-    for usable in range(_SMALL, _SMALLEST - 1, -_STEP):
-        while one is None or id(one) < top:
+    above: list[object] = [None] * _SLOTS
+    slot, before = 0, None
+    for place, usable in enumerate(range(_SMALL, _SMALLEST - 1, -_STEP)):
+        # A float fills the smallest piece: count, type, value. (Some come from Python's own store: no harm done.)
+        while id(one := _zeros(usable) if usable > _SMALLEST else _ONE / _ONE) < top:
             if slot == _SLOTS:
                 before, held = held, [None] * (_SLOTS + 1)
                 held[0], slot = before, 0
             slot += 1
-            # A float fills the smallest piece: count, type, value. (Some come from Python's own store: no harm done.)
-            one = held[slot] = _zeros(usable) if usable > _SMALLEST else _ONE / _ONE
-        one = None
-    return held
+            held[slot] = one
+        above[place] = one
+    above[-1] = _zeros(_NUMBER)  # Where the numbers above were.
+    return held, above
