@@ -129,6 +129,8 @@ class Gateway:
         # Heard from the first moment on: unhandled it would end the process.
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         attach = asyncio.create_task(self._sandboxes.run())
+        # It never ends by itself; who cannot attach any more is of no use, and a new process may be.
+        attach.add_done_callback(lambda _: self._stop.set())
         background: list[asyncio.Task[None]] = []
         if self._alone:
             background.append(asyncio.create_task(self._watch_first(), name="first start"))

@@ -190,7 +190,10 @@ class Sandboxes:
             self._tell(message)
 
     def _attach(self) -> bool:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        except OSError:
+            return False  # No descriptor is left; one may be in a moment.
         sock.setblocking(False)
         try:
             sock.connect(str(self._path))
@@ -281,9 +284,10 @@ class Sandboxes:
                 channel = Channel.host(*fds, layout, role, established=True)
         except RemoteProtocolError as error:
             # The guest could write into the segment since the supervisor looked at it.
-            reason = f"broke the protocol: {error}"
-            fault = Fault(message.model, message.role, message.generation, reason, message.tenant)
-            self._note_end(fault, at_fault=True)
+            self._refuse(message, f"broke the protocol: {error}")
+        except OSError as error:
+            # Unheard of it would be starting for ever: the supervisor has handed it over.
+            self._refuse(message, f"the gateway could not take it: {error.strerror}")
         finally:
             if channel is None:
                 for fd in fds:
@@ -312,6 +316,10 @@ class Sandboxes:
             task = asyncio.create_task(self._welcome_text(rooms, link, message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, message: SandboxUp, reason: str) -> None:
+        fault = Fault(message.model, message.role, message.generation, reason, message.tenant)
+        self._note_end(fault, at_fault=True)
 
     async def _welcome_text(self, rooms: ModelRooms, link: TextLink, message: SandboxUp) -> None:
         """A text sandbox counts as there once its table is read."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -51,7 +53,8 @@ class Scripted:
 
     async def attach(self) -> None:
         """Take the gateway in."""
-        self.peer, _ = await asyncio.get_running_loop().sock_accept(self.listener)
+        async with asyncio.timeout(20):
+            self.peer, _ = await asyncio.get_running_loop().sock_accept(self.listener)
         self.peer.setblocking(False)
         assert isinstance(await self.hear(), Attach)
 
@@ -119,6 +122,20 @@ def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    """This process may open so many more: the limit (getrlimit(2)) is one of numbers, and the lowest free is taken.
+    None: not even those that are freed meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+    free = [number for number in range(len(used) + 4) if number not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[number] if number else 0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until the condition holds."""
     async with asyncio.timeout(20):
@@ -169,6 +186,37 @@ async def test_a_segment_that_was_scribbled_on_is_reported_and_closed(
     pair.guest.close()
     assert open_fds() == before
     assert gateway._rooms["m"].engine is None and gateway.attachment is not None
+
+
+async def test_a_sandbox_that_comes_when_descriptors_are_short_is_asked_for_anew(
+    gateway: Sandboxes, supervisor: Scripted
+) -> None:
+    """Its three descriptors still find room and its memory's does not: the supervisor hears of it, or both would wait
+    for each other for ever. The next one is taken."""
+    before = open_fds()
+    pair = make_pair(Role.ENGINE, ENGINE_READY)
+    layout = segment.standard_layout().encode().hex()
+    supervisor.say(SandboxUp("m", "engine", 3, 1, 0, layout, asdict(ENGINE_READY)), pair.host.fds())
+    with descriptors_left(3):
+        fault = await supervisor.hear()
+    pair.host.close()
+    pair.guest.close()
+    assert isinstance(fault, Fault) and (fault.role, fault.generation) == ("engine", 3)
+    assert "Too many open files" in fault.reason
+    assert open_fds() == before
+    supervisor.up(Role.ENGINE, generation=4)
+    await until(lambda: gateway._rooms["m"].engine is not None)
+
+
+async def test_who_has_no_descriptor_for_the_supervisor_looks_again(gateway: Sandboxes, supervisor: Scripted) -> None:
+    """The supervisor goes while every descriptor is taken; once one is free the gateway attaches."""
+    assert supervisor.peer is not None
+    with descriptors_left(0):
+        supervisor.peer.close()
+        await until(lambda: gateway._sock is None)
+        await asyncio.sleep(2 * sandboxes_module.RETRY_S)
+        assert gateway._sock is None
+    await supervisor.attach()
 
 
 async def test_a_sandbox_that_lets_go_and_lives_on_is_ended(
