@@ -4,7 +4,6 @@ key, starts no program and reads no model file."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import signal
@@ -116,7 +115,8 @@ class Gateway:
         """Serve until SIGTERM or SIGINT, then drain.
 
         Raises:
-            StartError: nothing was served yet, and the supervisor is not coming.
+            StartError: nothing was served yet, and the supervisor is not coming; or what the gateway is no use without
+                has failed, which is a defect: one started afresh serves better.
         """
         await self._run()
         if self._hopeless:
@@ -128,9 +128,7 @@ class Gateway:
             loop.add_signal_handler(number, self._stop.set)
         # Heard from the first moment on: unhandled it would end the process.
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        attach = asyncio.create_task(self._sandboxes.run())
-        # It never ends by itself; who cannot attach any more is of no use, and a new process may be.
-        attach.add_done_callback(lambda _: self._stop.set())
+        attach = self._keep(self._sandboxes.run(), "attaching to the supervisor")
         background: list[asyncio.Task[None]] = []
         if self._alone:
             background.append(asyncio.create_task(self._watch_first(), name="first start"))
@@ -145,27 +143,32 @@ class Gateway:
             self._service.sandbox = self._sandboxes.attachment.sandbox
             self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._rooms)
             looks = Gauges(self._service, self._sandboxes, self._telemetry, self._certificate)
-            gauges = asyncio.create_task(self._watch(looks), name="gauges")
-            gauges.add_done_callback(_log_failure)
-            background.append(gauges)
+            background.append(self._keep(self._watch(looks), "watch over engines"))
             if self._audit is not None:
                 self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
-                background.append(asyncio.create_task(self._audit.run(), name="audit feed"))
-            publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
-            publishing.add_done_callback(_log_failure)
-            background.append(publishing)
-            forgetting = asyncio.create_task(keep_forgetting(self._forgets), name="forgetting")
-            forgetting.add_done_callback(_log_failure)
-            background.append(forgetting)
+                background.append(self._keep(self._audit.run(), "audit feed"))
+            background.append(self._keep(self._service.publications.run(), "publishing"))
+            background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
             await self._serve(background)
         finally:
             if self._audit is not None:
                 self._audit.flush()
             for task in (attach, *background):
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await attach
+            await asyncio.wait((attach,))
             await asyncio.to_thread(self._telemetry.close)
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Have something done for the gateway's whole life; without it the gateway ends."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._note_failure)
+        return task
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log_failure(task)
+            self._hopeless = self._hopeless or f"the gateway's {task.get_name()} failed: {error!r}"
+            self._stop.set()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What the work gives, or None when the stop came first."""

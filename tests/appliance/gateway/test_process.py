@@ -49,6 +49,21 @@ async def test_a_start_without_a_supervisor_ends(
             await alone.run()
 
 
+async def test_a_gateway_ends_with_what_it_is_no_use_without(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect in attaching must not leave a gateway that answers for ever that its models are starting: it ends with
+    the cause, and whoever keeps it starts another."""
+
+    async def broken() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(gateway._sandboxes, "run", broken)
+    async with asyncio.timeout(20):
+        with pytest.raises(StartError, match="attaching to the supervisor failed: RuntimeError\\('a defect'\\)"):
+            await gateway.run()
+
+
 def test_hope_ends_with_the_third_supervisor_or_a_minute_without_one() -> None:
     """While one is there, however long it boots, there is hope."""
     first = FirstStart(0.0)
