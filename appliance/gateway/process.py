@@ -147,7 +147,10 @@ class Gateway:
             if self._audit is not None:
                 self._audit.add("policy", outcome="ok", policy=policy.digest, tenants=len(policy.tenants))
                 background.append(self._keep(self._audit.run(), "audit feed"))
-            background.append(self._keep(self._service.publications.run(), "publishing"))
+            # What cannot be published is no reason to serve nobody.
+            publishing = asyncio.create_task(self._service.publications.run(), name="publishing")
+            publishing.add_done_callback(_log_failure)
+            background.append(publishing)
             background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
             await self._serve(background)
         finally:
