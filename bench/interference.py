@@ -6,8 +6,9 @@ from a process of its own, in one of nine shapes. The base is not an idle machin
 in turns: beside the ordinary tenant, beside the attack, and the attack without the victim, which tells how much of the
 capacity left over the attacker still gets (refusing everything would be no isolation). What it gets is counted in
 tokens as they come, prompts with their first: requests that end say little where one in thirty takes seconds. What is
-left over is what it gets alone less the victim's own tokens. The attacks' clients share the machine's cores with the
-appliance, so both ratios have them in.
+left over is what it gets alone less the victim's own tokens; an attack that alone takes less than the victim leaves the
+machine room, and is held to what it gets alone. The attacks' clients share the machine's cores with the appliance, so
+both ratios have them in.
 Run: ``python bench/interference.py [--rounds 8] [--seconds 8] [--attack NAME] [--json]``.
 """
 
@@ -178,12 +179,13 @@ def measure(appliance: Appliance, name: str, rounds: int, seconds: float) -> dic
             time.sleep(seconds)
             alone_tokens += count[0] - before
     own = len(beside.first) * (VICTIM_PROMPT + VICTIM_TOKENS)
-    ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_tokens / max(1, alone_tokens - own)
+    left = alone_tokens - own if alone_tokens > own else max(1, alone_tokens)
+    ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_tokens / left
     return {
         "attack": name, "requests": len(beside.first), "failed": base.failed + beside.failed,
         "base_p50_ms": at(base.first, 0.5), "base_p99_ms": at(base.first, 0.99),
         "p50_ms": at(beside.first, 0.5), "p99_ms": at(beside.first, 0.99), "p99_ratio": ratio,
-        "attacker_keeps": rest, "attacker_tokens": beside_tokens,
+        "attacker_keeps": rest, "attacker_tokens": beside_tokens, "left_tokens": left,
         "passed": ratio <= MOST_RATIO and rest >= LEAST_REST and not base.failed and not beside.failed,
     }  # fmt: skip
 
@@ -211,7 +213,7 @@ def main() -> None:
                 print(
                     f"{name:17} TTFT p50 {row['base_p50_ms']:6.1f} -> {row['p50_ms']:6.1f} ms  p99 "
                     f"{row['base_p99_ms']:6.1f} -> {row['p99_ms']:6.1f} ms ({row['p99_ratio']:4.2f}x)  attacker keeps "
-                    f"{100 * row['attacker_keeps']:4.0f} % of {row['attacker_tokens']} tokens  "
+                    f"{100 * row['attacker_keeps']:4.0f} % ({row['attacker_tokens']} of {row['left_tokens']} tokens)  "
                     f"failed {row['failed']} of {row['requests']}  {'pass' if row['passed'] else 'FAIL'}",
                     flush=True,
                 )
