@@ -6,8 +6,8 @@ from a process of its own, in one of nine shapes. The base is not an idle machin
 in turns: beside the ordinary tenant, beside the attack, and the attack without the victim, which tells how much of the
 capacity left over the attacker still gets (refusing everything would be no isolation). What it gets is counted in
 tokens as they come, prompts with their first: requests that end say little where one in thirty takes seconds. What is
-left over is what it gets alone less the victim's own tokens; an attack that alone takes less than the victim leaves the
-machine room, and is held to what it gets alone. The attacks' clients share the machine's cores with the appliance, so
+left over is what it gets alone less the victim's own tokens; an attack that takes less than that alone
+does not fill the machine, and is held to what it gets alone. The attacks' clients share the machine's cores with the appliance, so
 both ratios have them in.
 Run: ``python bench/interference.py [--rounds 8] [--seconds 8] [--attack NAME] [--json]``.
 """
@@ -179,8 +179,9 @@ def measure(appliance: Appliance, name: str, rounds: int, seconds: float) -> dic
             time.sleep(seconds)
             alone_tokens += count[0] - before
     own = len(beside.first) * (VICTIM_PROMPT + VICTIM_TOKENS)
-    left = alone_tokens - own if alone_tokens > own else max(1, alone_tokens)
-    ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_tokens / left
+    left = alone_tokens - own if alone_tokens > own else alone_tokens
+    # An attack that gets nothing even alone shows nothing.
+    ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_tokens / left if left else 0.0
     return {
         "attack": name, "requests": len(beside.first), "failed": base.failed + beside.failed,
         "base_p50_ms": at(base.first, 0.5), "base_p99_ms": at(base.first, 0.99),
