@@ -6,8 +6,8 @@ from a process of its own, in one of nine shapes. The base is not an idle machin
 in turns: beside the ordinary tenant, beside the attack, and the attack without the victim, which tells how much of the
 capacity left over the attacker still gets (refusing everything would be no isolation). What it gets is counted in
 tokens as they come, prompts with their first: requests that end say little where one in thirty takes seconds. What is
-left over is what it gets alone less the victim's own tokens; an attack that takes less than that alone
-does not fill the machine, and is held to what it gets alone. The attacks' clients share the machine's cores with the appliance, so
+left over is what it gets alone less the victim's own tokens; an attack that takes less than those alone does not fill
+the machine, and is held to what it gets alone. The attacks' clients share the machine's cores with the appliance, so
 both ratios have them in.
 Run: ``python bench/interference.py [--rounds 8] [--seconds 8] [--attack NAME] [--json]``.
 """
