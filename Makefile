@@ -9,17 +9,23 @@ BIN := $(VENV)/bin
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
 
-test: setup-dev ## the whole test suite, small counts
-	$(BIN)/python -m pytest -q -m "not full" --durations=25 --durations-min=2
+# Two workers. One begins with all tests that boot sandboxes or compare times, which never run beside each other
+# (tests/conftest.py); the other takes the remaining files, one after the other. `pytest` alone runs everything in order.
+WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
+test: setup-dev ## the whole test suite at small counts, on two workers
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not full" --durations=25 --durations-min=2
 
-verify: setup-dev ## every bar at its full count
-	$(BIN)/python -m pytest -q
+# What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
+# all variants of models and the counts of the bars. Alone on the machine: full counts compare times.
+verify: setup-dev ## every test at its full count, one after the other
+	$(BIN)/python -m pytest -q --durations=25 --durations-min=10
 
-soak: setup-dev kernels ## half an hour of faults under load, for every night; as root
+# The seed is the date, so that each night meets another sequence; the report names the command that repeats a turn.
+soak: setup-dev kernels ## half an hour of faults under load, for every night; as root (docs/soak.md)
 	$(BIN)/python -m bench.soak --minutes 30 --seed $$(date +%Y%m%d)
 
 # One sequence, so that what was sound before a change is so after it. 5: this machine cannot show it; it says why.
-soak-short: setup-dev kernels ## three minutes of it
+soak-short: setup-dev kernels ## three minutes of faults under load; as root
 	$(BIN)/python -m bench.soak --minutes 3 --seed 1 || test $$? -eq 5
 
 lint: setup-dev ## style, types, import contracts, shell, units
@@ -29,7 +35,7 @@ format: setup-dev ## mend what the linter can; lines are wrapped by hand
 	$(BIN)/ruff check --fix .
 
 proto: setup-dev ## regenerate the gRPC code
-	$(BIN)/python -m appliance.api.generate
+	$(BIN)/python -m appliance.gateway.grpc.generate_code
 
 lock: setup-dev ## renew the pinned versions
 	$(BIN)/python requirements/lock.py
@@ -43,7 +49,7 @@ package: setup ## a Debian package with everything it needs, in dist/
 # For this machine's processor; without a compiler the engine does without them.
 KERNELS := $(VENV)/share/athanor/kernels
 kernels: $(KERNELS)/kernels.so
-$(KERNELS)/kernels.so: $(wildcard engine/kernels/csrc/*) engine/kernels/manifest.py appliance/kernels.py | $(VENV)/.run
+$(KERNELS)/kernels.so: $(wildcard engine/backends/native/csrc/*) engine/backends/native/manifest.py appliance/operator/kernels.py | $(VENV)/.run
 	-@$(BIN)/athanor kernels build $(KERNELS)
 
 setup: $(VENV)/.run $(BIN)/runsc
@@ -76,10 +82,10 @@ $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(BIN)/python
 $(BIN)/runsc: | $(BIN)/python
 	@$(BIN)/python images/runsc.py --into $(BIN)
 
-# What tests look through: a Prometheus, a collector and a browser. Without them those tests are skipped.
+# What tests look through: a Prometheus, a collector and a browser. Without them those tests are skipped. The mark is set
+# only when all are there: what could not be had is tried again by the next `make`.
 $(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.dev
-	-@$(BIN)/python requirements/observers.py --into $(BIN)
-	@touch $@
+	@! $(BIN)/python requirements/observers.py --into $(BIN) || touch $@
 
 phoenix: setup-dev ## an environment with Phoenix, for the test of traces in it
 	$(BIN)/python requirements/observers.py --phoenix $(VENV)/phoenix

@@ -2,8 +2,8 @@
 
 Starts `athanor demo` from this checkout in a temporary state directory, warms it, and runs 1, 16 and 64 streams of
 greedy decoding over real sockets. ``gateway``, ``text`` and ``engine`` are the processor time of those rooms, every
-process of a sandbox counted (``bench.processes``), divided by the output tokens; the client runs on the same cores and
-takes its share of them, so tokens a second are a lower bound.
+process of a sandbox counted (``appliance.selftest.processes``), divided by the output tokens; the client runs on the
+same cores and takes its share of them, so tokens a second are a lower bound.
 
 Run: ``python bench/appliance.py [--tokens 200] [--json]``.
 """
@@ -21,7 +21,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.processes import ROOMS, CpuClock
+from appliance.selftest.processes import ROOMS, CpuClock
 from tests.system.conftest import Appliance, running
 
 STREAMS = (1, 16, 64)
@@ -30,8 +30,12 @@ STREAMS = (1, 16, 64)
 async def stream(client: httpx.AsyncClient, appliance: Appliance, tenant: str, tokens: int) -> None:
     """One stream to its end."""
     body = {
-        "model": "athanor-mini", "prompt": "Count from one:", "max_tokens": tokens, "stream": True,
-        "ignore_eos": True, "temperature": 0,
+        "model": "athanor-mini",
+        "prompt": "Count from one:",
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0,
     }
     headers = {"authorization": f"Bearer {appliance.key(tenant)}"}
     async with client.stream("POST", appliance.ready["http"] + "/v1/completions", json=body, headers=headers) as answer:

@@ -46,10 +46,17 @@ def main(admin: str = "http://127.0.0.1:8082", looks: str = str(LOOKS)) -> None:
     before = cpu_s(admin)
     time.sleep(seconds)
     idle = cpu_s(admin) - before
-    print(json.dumps({
-        "looks": count, "tenants": first["tenants"]["total"], "ms_a_look": round((spent - idle) / count * 1_000, 2),
-        "first_look_bytes": len(whole), "next_look_bytes": len(again),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "looks": count,
+                "tenants": first["tenants"]["total"],
+                "ms_a_look": round((spent - idle) / count * 1_000, 2),
+                "first_look_bytes": len(whole),
+                "next_look_bytes": len(again),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -39,14 +39,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from appliance import kernels
+from appliance.operator import kernels
 from bench.probe import Probe, Stretch
+from engine.backends.native.abi import Kind
+from engine.backends.native.program import NativeModel
 from engine.config import EngineConfig
-from engine.kernels.abi import Kind
-from engine.kernels.program import NativeModel
-from engine.load import load_engine
-from engine.loop import Engine
-from isolation.ipc.messages import Sampling, Submit
+from engine.core.engine import Engine
+from engine.startup.load import load_engine
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,10 +55,19 @@ PROMPT = 32
 KV_BYTES = 256 << 20
 
 HALF_B = {
-    "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4_864, "num_hidden_layers": 24,
-    "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4_096,
-    "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4_864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4_096,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 Clock = Callable[[], float]
 
@@ -106,10 +116,17 @@ class Ours:
 
     def __init__(self, case: Case, options: argparse.Namespace, kernel_folder: Path | None) -> None:
         config = EngineConfig(
-            model_dir=str(case.folder), model_digest="00", dtype=case.dtype, threads=options.threads,
-            kv_bytes=KV_BYTES, max_context=case.context, max_num_seqs=32, prefix_caching=False,
-            kernels=str(kernel_folder or ""), quantization="int8" if options.weights == "int8" else "none",
-        )  # fmt: skip
+            model_dir=str(case.folder),
+            model_digest="00",
+            dtype=case.dtype,
+            threads=options.threads,
+            kv_bytes=KV_BYTES,
+            max_context=case.context,
+            max_num_seqs=32,
+            prefix_caching=False,
+            kernels=str(kernel_folder or ""),
+            quantization="int8" if options.weights == "int8" else "none",
+        )
         self.engine: Engine = load_engine(config)
         self._next = 1
         self.fastest_s = 0.0
@@ -117,7 +134,7 @@ class Ours:
 
     def weights(self) -> list[Stretch]:
         """Where the weights of its products lie; nothing without compiled kernels."""
-        program = getattr(self.engine.runner, "program", None)
+        program = getattr(self.engine.runner, "forward", None)
         if not isinstance(program, NativeModel):
             return []
         products = [op for op in program._ops if op.kind == Kind.LINEAR]
@@ -167,9 +184,13 @@ class Theirs:
             start = clock()
             with torch.inference_mode():
                 self.model.generate(
-                    prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=count, min_new_tokens=count,
-                    do_sample=False, pad_token_id=0,
-                )  # fmt: skip
+                    prompts,
+                    attention_mask=torch.ones_like(prompts),
+                    max_new_tokens=count,
+                    min_new_tokens=count,
+                    do_sample=False,
+                    pad_token_id=0,
+                )
             took[count] = clock() - start
         return (took[tokens] - took[1]) / (tokens - 1)
 
@@ -272,7 +293,7 @@ def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder
                     one.own_shares.append(needed / one.seconds[-1] / probe.of(stretches))
         probes["one core"].append(probe.best(1))
     figures = {
-        "backends": [compiled.engine.runner.backend, plain.engine.runner.backend],
+        "backends": [compiled.engine.runner.description, plain.engine.runner.description],
         "probe_gb_s": {name: max(values) / 1e9 for name, values in probes.items()},
     }
     return list(series.values()), figures

@@ -20,32 +20,47 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from appliance import kernels
+from appliance.operator import kernels
 from engine.config import EngineConfig
-from engine.load import build_engine
-from engine.loop import Engine
-from engine.model.checklist import targets
-from engine.model.config import ModelConfig
-from engine.model.registry import build_model
-from engine.model.rotary import RopeScaling
-from engine.offline import generate
-from isolation.ipc.messages import Sampling, Submit
+from engine.core.engine import Engine
+from engine.core.offline import generate
+from engine.model.checkpoint.checklist import targets
+from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.registry import build_model
+from engine.model.layers.rotary import RopeScaling
+from engine.startup.load import build_engine
+from engine.startup.warmup import warm_up
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
 ROUNDS = 3
 """Times each side runs; the median of the ratios counts."""
 
-LOADS = {"decode 1 row": (1, 16, 48), "decode 4 rows": (4, 16, 48), "decode 16 rows": (16, 16, 48),
-         "decode 16 rows at 600": (16, 600, 24), "prompts of 500": (4, 500, 1)}
+LOADS = {
+    "decode 1 row": (1, 16, 48),
+    "decode 4 rows": (4, 16, 48),
+    "decode 16 rows": (16, 16, 48),
+    "decode 16 rows at 600": (16, 600, 24),
+    "prompts of 500": (4, 500, 1),
+}
 """Requests, prompt tokens, output tokens."""
 
 
 def build(options: argparse.Namespace, dtype: torch.dtype, kernel_dir: str) -> Engine:
     """An engine around random weights."""
     config = ModelConfig(
-        architecture="LlamaForCausalLM", hidden_size=options.hidden, intermediate_size=3 * options.hidden,
-        num_layers=options.layers, num_heads=8, num_kv_heads=4, head_dim=options.hidden // 8, vocab_size=8_000,
-        max_positions=2_048, rms_norm_eps=1e-5, rope=RopeScaling(),
-    )  # fmt: skip
+        architecture="LlamaForCausalLM",
+        hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden,
+        num_layers=options.layers,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=options.hidden // 8,
+        vocab_size=8_000,
+        max_positions=2_048,
+        rms_norm_eps=1e-5,
+        rope=RopeScaling(),
+    )
     model, checklist = build_model(config, dtype, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     for target in targets(checklist.pieces.values()).values():
@@ -54,15 +69,23 @@ def build(options: argparse.Namespace, dtype: torch.dtype, kernel_dir: str) -> E
         EngineConfig(model_dir="-", model_digest="00", kv_bytes=1 << 29, max_num_seqs=32, kernels=kernel_dir), model
     )
     torch.set_num_threads(1)
-    engine.warm_up()
+    warm_up(engine)
     return engine
 
 
 def seconds(engine: Engine, load: tuple[int, int, int], *, deterministic: bool) -> float:
     """Processor time of one load; nothing of it is found by the next."""
     rows, prompt, output = load
-    one = Submit(0, bytes(32), array("I", range(1, prompt + 1)), output, Sampling(temperature=0.0), ignore_eos=True,
-                 retain=False, deterministic=deterministic)  # fmt: skip
+    one = Submit(
+        0,
+        bytes(32),
+        array("I", range(1, prompt + 1)),
+        output,
+        Sampling(temperature=0.0),
+        ignore_eos=True,
+        retain=False,
+        deterministic=deterministic,
+    )
     started = time.process_time()
     generate(engine, [replace(one, request=number) for number in range(rows)])
     return time.process_time() - started

@@ -30,20 +30,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
-from engine.device.loop import NOTHING, RING_STEPS, DeviceLoop
-from engine.device.model import ChunkTokens
-from engine.device.operations import Chunks, Sampled, SamplingColumns
-from engine.device.plain import PlainOperations
-from engine.device.runner import DeviceRunner
-from engine.device.storage import DeviceStorage
-from engine.kv.block_pool import BlockPool
-from engine.kv.layout import KvLayout, LayerLayout
-from engine.kv.prefix_cache import PrefixCache
-from engine.loop import Engine
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.scheduler import Scheduler
+from engine.backends.cuda.runtime.loop import NOTHING, RING_STEPS, DeviceLoop
+from engine.backends.cuda.runtime.model import ChunkTokens
+from engine.backends.cuda.runtime.operations import Chunks, Sampled, SamplingColumns
+from engine.backends.cuda.runtime.runner import DeviceRunner
+from engine.backends.cuda.runtime.simulated_ops import PlainOperations
+from engine.backends.cuda.runtime.storage import DeviceStorage
+from engine.core.engine import Engine
+from engine.core.fairness.tenancy import Fairness
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.layout import KvLayout, LayerLayout
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.scheduler.limits import SchedulerLimits
+from engine.core.scheduler.scheduler import Scheduler
 from isolation.ipc.codec import encode
-from isolation.ipc.messages import MAX_TOP_LOGPROBS, Sampling, Submit
+from isolation.ipc.engine import Submit
+from isolation.ipc.messages import MAX_TOP_LOGPROBS
+from isolation.ipc.sampling import Sampling
 
 BLOCK_SIZE = 16
 PROMPT = 64
@@ -116,9 +119,14 @@ class FreeOperations(PlainOperations):
 def make_engine(case: Case) -> tuple[Engine, DeviceRunner]:
     """An engine whose device costs nothing, and its runner."""
     limits = SchedulerLimits(
-        max_num_seqs=case.rows, max_num_batched_tokens=max(512, 2 * case.rows), max_waiting=1_000, max_context=8_192,
-        block_size=BLOCK_SIZE, vocab_size=VOCAB, eos_ids=frozenset({2}),
-    )  # fmt: skip
+        max_num_seqs=case.rows,
+        max_num_batched_tokens=max(512, 2 * case.rows),
+        max_waiting=1_000,
+        max_context=8_192,
+        block_size=BLOCK_SIZE,
+        vocab_size=VOCAB,
+        eos_ids=frozenset({2}),
+    )
     like = LayerLayout(heads=1, key_dim=1, value_dim=1)
     blocks = case.rows * (8_192 // BLOCK_SIZE)
     layout = KvLayout(layers=(like,), block_size=BLOCK_SIZE, dtype="float32", num_blocks=blocks)
@@ -128,7 +136,7 @@ def make_engine(case: Case) -> tuple[Engine, DeviceRunner]:
     runner._launcher._replayer = FreeSteps(runner._loop)
     pool = BlockPool(blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK_SIZE, caching=True)
-    return Engine(Scheduler(limits, pool, cache, raise_defects=True), runner), runner
+    return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool, raise_defects=True)), runner), runner
 
 
 def submits(case: Case) -> Callable[[], Submit]:
@@ -175,10 +183,13 @@ def measure(case: Case, steps: int, *, split: bool) -> tuple[list[float], dict[s
     spent: dict[str, int] = {}
     if split:
         parts = (
-            (engine.scheduler, "schedule", "plan"), (engine.scheduler, "commit", "commit"),
-            (runner, "execute", "runner"), (runner._launcher, "launch", "of it launch"),
-            (runner._collector, "collect", "of it collect"), (runner, "_prepare", "of it prepare"),
-        )  # fmt: skip
+            (engine.scheduler, "schedule", "plan"),
+            (engine.scheduler, "commit", "commit"),
+            (runner, "execute", "runner"),
+            (runner._launcher, "launch", "of it launch"),
+            (runner._collector, "collect", "of it collect"),
+            (runner, "_prepare", "of it prepare"),
+        )
         for owner, name, label in parts:
             timed(owner, name, spent, label)
     gc.collect()

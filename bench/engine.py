@@ -20,13 +20,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.config import EngineConfig
-from engine.load import build_engine, load_engine
-from engine.loop import Engine
-from engine.model.checklist import targets
-from engine.model.config import ModelConfig
-from engine.model.registry import build_model
-from engine.model.rotary import RopeScaling
-from isolation.ipc.messages import Sampling, Submit
+from engine.core.engine import Engine
+from engine.model.checkpoint.checklist import targets
+from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.registry import build_model
+from engine.model.layers.rotary import RopeScaling
+from engine.startup.load import build_engine, load_engine
+from engine.startup.warmup import warm_up
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
 SHAPE = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -56,7 +58,7 @@ def random_engine(config: EngineConfig) -> Engine:
         target.fill_(1.0) if "norm" in name else target.normal_(0.0, 0.05)
     model.pack()
     engine = build_engine(config, model)
-    engine.warm_up()
+    warm_up(engine)
     return engine
 
 

@@ -27,9 +27,9 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from appliance.demo import choose_ports
+from appliance.operator.demo import choose_ports
+from appliance.selftest.processes import CpuClock
 from bench.host import Served, drive, null_appliance
-from bench.processes import CpuClock
 
 STREAMS = 4
 TOKENS = 32
@@ -148,10 +148,14 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(figures))
     else:
-        print(f"{figures['state']} for {figures['seconds_down']:.0f} s; {figures['requests']} requests, "
-              f"{figures['failures']:.0f} failed")  # fmt: skip
-        print(f"request {figures['request_time']:+.2%}, first token {figures['first_token']:+.2%}, "
-              f"gateway's processor {figures['gateway_time']:+.2%} (medians of {figures['pairs']} pairs)")  # fmt: skip
+        print(
+            f"{figures['state']} for {figures['seconds_down']:.0f} s; {figures['requests']} requests, "
+            f"{figures['failures']:.0f} failed"
+        )
+        print(
+            f"request {figures['request_time']:+.2%}, first token {figures['first_token']:+.2%}, "
+            f"gateway's processor {figures['gateway_time']:+.2%} (medians of {figures['pairs']} pairs)"
+        )
         print(f"spans: {figures['spans']}; stopped after {figures['stopped_s']:.1f} s")
     return int(figures["failures"] > 0 or figures["stopped_s"] > STOP_S)
 

@@ -8,30 +8,43 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.backends.common.loading import layout_for, limits_for
+from engine.backends.cuda.load import make_device_runner, without_spares
 from engine.config import EngineConfig
-from engine.device.build import make_device_runner, without_spares
-from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import PrefixCache
-from engine.load import layout_for, limits_for
-from engine.loop import Engine
-from engine.model.checklist import targets
-from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
-from engine.model.registry import build_model as build
-from engine.model.rotary import RopeScaling
-from engine.scheduler.scheduler import Scheduler
+from engine.core.engine import Engine
+from engine.core.fairness.tenancy import Fairness
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.scheduler.scheduler import Scheduler
+from engine.model.checkpoint.checklist import targets
+from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.registry import build_model as build
+from engine.model.layers.decoder import Decoder
+from engine.model.layers.rotary import RopeScaling
 
 BLOCK = 16
 
 TINY: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
-    "vocab_size": 257, "max_positions": 2_048,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 257,
+    "max_positions": 2_048,
+}
 
 EIGHT_B: dict[str, Any] = {
-    "hidden_size": 4_096, "intermediate_size": 14_336, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8,
-    "head_dim": 128, "vocab_size": 128_256, "max_positions": 16_384,
-}  # fmt: skip
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "num_layers": 32,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "max_positions": 16_384,
+}
 """The shape of Llama 3.1 8B."""
 
 
@@ -45,9 +58,7 @@ class Shape(NamedTuple):
 
 def description(sizes: dict[str, Any]) -> ModelConfig:
     """A Llama of these sizes."""
-    return ModelConfig(
-        architecture="LlamaForCausalLM", rms_norm_eps=1e-5, rope=RopeScaling(theta=500_000.0), **sizes
-    )
+    return ModelConfig(architecture="LlamaForCausalLM", rms_norm_eps=1e-5, rope=RopeScaling(theta=500_000.0), **sizes)
 
 
 def build_model(
@@ -67,20 +78,24 @@ def build_model(
     return model
 
 
-def make_engine(
-    model: Decoder, *, kv_bytes: int, rows: int, budget: int, context: int, eager: bool = False
-) -> Engine:
+def make_engine(model: Decoder, *, kv_bytes: int, rows: int, budget: int, context: int, eager: bool = False) -> Engine:
     """The real scheduler around the device's runner."""
     config = EngineConfig(
-        model_dir="", model_digest="00", block_size=BLOCK, kv_bytes=kv_bytes, max_context=context, max_num_seqs=rows,
-        max_num_batched_tokens=budget, backend="device",
-    )  # fmt: skip
+        model_dir="",
+        model_digest="00",
+        block_size=BLOCK,
+        kv_bytes=kv_bytes,
+        max_context=context,
+        max_num_seqs=rows,
+        max_num_batched_tokens=budget,
+        backend="device",
+    )
     layout = without_spares(layout_for(config, model.config, str(model.dtype).removeprefix("torch.")), rows)
     limits = limits_for(config, model.config, layout)
     runner = make_device_runner(config, model, layout, limits, eager=eager, **({"most_ahead": 0} if eager else {}))
     pool = BlockPool(layout.num_blocks)
     cache = PrefixCache(pool, root=layout.root("00"), block_size=BLOCK, caching=True)
-    return Engine(Scheduler(limits, pool, cache), runner)
+    return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), runner)
 
 
 def weights_of(model: Decoder, sizes: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
@@ -94,17 +109,21 @@ def weights_of(model: Decoder, sizes: dict[str, Any], device: torch.device) -> d
     wide, narrow = sizes["num_heads"] * sizes["head_dim"], sizes["num_kv_heads"] * sizes["head_dim"]
     for number, layer in enumerate(model.layers):
         below = f"model.layers.{number}."
-        attention, mlp = layer.attention, layer.mlp
+        first, second = layer.sublayers
+        attention, mlp = first.block, second.block
         q, k, v = attention.qkv.loaded.split((wide, narrow, narrow))
         gate, up = mlp.gate_up.loaded.chunk(2)
         found |= {
-            f"{below}self_attn.q_proj.weight": q, f"{below}self_attn.k_proj.weight": k,
-            f"{below}self_attn.v_proj.weight": v, f"{below}self_attn.o_proj.weight": attention.out.linear.loaded,
-            f"{below}mlp.gate_proj.weight": gate, f"{below}mlp.up_proj.weight": up,
+            f"{below}self_attn.q_proj.weight": q,
+            f"{below}self_attn.k_proj.weight": k,
+            f"{below}self_attn.v_proj.weight": v,
+            f"{below}self_attn.o_proj.weight": attention.out.linear.loaded,
+            f"{below}mlp.gate_proj.weight": gate,
+            f"{below}mlp.up_proj.weight": up,
             f"{below}mlp.down_proj.weight": mlp.down.linear.loaded,
-            f"{below}input_layernorm.weight": layer.attention_norm.weight,
-            f"{below}post_attention_layernorm.weight": layer.mlp_norm.weight,
-        }  # fmt: skip
+            f"{below}input_layernorm.weight": first.before.weight,
+            f"{below}post_attention_layernorm.weight": second.before.weight,
+        }
     assert found.keys() == checklist.pieces.keys(), "every published tensor has its view"
     return found
 
@@ -112,13 +131,21 @@ def weights_of(model: Decoder, sizes: dict[str, Any], device: torch.device) -> d
 def published(sizes: dict[str, Any]) -> dict[str, Any]:
     """The sizes as a ``config.json`` names them."""
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-        "hidden_size": sizes["hidden_size"], "intermediate_size": sizes["intermediate_size"],
-        "num_hidden_layers": sizes["num_layers"], "num_attention_heads": sizes["num_heads"],
-        "num_key_value_heads": sizes["num_kv_heads"], "head_dim": sizes["head_dim"],
-        "vocab_size": sizes["vocab_size"], "max_position_embeddings": sizes["max_positions"],
-        "rope_theta": 500_000.0, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "hidden_size": sizes["hidden_size"],
+        "intermediate_size": sizes["intermediate_size"],
+        "num_hidden_layers": sizes["num_layers"],
+        "num_attention_heads": sizes["num_heads"],
+        "num_key_value_heads": sizes["num_kv_heads"],
+        "head_dim": sizes["head_dim"],
+        "vocab_size": sizes["vocab_size"],
+        "max_position_embeddings": sizes["max_positions"],
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+    }
 
 
 def save(model: Decoder, sizes: dict[str, Any], folder: Path) -> int:
@@ -129,8 +156,10 @@ def save(model: Decoder, sizes: dict[str, Any], folder: Path) -> int:
     header, place = {}, 0
     for name, tensor in tensors.items():
         header[name] = {
-            "dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, place + tensor.nbytes],
-        }  # fmt: skip
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + tensor.nbytes],
+        }
         place += tensor.nbytes
     told = json.dumps(header).encode()
     told += b" " * (-len(told) % 8)

@@ -7,8 +7,7 @@ import random
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu_engines import TINY, Shape, build_model, make_engine
 from bench.gpu_report import OutOfTimeError, Report, seconds_of
-from engine.device.build import make_operations
-from engine.device.operations import Chunks, KvLayer, SamplingColumns
-from engine.device.plain import PlainOperations
-from engine.model.attention import AttentionRule
-from engine.offline import generate
-from isolation.ipc.messages import Sampling, Submit
+from engine.backends.attention import AttentionRule
+from engine.backends.cuda.load import make_operations
+from engine.backends.cuda.runtime.operations import Chunks, KvLayer, SamplingColumns
+from engine.backends.cuda.runtime.rows import NO_LINE, NUM_FIELDS, Field, words_of
+from engine.backends.cuda.runtime.simulated_ops import PlainOperations
+from engine.core.offline import generate
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
 
 def roofline(report: Report) -> dict[str, float]:
@@ -67,14 +68,17 @@ class Case:
             tables[row, : len(part)] = part
         self.tables = tables.to(self.device)
         rows = (sum(needed) + 2, 16, shape.kv_heads, shape.dim)
-        keys, values = (
-            torch.randn(rows, generator=generator, device=self.device, dtype=dtype) for _ in range(2)
-        )
+        keys, values = (torch.randn(rows, generator=generator, device=self.device, dtype=dtype) for _ in range(2))
         self.layer = KvLayer(keys, values)
         self.rule = AttentionRule(shape.dim**-0.5)
         self.generator, self.dtype = generator, dtype
-        self.kernels = make_operations(build_model(TINY | {"num_heads": shape.heads, "num_kv_heads": shape.kv_heads,
-                                                           "head_dim": shape.dim}, self.device, dtype))
+        self.kernels = make_operations(
+            build_model(
+                TINY | {"num_heads": shape.heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.dim},
+                self.device,
+                dtype,
+            )
+        )
 
     def queries(self, count: int) -> Tensor:
         """Queries of so many tokens."""
@@ -86,8 +90,10 @@ class Case:
         places = torch.arange(position + 1, device=self.device)
         blocks = self.tables[row, places // 16]
         group = self.shape.heads // self.shape.kv_heads
-        k, v = (part[blocks, places % 16].double().repeat_interleave(group, 1) for part in
-                (self.layer.keys, self.layer.values))
+        k, v = (
+            part[blocks, places % 16].double().repeat_interleave(group, 1)
+            for part in (self.layer.keys, self.layer.values)
+        )
         weights = (torch.einsum("hd,shd->hs", q.double(), k) * self.rule.scale).softmax(-1)
         return torch.einsum("hs,shd->hd", weights, v).flatten()
 
@@ -122,9 +128,12 @@ def exactness(report: Report) -> None:
     checked = torch.stack([case.reference(q_all[begins[row] + place], row, place) for row, place in some])
     lines = prefilled[[begins[row] + place for row, place in some]]
     report.put(
-        "exactness", dtype=str(dtype), decode_error=relative(found, wanted), prefill_error=relative(lines, checked),
+        "exactness",
+        dtype=str(dtype),
+        decode_error=relative(found, wanted),
+        prefill_error=relative(lines, checked),
         bound=2.0**-6,
-    )  # fmt: skip
+    )
     both_loops(report)
 
 
@@ -158,12 +167,15 @@ def drawn(seed: int) -> list[Submit]:
     draw = random.Random(seed)
     return [
         Submit(
-            number, bytes(32), array("I", [draw.randrange(TINY["vocab_size"]) for _ in range(draw.randint(1, 60))]),
-            draw.randint(1, 30), Sampling(temperature=draw.choice((0.0, 0.9)), top_k=draw.choice((0, 9)), seed=seed),
+            number,
+            bytes(32),
+            array("I", [draw.randrange(TINY["vocab_size"]) for _ in range(draw.randint(1, 60))]),
+            draw.randint(1, 30),
+            Sampling(temperature=draw.choice((0.0, 0.9)), top_k=draw.choice((0, 9)), seed=seed),
             ignore_eos=True,
         )
         for number in range(1, draw.randint(3, 9))
-    ]  # fmt: skip
+    ]
 
 
 def kernels(report: Report, rates: dict[str, float]) -> None:
@@ -214,9 +226,13 @@ def sampler(report: Report) -> None:
     run = make_operations(build_model(TINY, report.device, torch.float32, vocab_size=vocab))
     places = torch.arange(rows, device=report.device)
     for kind, wishes in {
-        "greedy": Wishes(), "draw": Wishes(temperature=1.0), "top-p": Wishes(temperature=1.0, top_k=50, top_p=0.9),
-        "penalties": Wishes(penalties=True), "masks": Wishes(masks=True), "logprobs": Wishes(logprobs=5),
-    }.items():  # fmt: skip
+        "greedy": Wishes(),
+        "draw": Wishes(temperature=1.0),
+        "top-p": Wishes(temperature=1.0, top_k=50, top_p=0.9),
+        "penalties": Wishes(penalties=True),
+        "masks": Wishes(masks=True),
+        "logprobs": Wishes(logprobs=5),
+    }.items():
         columns = columns_of(rows, vocab, wishes, report.device)
         taken = seconds_of(lambda columns=columns: run.sample(logits, places, places, columns), report, rounds=5)
         chosen = run.sample(logits, places, places, columns).tokens.tolist()
@@ -239,23 +255,21 @@ class Wishes:
 
 def columns_of(rows: int, vocab: int, wishes: Wishes, device: torch.device) -> SamplingColumns:
     """Sampling numbers that all rows share; masks allow every other token."""
-    own = torch.arange(rows, device=device)
-    nothing = torch.full((rows,), -1, device=device)
-    floats: Any = {"dtype": torch.float64, "device": device}
+    numbers = Sampling(
+        temperature=wishes.temperature,
+        top_k=wishes.top_k,
+        top_p=wishes.top_p,
+        repetition_penalty=1.2 if wishes.penalties else 1.0,
+    )
+    words = torch.zeros(NUM_FIELDS, rows, dtype=torch.int64)
+    own = torch.arange(rows)
+    words[Field.LIMIT] = 1 << 30
+    words[Field.PENALTY_LINE] = own if wishes.penalties else NO_LINE
+    words[Field.MASK_LINE] = own if wishes.masks else NO_LINE
+    words[Field.LOGPROBS] = wishes.logprobs
+    words[len(Field) :] = torch.tensor([words_of(replace(numbers, seed=977 * row)) for row in range(rows)]).T
     return SamplingColumns(
-        temperature=torch.full((rows,), wishes.temperature, **floats),
-        top_k=torch.full((rows,), wishes.top_k, device=device),
-        top_p=torch.full((rows,), wishes.top_p, **floats),
-        log_min_p=torch.full((rows,), -torch.inf, **floats),
-        seed=torch.arange(rows, device=device) * 977,
-        limit=torch.full((rows,), 1 << 30, device=device),
-        stop_ids=torch.full((rows, 4), -1, device=device),
-        repetition=torch.full((rows,), 1.2, **floats),
-        presence=torch.zeros(rows, **floats),
-        frequency=torch.zeros(rows, **floats),
-        penalty_line=own if wishes.penalties else nothing,
-        mask_line=own if wishes.masks else nothing,
-        logprobs=torch.full((rows,), wishes.logprobs, device=device),
+        words=words.to(device),
         counts=torch.zeros(rows, vocab, dtype=torch.int32, device=device),
         masks=torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device),
     )

@@ -16,9 +16,10 @@ import torch
 
 from bench.gpu_engines import EIGHT_B, TINY, build_model, make_engine, weights_of
 from bench.gpu_report import Meter, OutOfTimeError, Report
-from engine.loop import Engine
-from engine.model.decoder import Decoder
-from isolation.ipc.messages import Sampling, StepOutput, Submit
+from engine.core.engine import Engine
+from engine.model.layers.decoder import Decoder
+from isolation.ipc.engine import StepOutput, Submit
+from isolation.ipc.sampling import Sampling
 
 GIB = 1 << 30
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,17 +85,22 @@ class Load:
 
     def row(self) -> dict[str, object]:
         """For the report."""
+
         def at(values: list[float], share: float) -> float | None:
             return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else None
 
         return {
             "tokens_per_s": self.tokens / self.seconds if self.seconds else None,
-            "ttft_p50_s": at(self.first, 0.5), "ttft_p99_s": at(self.first, 0.99), "itl_p50_s": at(self.gaps, 0.5),
-            "itl_p99_s": at(self.gaps, 0.99), "step_p50_s": at(self.steps, 0.5), "host_s_per_step": at(self.host, 0.5),
+            "ttft_p50_s": at(self.first, 0.5),
+            "ttft_p99_s": at(self.first, 0.99),
+            "itl_p50_s": at(self.gaps, 0.5),
+            "itl_p99_s": at(self.gaps, 0.99),
+            "step_p50_s": at(self.steps, 0.5),
+            "host_s_per_step": at(self.host, 0.5),
             "cores": self.processor / self.seconds if self.seconds else None,
             "joules_per_token": None if self.joules is None or not self.tokens else self.joules / self.tokens,
             "utilisation": statistics.fmean(self.busy) if self.busy else None,
-        }  # fmt: skip
+        }
 
 
 class Driver:

@@ -15,11 +15,12 @@ import torch
 
 from bench.gpu_engines import TINY, build_model, save
 from bench.gpu_serving import GREEDY, ROOT, World
+from engine.backends.cuda.runtime.launches import buckets
+from engine.backends.cuda.runtime.runner import DeviceRunner
 from engine.config import EngineConfig
-from engine.device.launches import buckets
-from engine.device.runner import DeviceRunner
-from engine.load import load_engine
-from isolation.ipc.messages import Submit
+from engine.startup.load import load_engine
+from engine.startup.warmup import warm_up
+from isolation.ipc.engine import Submit
 
 
 def cold_start(world: World) -> None:
@@ -48,9 +49,14 @@ def child(folder: str, began: float) -> None:
     phases: dict[str, float] = {"imported_s": time.time() - began}
     gpu = torch.cuda.is_available()
     config = EngineConfig(
-        model_dir=folder, model_digest="00", backend="device", kv_bytes=(2 << 30) if gpu else 1 << 22,
-        max_context=1_024, max_num_seqs=16 if gpu else 4, max_num_batched_tokens=1_024 if gpu else 64,
-    )  # fmt: skip
+        model_dir=folder,
+        model_digest="00",
+        backend="device",
+        kv_bytes=(2 << 30) if gpu else 1 << 22,
+        max_context=1_024,
+        max_num_seqs=16 if gpu else 4,
+        max_num_batched_tokens=1_024 if gpu else 64,
+    )
     engine = load_engine(config, warm=False)
     phases["loaded_s"] = time.time() - began
     runner = engine.runner
@@ -62,7 +68,7 @@ def child(folder: str, began: float) -> None:
         output = engine.step()
         if output is not None and output.token_ids:
             phases["first_token_s"] = time.time() - began
-    engine.warm_up()
+    warm_up(engine)
     phases["warm_s"] = time.time() - began
     print(json.dumps(phases))
 
@@ -82,9 +88,13 @@ def isolation(world: World) -> None:
         taken = {}
         for name, prefix in (("outside", []), ("inside", [runsc, *flags, "do"])):
             done = subprocess.run(
-                [*prefix, *inner, str(time.time())], capture_output=True, text=True, check=False,
-                timeout=max(report.left(), 1), cwd=ROOT,
-            )  # fmt: skip
+                [*prefix, *inner, str(time.time())],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=max(report.left(), 1),
+                cwd=ROOT,
+            )
             if done.returncode != 0:
                 raise RuntimeError(f"{name} gVisor the child ended with {done.returncode}: {done.stderr[-300:]}")
             taken[name] = json.loads(done.stdout.splitlines()[-1])

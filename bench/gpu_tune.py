@@ -1,10 +1,10 @@
 """Chooses extents of attention's tiles by measuring on a card, offline: ``python bench/gpu_tune.py``.
 
-Prints, for each width of heads, a row for ``engine/kernels/gpu/configurations.py``; somebody reads and commits it, and
-what serves only looks it up. A candidate is timed over several mixes of lengths and counts by the geometric mean of its
-times over those of the row that is there. One that does not compile, does not fit the card or gives other numbers than
-the present row is passed over; one that is faster by less than measurements differ leaves the row as it is. The number
-of tiles in a split is not tried: a row's bits would depend on the card.
+Prints, for each width of heads, a row for ``engine/backends/cuda/kernels/tile_sizes.py``; somebody reads and commits
+it, and what serves only looks it up. A candidate is timed over several mixes of lengths and counts by the geometric
+mean of its times over those of the row that is there. One that does not compile, does not fit the card or gives other
+numbers than the present row is passed over; one that is faster by less than measurements differ leaves the row as it
+is. The number of tiles in a split is not tried: a row's bits would depend on the card.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def decode_candidates(present: Any) -> list[Any]:
     launch, tokens = type(present.launch), present.tile * present.span
     return [
         replace(present, tile=tile, span=max(1, tokens // tile), launch=launch(warps, stages))
-        for tile in (16, 32, 64, 128) if tile <= tokens
+        for tile in (16, 32, 64, 128)
+        if tile <= tokens
         for warps, stages in launches()
-    ]  # fmt: skip
+    ]
 
 
 def prefill_candidates(present: Any) -> list[Any]:
@@ -95,8 +96,8 @@ def prefill_candidates(present: Any) -> list[Any]:
 def tune(report: Report, dim: int) -> None:
     """Measure for heads of this width, and print the row."""
     kernels = importlib.import_module("bench.gpu_kernels")
-    table = importlib.import_module("engine.kernels.gpu.configurations")
-    operations = importlib.import_module("engine.kernels.gpu.operations")
+    table = importlib.import_module("engine.backends.cuda.kernels.tile_sizes")
+    operations = importlib.import_module("engine.backends.cuda.kernels.operations")
     shape = Shape(32, 8, dim)
     properties = torch.cuda.get_device_properties(report.device)
     present = table.configuration(f"sm_{properties.major}{properties.minor}", dim)
@@ -108,9 +109,8 @@ def tune(report: Report, dim: int) -> None:
             found = []
             for one in (getattr(present, field), value):
                 case.kernels = operations.KernelOperations(
-                    (shape.heads, shape.kv_heads), 1, replace(present, **{field: one}),
-                    properties.multi_processor_count,
-                )  # fmt: skip
+                    (shape.heads, shape.kv_heads), 1, replace(present, **{field: one}), properties.multi_processor_count
+                )
                 count = len(lengths) if field == "decode" else sum(lengths)
                 case.generator.manual_seed(5)
                 make = case.decode if field == "decode" else case.prefill
@@ -130,9 +130,7 @@ def tune(report: Report, dim: int) -> None:
         ("decode", DECODE_LENGTHS, decode_candidates(present.decode)),
         ("prefill", PREFILL_LENGTHS, prefill_candidates(present.prefill)),
     ):
-        best, ratio = choose(
-            getattr(present, field), candidates, lambda value, f=field, m=mixes: measured(f, m, value)
-        )
+        best, ratio = choose(getattr(present, field), candidates, lambda value, f=field, m=mixes: measured(f, m, value))
         chosen = replace(chosen, **{field: best}, measured=torch.cuda.get_device_name(report.device))
         report.put("tuned", field=field, dim=dim, ratio=ratio, row=repr(best))
     print(f"        {dim}: {chosen!r},")

@@ -1,10 +1,10 @@
 """The host side alone: what each streamed token costs in processor time when the engine computes nothing.
 
-Starts the appliance with a null engine in its real sandboxes (``engine.null``) and a client in a process of its own,
-and divides the processor time of each room by the tokens that arrived. Free running shows the least that a token costs;
-paced at 200 streams x 85 steps/s = 17,000 tokens/s it is the rhythm of one large accelerator. What the sandboxes burn
-while nothing happens is measured in the same run, before the load, and given apart: ``idle`` is in microseconds for
-each token at that row's rate, and the columns of the rooms hold it too.
+Starts the appliance with a null engine in its real sandboxes (``engine.backends.null``) and a client in a process of
+its own, and divides the processor time of each room by the tokens that arrived. Free running shows the least that a
+token costs; paced at 200 streams x 85 steps/s = 17,000 tokens/s it is the rhythm of one large accelerator. What the
+sandboxes burn while nothing happens is measured in the same run, before the load, and given apart: ``idle`` is in
+microseconds for each token at that row's rate, and the columns of the rooms hold it too.
 
 ``python bench/host.py [--streams 1 32 64 200] [--front-end http grpc] [--pace free 11765] [--json]``;
 ``--profile FILE`` writes where the gateway spends its time (cProfile, which slows it: read shares, not times).
@@ -31,10 +31,10 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from appliance.catalog import embedded_model
-from appliance.demo import TENANTS, choose_ports, prepare_keys, run_directory
+from appliance.common.catalog import embedded_model
+from appliance.operator.demo import TENANTS, choose_ports, prepare_keys, run_directory
+from appliance.selftest.processes import CpuClock
 from bench.host_client import Load
-from bench.processes import CpuClock
 
 STEP_US = 11_765
 """Microseconds of a step at 85 steps a second."""
@@ -77,16 +77,24 @@ def null_appliance(step_us: int, profile: Path | None = None, *, wipe_memory: bo
         (state / "policy.yaml").write_text(POLICY)
         http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
         model = {
-            "name": "athanor-mini", "path": str(embedded_model()), "runner": "null", "step_us": step_us,
-            "kv_bytes": 2 << 30, "max_num_seqs": 256,
+            "name": "athanor-mini",
+            "path": str(embedded_model()),
+            "runner": "null",
+            "step_us": step_us,
+            "kv_bytes": 2 << 30,
+            "max_num_seqs": 256,
         }
         config = {
-            "listen": {"http": http, "grpc": rpc, "admin": admin}, "models": [model], "policy": "policy.yaml",
-            "credentials": "credentials.json", "pepper": "pepper", "run_dir": str(run_directory(state)),
+            "listen": {"http": http, "grpc": rpc, "admin": admin},
+            "models": [model],
+            "policy": "policy.yaml",
+            "credentials": "credentials.json",
+            "pepper": "pepper",
+            "run_dir": str(run_directory(state)),
             "wipe_memory": wipe_memory,
         }
         (state / "athanor.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "appliance.cli", "serve", "--config", str(state / "athanor.yaml")]
+        command = [sys.executable, "-m", "appliance.operator.cli", "serve", "--config", str(state / "athanor.yaml")]
         environment = dict(os.environ)
         if profile is not None:
             command = [sys.executable, str(Path(__file__).with_name("profiled.py")), str(profile), *command[3:]]
@@ -118,9 +126,7 @@ def drive(
     return dict(json.loads(done.stdout))
 
 
-def measure(
-    served: Served, clock: CpuClock, front_end: str, streams: int, tokens: int, rate: float
-) -> dict[str, Any]:
+def measure(served: Served, clock: CpuClock, front_end: str, streams: int, tokens: int, rate: float) -> dict[str, Any]:
     """One row: a short run to warm up and to learn the speed, then one of about ``TARGET_S``."""
     warm = drive(served, front_end, streams, 1, tokens)
     speed = rate or warm["tokens"] / max(warm["wall_s"], 1e-3)
@@ -130,13 +136,19 @@ def measure(
     spent = {room: value - before[room] for room, value in clock.read().items()}
     done = max(1, seen["tokens"])
     return {
-        "front_end": front_end, "streams": streams, "tokens": done, "failures": seen["failures"],
-        "tokens_per_s": done / seen["wall_s"], "wall_s": seen["wall_s"],
+        "front_end": front_end,
+        "streams": streams,
+        "tokens": done,
+        "failures": seen["failures"],
+        "tokens_per_s": done / seen["wall_s"],
+        "wall_s": seen["wall_s"],
         "us_per_token": {room: value / 1e3 / done for room, value in spent.items()},
         "client_us_per_token": seen["cpu_s"] / done * 1e6,
         "tokens_per_chunk": done / max(1, seen["chunks"]),
-        "gap_p50_ms": quantile(seen["gaps"], 0.5) * 1e3, "gap_p99_ms": quantile(seen["gaps"], 0.99) * 1e3,
-        "ttft_p50_ms": quantile(seen["firsts"], 0.5) * 1e3, "ttft_p99_ms": quantile(seen["firsts"], 0.99) * 1e3,
+        "gap_p50_ms": quantile(seen["gaps"], 0.5) * 1e3,
+        "gap_p99_ms": quantile(seen["gaps"], 0.99) * 1e3,
+        "ttft_p50_ms": quantile(seen["firsts"], 0.5) * 1e3,
+        "ttft_p99_ms": quantile(seen["firsts"], 0.99) * 1e3,
     }
 
 

@@ -68,10 +68,18 @@ class HttpStream(asyncio.Protocol):
         self._expected = load.tokens
         self._left = load.requests
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        body = json.dumps({
-            "model": MODEL, "prompt": PROMPT * load.repeats, "max_tokens": load.tokens, "stream": True,
-            "ignore_eos": True, "temperature": 0, "seed": 7, "stream_options": {"include_usage": True},
-        }).encode()
+        body = json.dumps(
+            {
+                "model": MODEL,
+                "prompt": PROMPT * load.repeats,
+                "max_tokens": load.tokens,
+                "stream": True,
+                "ignore_eos": True,
+                "temperature": 0,
+                "seed": 7,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -138,7 +146,7 @@ async def run_grpc(load: Load, seen: Seen) -> None:
     """All streams over a few channels."""
     import grpc
 
-    from appliance.api.generated import inference_pb2 as pb
+    from appliance.gateway.grpc.generated import inference_pb2 as pb
 
     text = PROMPT * load.repeats
     request = pb.GenerateRequest(model=MODEL, text=text, max_output_tokens=load.tokens, ignore_eos=True)

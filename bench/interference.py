@@ -85,9 +85,11 @@ ATTACKS: dict[str, tuple[Stream, ...]] = {
 def body_of(kind: Stream, number: int, rng: random.Random) -> bytes:
     """One completion; no two are alike."""
     fields: dict[str, Any] = {
-        "model": MODEL, "prompt": [rng.randrange(8, PROMPT_IDS) for _ in range(kind.prompt)],
-        "max_tokens": kind.output, "stream": not kind.regex,
-    }  # fmt: skip
+        "model": MODEL,
+        "prompt": [rng.randrange(8, PROMPT_IDS) for _ in range(kind.prompt)],
+        "max_tokens": kind.output,
+        "stream": not kind.regex,
+    }
     if kind.regex:
         fields["structured_outputs"] = {"regex": "a?" * 20_000 + "a" * 20_000 + str(number)}
     else:
@@ -183,12 +185,19 @@ def measure(appliance: Appliance, name: str, rounds: int, seconds: float) -> dic
     # An attack that gets nothing even alone shows nothing.
     ratio, rest = at(beside.first, 0.99) / at(base.first, 0.99), beside_tokens / left if left else 0.0
     return {
-        "attack": name, "requests": len(beside.first), "failed": base.failed + beside.failed,
-        "base_p50_ms": at(base.first, 0.5), "base_p99_ms": at(base.first, 0.99),
-        "p50_ms": at(beside.first, 0.5), "p99_ms": at(beside.first, 0.99), "p99_ratio": ratio,
-        "attacker_keeps": rest, "attacker_tokens": beside_tokens, "left_tokens": left,
+        "attack": name,
+        "requests": len(beside.first),
+        "failed": base.failed + beside.failed,
+        "base_p50_ms": at(base.first, 0.5),
+        "base_p99_ms": at(base.first, 0.99),
+        "p50_ms": at(beside.first, 0.5),
+        "p99_ms": at(beside.first, 0.99),
+        "p99_ratio": ratio,
+        "attacker_keeps": rest,
+        "attacker_tokens": beside_tokens,
+        "left_tokens": left,
         "passed": ratio <= MOST_RATIO and rest >= LEAST_REST and not base.failed and not beside.failed,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -27,24 +27,25 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine.backends.common.masks import MaskedLogits
 from engine.config import TextConfig
-from engine.masks import MaskedLogits
-from engine.scheduler.plan import RowMask
+from engine.core.scheduler.plan import RowMask
 from engine.text.files import read_text_files
 from engine.text.grammar_matcher import CompiledGrammar
-from engine.text.grammar_words import Words, build_tokenizer
+from engine.text.token_bytes import Words, build_tokenizer
 from engine.text.worker import TextWorker
-from isolation.environment import guest_environment
-from isolation.gvisor import GvisorRuntime
+from isolation.gvisor.environment import guest_environment
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.spec import Limits, Mount, SandboxSpec
+from isolation.image.python_rootfs import python_rootfs
 from isolation.ipc.channel import Channel
-from isolation.ipc.grammar_messages import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
+from isolation.ipc.codec import Message
+from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import Configure, Failed, Message, Role, TextReady
+from isolation.ipc.messages import Configure, Failed, Role, TextReady
 from isolation.ipc.segment import standard_layout
-from isolation.ipc.text_messages import Encode, Encoded, SourceKind
-from isolation.python_rootfs import python_rootfs
-from isolation.runsc import find_runsc
-from isolation.spec import Limits, Mount, SandboxSpec
+from isolation.ipc.text import Encode, Encoded, SourceKind
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = ROOT / "tests" / "engine" / "text" / "schemas"

@@ -16,11 +16,25 @@ from pathlib import Path
 from typing import Any
 
 SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 896, "intermediate_size": 4_864,
-    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64,
-    "vocab_size": 151_936, "max_position_embeddings": 4_096, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
-    "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
-    "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 896,
+    "intermediate_size": 4_864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 4_096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
 }
 SEED = 0
 STANDARD_DEVIATION = 0.02
@@ -50,9 +64,16 @@ def write_shape(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    ))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+            }
+        )
+    )
 
 
 def tensor_shapes() -> dict[str, tuple[int, ...]]:
@@ -77,10 +98,16 @@ def tensor_shapes() -> dict[str, tuple[int, ...]]:
 
 
 _GGUF_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 def write_gguf(model: Path, target: Path) -> None:
@@ -151,8 +178,11 @@ def _gguf_name(name: str) -> str:
     if name.startswith("model.layers."):
         _, _, layer, rest = name.split(".", 3)
         return f"blk.{layer}.{_GGUF_NAMES[rest.removesuffix('.weight')]}.weight"
-    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-            "lm_head.weight": "output.weight"}[name]
+    return {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }[name]
 
 
 def main(arguments: list[str]) -> int:

@@ -32,14 +32,23 @@ def ours(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     from array import array
 
     from engine.config import EngineConfig
-    from engine.load import load_engine
-    from engine.offline import generate
-    from isolation.ipc.messages import Sampling, Submit
+    from engine.core.offline import generate
+    from engine.startup.load import load_engine
+    from isolation.ipc.engine import Submit
+    from isolation.ipc.sampling import Sampling
 
     config = EngineConfig(
-        model_dir=str(model), model_digest="00", dtype=dtype, threads=threads, kv_bytes=KV_BYTES, max_context=1_024,
-        max_num_seqs=MAX_SEQUENCES, max_num_batched_tokens=512, prefix_caching=False, **extra,
-    )  # fmt: skip
+        model_dir=str(model),
+        model_digest="00",
+        dtype=dtype,
+        threads=threads,
+        kv_bytes=KV_BYTES,
+        max_context=1_024,
+        max_num_seqs=MAX_SEQUENCES,
+        max_num_batched_tokens=512,
+        prefix_caching=False,
+        **extra,
+    )
     engine = load_engine(config)
     last = 0
 
@@ -77,8 +86,12 @@ def transformers_generate(model: Path, dtype: str, threads: int, extra: Extra) -
         ids = torch.tensor(prompts)
         with torch.inference_mode():
             out = loaded.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=output_tokens, min_new_tokens=output_tokens,
-                do_sample=False, pad_token_id=0,
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=output_tokens,
+                min_new_tokens=output_tokens,
+                do_sample=False,
+                pad_token_id=0,
             )
         return [row[len(prompts[0]) :] for row in out.tolist()]
 
@@ -94,7 +107,10 @@ def transformers_continuous(model: Path, dtype: str, threads: int, extra: Extra)
     manager = loaded.init_continuous_batching(
         wanted,
         ContinuousBatchingConfig(
-            num_blocks=128, max_batch_tokens=512, max_requests_per_batch=MAX_SEQUENCES, allow_block_sharing=False,
+            num_blocks=128,
+            max_batch_tokens=512,
+            max_requests_per_batch=MAX_SEQUENCES,
+            allow_block_sharing=False,
             use_cuda_graph=False,
         ),
     )
@@ -127,10 +143,16 @@ def openvino(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
     scheduler.max_num_batched_tokens = 512
     scheduler.enable_prefix_caching = False
     pipe = genai.ContinuousBatchingPipeline(
-        model, scheduler, "CPU",
-        {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": threads,
-         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
-    )  # fmt: skip
+        model,
+        scheduler,
+        "CPU",
+        {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            "INFERENCE_NUM_THREADS": threads,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        },
+    )
 
     def run(prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         wanted = genai.GenerationConfig()
@@ -144,9 +166,11 @@ def openvino(model: Path, dtype: str, threads: int, extra: Extra) -> Generate:
 
 
 ENGINES: dict[str, Callable[[Path, str, int, Extra], Generate]] = {
-    "ours": ours, "transformers generate": transformers_generate,
-    "transformers continuous batching": transformers_continuous, "openvino-genai": openvino,
-}  # fmt: skip
+    "ours": ours,
+    "transformers generate": transformers_generate,
+    "transformers continuous batching": transformers_continuous,
+    "openvino-genai": openvino,
+}
 
 
 def main(arguments: list[str]) -> int:

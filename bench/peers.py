@@ -40,8 +40,14 @@ COMPILED = "ours, compiled kernels"
 ENGINES = (OURS, "transformers generate", "transformers continuous batching", "openvino-genai", "llama.cpp")
 
 CMAKE_OPTIONS = (
-    "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DBUILD_SHARED_LIBS=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_UI=OFF",
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_UI=OFF",
 )
 LLAMA_TRIES = 5
 """Runs of llama.cpp's benchmark until one prints its figures."""
@@ -100,8 +106,9 @@ def worker(engine: str, python: Path, *arguments: object) -> Iterator[Round]:
     argv = [str(python), str(ROOT / "bench" / "peer_worker.py"), engine, *map(str, arguments)]
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        as process,
+        subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        ) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -137,11 +144,27 @@ def llama(binary: Path, gguf: Path, threads: int) -> Round:
         # not read.
         context = case.streams * (256 + -(-(case.prompt_tokens + case.output_tokens) // 256) * 256)
         argv = [
-            str(binary), "-m", str(gguf), "-c", str(context), "-t", str(threads), "-tb", str(threads),
+            str(binary),
+            "-m",
+            str(gguf),
+            "-c",
+            str(context),
+            "-t",
+            str(threads),
+            "-tb",
+            str(threads),
             # The second, for one sequence, gives its logger the time to write the first: on a busy machine it
             # often ends before the last line is out.
-            "-npp", str(case.prompt_tokens), "-ntg", str(case.output_tokens), "-npl", f"{case.streams},1",
-            "--output-format", "jsonl", "-ngl", "0",
+            "-npp",
+            str(case.prompt_tokens),
+            "-ntg",
+            str(case.output_tokens),
+            "-npl",
+            f"{case.streams},1",
+            "--output-format",
+            "jsonl",
+            "-ngl",
+            "0",
         ]
         for _ in range(LLAMA_TRIES):
             done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -188,17 +211,20 @@ def summary(case: Case, seen: dict[str, Seen]) -> dict[str, Any]:
     rows = {}
     for name, one in seen.items():
         rows[name] = {
-            "tokens_per_s": statistics.median(one.tokens_per_s), "all_tokens_per_s": one.tokens_per_s,
+            "tokens_per_s": statistics.median(one.tokens_per_s),
+            "all_tokens_per_s": one.tokens_per_s,
             "cpu_us_per_token": statistics.median(one.cpu_us_per_token) if one.cpu_us_per_token else None,
             "same_ids": one.first == mine.first if one.first else None,
         }
     others = [name for name in seen if name != base]
     return {
-        "name": case.name, "engines": rows,
+        "name": case.name,
+        "engines": rows,
         "ratios": {name: ratios(mine.tokens_per_s, seen[name].tokens_per_s) for name in others},
         "cpu_ratios": {
             name: ratios(seen[name].cpu_us_per_token, mine.cpu_us_per_token)
-            for name in others if seen[name].cpu_us_per_token
+            for name in others
+            if seen[name].cpu_us_per_token
         },
     }
 
@@ -219,11 +245,13 @@ def show(found: dict[str, Any]) -> None:
             ratio, cpu = case["ratios"].get(name), case["cpu_ratios"].get(name)
             same = {None: "-", True: "yes", False: "no"}[row["same_ids"]]
             table.add_row(
-                name, f"{row['tokens_per_s']:,.1f}",
+                name,
+                f"{row['tokens_per_s']:,.1f}",
                 f"[bold]{ratio['median']:.2f}x[/bold]" if ratio else "",
                 f"{ratio['least']:.2f} to {ratio['most']:.2f}" if ratio else "",
                 f"{row['cpu_us_per_token']:,.0f}" if row["cpu_us_per_token"] else "-",
-                f"{cpu['median']:.2f}x" if cpu else "", same,
+                f"{cpu['median']:.2f}x" if cpu else "",
+                same,
             )
         console.print(table, "")
 
@@ -262,7 +290,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps({"peers": found}, indent=2) + "\n")
     if options.plots:
-        from bench import plots
+        from appliance.operator.bench import plots
 
         plots.draw({"peers": found}, options.plots)
     return 0
@@ -287,8 +315,18 @@ def setup(options: argparse.Namespace) -> int:
             subprocess.run([python, weights, "gguf", str(folder), str(home / f"{name}.gguf")], check=True)
         if not (home / f"{name}-ov" / "openvino_detokenizer.xml").exists():
             # fp16 is optimum's word for "as they are": no compression to int8.
-            argv = [home / "venv" / "bin" / "optimum-cli", "export", "openvino", "--model", folder, "--task",
-                    "text-generation-with-past", "--weight-format", kind, home / f"{name}-ov"]
+            argv = [
+                home / "venv" / "bin" / "optimum-cli",
+                "export",
+                "openvino",
+                "--model",
+                folder,
+                "--task",
+                "text-generation-with-past",
+                "--weight-format",
+                kind,
+                home / f"{name}-ov",
+            ]
             subprocess.run(list(map(str, argv)), check=True)
     print(f"ready: python bench/peers.py run --home {home} --stories {options.stories}")
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from appliance import kernels
+from appliance.operator import kernels
 
 BUFFER_BYTES = 512 << 20
 """Far beyond any cache level that one core gets for itself."""

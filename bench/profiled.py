@@ -24,7 +24,7 @@ SHOWN = 60
 
 def profile_gateway(target: Path, arguments: list[str]) -> int:
     """Be the gateway's process; gives its exit status."""
-    from appliance import child
+    from appliance.operator import child
 
     # The time of the thread: what others do on the machine meanwhile is not the gateway's.
     profile = cProfile.Profile(time.thread_time)
@@ -39,15 +39,15 @@ def profile_gateway(target: Path, arguments: list[str]) -> int:
 
 def serve(target: Path, arguments: list[str]) -> None:
     """Be the launcher, and start the gateway by way of this file."""
-    from appliance import launcher
-    from appliance.cli.app import main
+    from appliance.operator import launcher
+    from appliance.operator.cli.app import main
 
     plain = launcher.start
 
     @functools.wraps(plain)
     def start(argv: Any, **options: Any) -> Any:
         if "gateway" in argv:
-            at = argv.index("appliance.child")
+            at = argv.index("appliance.operator.child")
             argv = [argv[0], str(Path(__file__).resolve()), str(target), *argv[at:]]
         return plain(argv, **options)
 
@@ -58,6 +58,6 @@ def serve(target: Path, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     target, *rest = sys.argv[1:]
-    if rest[0] == "appliance.child":
+    if rest[0] == "appliance.operator.child":
         sys.exit(profile_gateway(Path(target), rest[1:]))
     serve(Path(target), rest)

@@ -19,17 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from isolation.ipc import doorbell, segment
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Abort, StepOutput
 from isolation.ipc.errors import PeerGoneError, RingFull
-from isolation.ipc.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    Configure,
-    EngineReady,
-    Hello,
-    Message,
-    Role,
-    StepOutput,
-)
+from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Hello, Role
 
 TOKENS = 64
 STEP = StepOutput(

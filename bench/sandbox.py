@@ -32,28 +32,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.layout import GUEST_KERNELS
-from bench.syscalls import named_seconds, seconds, tree
+from bench.process_times import named_seconds, seconds, tree
 from engine.config import EngineConfig
-from isolation.environment import guest_environment
-from isolation.gvisor import GvisorRuntime
-from isolation.ipc.messages import Drain, FailureCode, Role, Sampling, StepOutput, Submit
-from isolation.python_rootfs import python_rootfs
-from isolation.runsc import find_runsc
-from isolation.runtime import Runtime
-from isolation.spec import Limits, Mount, SandboxSpec
-from isolation.unsafe import UnsafeRuntime
+from isolation.gvisor.environment import guest_environment
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.runtime import Runtime
+from isolation.gvisor.spec import Limits, Mount, SandboxSpec
+from isolation.gvisor.unsafe_runtime import UnsafeRuntime
+from isolation.image.python_rootfs import python_rootfs
+from isolation.ipc.engine import Drain, StepOutput, Submit
+from isolation.ipc.messages import FailureCode, Role
+from isolation.ipc.sampling import Sampling
 from tests.engine.support import model_config, save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "images" / "mini" / "athanor-mini"
 MEMORY_BYTES = 4 << 30
 PASS_S = 0.02
-"""Tokens are taken so often, as the gateway does with 32 streams (``appliance.gateway.cadence``)."""
+"""Tokens are taken so often, as the gateway does with 32 streams (``appliance.gateway.sandboxes.flush_interval``)."""
 SLEEP = "import signal; signal.pause()"
 FILTER = """
 import os, time
-from engine.allowed_calls import Bells, engine_calls
-from engine.lockdown import lock_down
+from engine.sandbox.allowed_calls import Bells, engine_calls
+from engine.sandbox.lockdown import lock_down
 def cost():
     best = 1e9
     for _ in range(20):
@@ -84,9 +86,13 @@ def python_spec(name: str, code: str) -> SandboxSpec:
     """A sandbox that runs some Python."""
     rootfs = python_rootfs("text")
     return SandboxSpec(
-        name=name, argv=(rootfs.python, "-s", "-S", "-P", "-c", code), env=guest_environment(threads=1),
-        rootfs=rootfs, mounts=(), limits=Limits(512 << 20),
-    )  # fmt: skip
+        name=name,
+        argv=(rootfs.python, "-s", "-S", "-P", "-c", code),
+        env=guest_environment(threads=1),
+        rootfs=rootfs,
+        mounts=(),
+        limits=Limits(512 << 20),
+    )
 
 
 @contextlib.contextmanager
@@ -125,8 +131,11 @@ class Guest:
         before, begun = seconds(tree(self.pids)), time.perf_counter()
         for number in range(streams):
             prompt = array("I", [(number * 7 + place) % self.vocab_size for place in range(32)])
-            channel.send(Submit(1_000 + number, bytes(32), prompt, tokens, Sampling(temperature=0.0), ignore_eos=True,
-                                retain=False))  # fmt: skip
+            channel.send(
+                Submit(
+                    1_000 + number, bytes(32), prompt, tokens, Sampling(temperature=0.0), ignore_eos=True, retain=False
+                )
+            )
         live, produced = streams, 0
         while live:
             for message in channel.receive(64):
@@ -146,15 +155,22 @@ def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace)
     isa = (("ONEDNN_MAX_CPU_ISA", options.isa),) if options.isa else ()
     folder = Path(tempfile.mkdtemp(prefix="ath-ipc-"))
     spec = SandboxSpec(
-        name="engine-bench", argv=rootfs.argv("engine", "/ipc/host.sock"), env=guest_environment(threads=1, extra=isa),
-        rootfs=rootfs, mounts=(Mount(folder, "/ipc"), Mount(model, "/model"), *_kernel_mounts(options.kernels)),
+        name="engine-bench",
+        argv=rootfs.argv("engine", "/ipc/host.sock"),
+        env=guest_environment(threads=1, extra=isa),
+        rootfs=rootfs,
+        mounts=(Mount(folder, "/ipc"), Mount(model, "/model"), *_kernel_mounts(options.kernels)),
         limits=Limits(MEMORY_BYTES),
-    )  # fmt: skip
+    )
     configuration = EngineConfig(
-        model_dir=runtime.guest_path(spec, "/model"), model_digest="00", dtype=options.dtype, kv_bytes=64 << 20,
-        max_context=1_024, prefix_caching=False,
+        model_dir=runtime.guest_path(spec, "/model"),
+        model_digest="00",
+        dtype=options.dtype,
+        kv_bytes=64 << 20,
+        max_context=1_024,
+        prefix_caching=False,
         kernels="" if options.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-    ).to_json()  # fmt: skip
+    ).to_json()
     plan = BootPlan("engine-bench", "bench", Role.ENGINE, spec, folder, configuration)
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
@@ -176,9 +192,19 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
         if options.model == "big":
             model = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             model.chmod(0o755)
-            save_model(model, model_config(
-                hidden_size=768, intermediate_size=2_048, num_layers=12, num_heads=12, num_kv_heads=4, head_dim=64,
-                vocab_size=32_000, max_positions=1_024))  # fmt: skip
+            save_model(
+                model,
+                model_config(
+                    hidden_size=768,
+                    intermediate_size=2_048,
+                    num_layers=12,
+                    num_heads=12,
+                    num_kv_heads=4,
+                    head_dim=64,
+                    vocab_size=32_000,
+                    max_positions=1_024,
+                ),
+            )
             for file in model.iterdir():
                 file.chmod(0o644)
         unsafe_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -203,13 +229,16 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
                 guests[name].signal(signal.SIGSTOP)
     pairs = list(zip(found["inside"], found["outside"], strict=True))
     return {
-        "model": str(options.model), "dtype": options.dtype, "isa": options.isa, "streams": options.streams,
+        "model": str(options.model),
+        "dtype": options.dtype,
+        "isa": options.isa,
+        "streams": options.streams,
         "kernels": options.kernels is not None,
         "tokens_per_s": {name: [round(speed) for speed, _ in runs] for name, runs in found.items()},
         "cpu_s": {name: [round(cpu, 2) for _, cpu in runs] for name, runs in found.items()},
         "tokens_per_s_ratio": round(statistics.median(inside[0] / outside[0] for inside, outside in pairs), 3),
         "cpu_s_ratio": round(statistics.median(inside[1] / outside[1] for inside, outside in pairs), 3),
-    }  # fmt: skip
+    }
 
 
 def idle(options: argparse.Namespace) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 A null model answers at once, so that a step is all overhead. Times are processor time of the thread, in microseconds a
 step; a column says how many objects a step leaves behind. The tables of the runner (block tables, slots, groups) are
-numpy and torch work of ``engine.batch`` and are not in these figures.
+numpy and torch work of ``engine.backends.common.batch`` and are not in these figures.
 Run: ``python bench/scheduler.py [--steps 2000]``.
 """
 
@@ -22,15 +22,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engine.kv.block_pool import BlockPool
-from engine.kv.prefix_cache import PrefixCache, block_id
-from engine.loop import Engine
-from engine.sampler import Samples
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.plan import StepPlan
-from engine.scheduler.scheduler import Scheduler
+from engine.core.backend import Samples
+from engine.core.engine import Engine
+from engine.core.fairness.tenancy import Fairness
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_cache import PrefixCache, block_id
+from engine.core.scheduler.limits import SchedulerLimits
+from engine.core.scheduler.plan import StepPlan
+from engine.core.scheduler.scheduler import Scheduler
 from isolation.ipc.codec import encode
-from isolation.ipc.messages import Sampling, Submit
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
 BLOCK_SIZE = 16
 GREEDY = Sampling(temperature=0.0)
@@ -90,7 +92,7 @@ def make_engine(case: Case) -> Engine:
     )
     pool = BlockPool(case.blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=BLOCK_SIZE)
-    return Engine(Scheduler(limits, pool, cache), NullRunner())
+    return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), NullRunner())
 
 
 def submits(case: Case) -> Callable[[], Submit]:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench import metrics, workload
-from bench.client import Client
-from bench.run import play
+from appliance.operator.bench import metrics, workload
+from appliance.operator.bench.client import Client
+from appliance.operator.bench.run import play
 
 FIRST_S, LATER_S = 0.080, 0.008
 STREAMS, REQUESTS, TOKENS, PROMPT = 8, 96, 64, 64
@@ -72,8 +72,11 @@ def with_ours(url: str) -> dict[str, float]:
     assert not found.failed
     assert found.ttft and found.tpot and found.itl and found.e2e  # noqa: PT018 - none is missing without failures
     return {
-        "ttft": found.ttft.p50 * 1e3, "tpot": found.tpot.p50 * 1e3, "itl": found.itl.p50 * 1e3,
-        "e2e": found.e2e.p50 * 1e3, "requests/s": found.requests / found.duration_s,
+        "ttft": found.ttft.p50 * 1e3,
+        "tpot": found.tpot.p50 * 1e3,
+        "itl": found.itl.p50 * 1e3,
+        "e2e": found.e2e.p50 * 1e3,
+        "requests/s": found.requests / found.duration_s,
     }
 
 
@@ -81,18 +84,51 @@ def with_other(url: str, program: str, tokenizer: str) -> dict[str, float]:
     """The same as the other client sees them."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
-            program, "bench", "serve", "--backend", "openai", "--base-url", url, "--model", "m", "--tokenizer",
-            tokenizer, "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len",
-            str(TOKENS), "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS), "--num-warmups",
-            str(STREAMS), "--ignore-eos", "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el",
-            "--metric-percentiles", "50,99", "--save-result", "--result-dir", folder, "--result-filename", "r.json",
+            program,
+            "bench",
+            "serve",
+            "--backend",
+            "openai",
+            "--base-url",
+            url,
+            "--model",
+            "m",
+            "--tokenizer",
+            tokenizer,
+            "--dataset-name",
+            "random",
+            "--random-input-len",
+            str(PROMPT),
+            "--random-output-len",
+            str(TOKENS),
+            "--num-prompts",
+            str(REQUESTS),
+            "--max-concurrency",
+            str(STREAMS),
+            "--num-warmups",
+            str(STREAMS),
+            "--ignore-eos",
+            "--temperature",
+            "0",
+            "--percentile-metrics",
+            "ttft,tpot,itl,e2el",
+            "--metric-percentiles",
+            "50,99",
+            "--save-result",
+            "--result-dir",
+            folder,
+            "--result-filename",
+            "r.json",
         ]
         subprocess.run(argv, check=True, capture_output=True)
         found = json.loads((Path(folder) / "r.json").read_text())
     assert not found.get("failed")
     return {
-        "ttft": found["median_ttft_ms"], "tpot": found["median_tpot_ms"], "itl": found["median_itl_ms"],
-        "e2e": found["median_e2el_ms"], "requests/s": found["request_throughput"],
+        "ttft": found["median_ttft_ms"],
+        "tpot": found["median_tpot_ms"],
+        "itl": found["median_itl_ms"],
+        "e2e": found["median_e2el_ms"],
+        "requests/s": found["request_throughput"],
     }
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import contextlib
 import ctypes
 import json
 import os
@@ -25,6 +24,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.process_times import name_of, tree
 
 PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 PERF_TYPE_TRACEPOINT = 2
@@ -46,39 +47,6 @@ def tracepoint() -> int:
             return int((Path(folder) / EVENT).read_text())
         finally:
             LIBC.umount(folder.encode())
-
-
-def tree(roots: Iterable[int]) -> list[int]:
-    """These processes and all their descendants."""
-    children: dict[int, list[int]] = collections.defaultdict(list)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children[parent].append(int(entry.name))
-    found, todo = [], list(roots)
-    while todo:
-        found.append(pid := todo.pop())
-        todo += children[pid]
-    return found
-
-
-def label(pid: int) -> str:
-    """What a process of the appliance is."""
-    try:
-        command = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return "gone"
-    for word, name in (("child gateway", "gateway"), ("child supervisor", "supervisor"), (" demo ", "launcher")):
-        if word in command:
-            return name
-    room = next((name for name in ("engine-", "text-", "sleep-") if name in command), "")
-    for word, name in (("runsc-sandbox", "sentry"), ("runsc-gofer", "gofer")):
-        if word in command:
-            return f"{room.strip('-')} {name}".strip()
-    return "stub"
 
 
 class Counter:
@@ -119,46 +87,20 @@ def named(counts: collections.Counter[int]) -> dict[str, int]:
     """Counts by what the processes are; a stub belongs to its sentry."""
     names: collections.Counter[str] = collections.Counter()
     for pid, count in counts.items():
-        names[_name(pid)] += count
+        names[name_of(pid)] += count
     return {name: count for name, count in names.most_common() if count}
-
-
-def seconds(pids: Iterable[int]) -> float:
-    """Processor time of processes, user and system, in all their threads."""
-    return sum(_spent(pid) for pid in pids)
-
-
-def named_seconds(pids: Iterable[int]) -> dict[str, float]:
-    """The same by what the processes are."""
-    names: dict[str, float] = collections.defaultdict(float)
-    for pid in pids:
-        names[_name(pid)] += _spent(pid)
-    return dict(names)
-
-
-def _spent(pid: int) -> float:
-    """From the scheduler's own count in nanoseconds; ticks would hide small shares."""
-    total = 0
-    with contextlib.suppress(OSError):
-        for task in (Path("/proc") / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError):
-                total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
-
-
-def _name(pid: int) -> str:
-    name = label(pid)
-    if name == "stub":
-        with contextlib.suppress(OSError):
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            name = label(parent).replace("sentry", "stubs")
-    return name
 
 
 async def stream(client: object, url: str, key: str, tokens: int, gaps: list[float]) -> None:
     """One stream to its end; notes the gaps between its chunks."""
-    body = {"model": "athanor-mini", "prompt": "Count from one:", "max_tokens": tokens, "stream": True,
-            "ignore_eos": True, "temperature": 0}  # fmt: skip
+    body = {
+        "model": "athanor-mini",
+        "prompt": "Count from one:",
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
     headers = {"authorization": f"Bearer {key}"}
     async with client.stream("POST", url + "/v1/completions", json=body, headers=headers) as answer:
         answer.raise_for_status()
@@ -202,14 +144,22 @@ def measure(streams: int, tokens: int) -> dict[str, object]:
     done, gaps = streams * tokens, sorted(gaps)
     total, runsc = sum(by_name.values()), (idle_after - idle_before).total()
     return {
-        "streams": streams, "tokens": done, "wall_s": round(wall, 2), "tokens_per_s": round(done / wall),
-        "calls": total, "idle_runsc_calls": runsc, "calls_per_token": round((total - runsc) / done, 3),
+        "streams": streams,
+        "tokens": done,
+        "wall_s": round(wall, 2),
+        "tokens_per_s": round(done / wall),
+        "calls": total,
+        "idle_runsc_calls": runsc,
+        "calls_per_token": round((total - runsc) / done, 3),
         "by_process_per_token": {name: round(count / done, 3) for name, count in by_name.items()},
         "gap_ms": {"p50": round(gaps[len(gaps) // 2] * 1e3, 2), "p99": round(gaps[int(len(gaps) * 0.99)] * 1e3, 2)},
         "chunks_per_token": round((len(gaps) + streams) / done, 3),
-        "idle_calls_per_s": {"appliance": rest.total() / 10, "two sleeping sandboxes": idle_rest.total() / 10,
-                             "by process": {name: count / 10 for name, count in rest_by_name.items()}},
-    }  # fmt: skip
+        "idle_calls_per_s": {
+            "appliance": rest.total() / 10,
+            "two sleeping sandboxes": idle_rest.total() / 10,
+            "by process": {name: count / 10 for name, count in rest_by_name.items()},
+        },
+    }
 
 
 def main() -> int:

@@ -25,22 +25,28 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from appliance import kernels
-from appliance.catalog import embedded_model
+from appliance.common.catalog import embedded_model
+from appliance.operator import kernels
+from engine.backends.native.abi import Program, Step
+from engine.backends.native.program import NativeModel
 from engine.config import EngineConfig
-from engine.kernels.abi import Program, Step
-from engine.kernels.program import NativeModel
-from engine.load import build_engine, load_engine
-from engine.loop import Engine
-from engine.model.checklist import targets
-from engine.model.config import ModelConfig
-from engine.model.registry import build_model
-from engine.model.rotary import RopeScaling
-from engine.offline import generate
-from isolation.ipc.messages import Sampling, Submit
+from engine.core.engine import Engine
+from engine.core.offline import generate
+from engine.model.checkpoint.checklist import targets
+from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.registry import build_model
+from engine.model.layers.rotary import RopeScaling
+from engine.startup.load import build_engine, load_engine
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
-LOADS = {"decode 1 row": (1, 32, 96), "decode 16 rows": (16, 32, 96), "decode 64 rows": (64, 32, 48),
-         "decode 16 rows at 800": (16, 800, 64), "prompts of 800": (8, 800, 1)}
+LOADS = {
+    "decode 1 row": (1, 32, 96),
+    "decode 16 rows": (16, 32, 96),
+    "decode 64 rows": (64, 32, 48),
+    "decode 16 rows at 800": (16, 800, 64),
+    "prompts of 800": (8, 800, 1),
+}
 """Requests, prompt tokens, output tokens."""
 
 ROUNDS = 3
@@ -92,12 +98,12 @@ def instrument(engine: Engine) -> Meter:
     pool = _Slotless(engine.scheduler._pool)
     for name in ("stamps", "new_stamps"):
         meter.wrap(pool, name)
-    for owner in (engine.scheduler, engine.scheduler._running, engine.scheduler._admissions):
+    for owner in (engine.scheduler, engine.scheduler._running, engine.scheduler._planner):
         owner._pool = pool
-    batches = runner._batches
+    batches = runner.batches
     meter.wrap(batches, "stamp")
-    if isinstance(runner.program, NativeModel):
-        meter.repeat_check(runner.program)
+    if isinstance(runner.forward, NativeModel):
+        meter.repeat_check(runner.forward)
     else:
         meter.wrap(batches, "foreign")
     return meter
@@ -117,29 +123,50 @@ def mini(kernel_dir: str) -> Engine:
     """The embedded model."""
     return load_engine(
         EngineConfig(
-            model_dir=str(embedded_model()), model_digest="00", kv_bytes=1 << 28, max_num_seqs=64, threads=1,
-            kernels=kernel_dir, max_num_batched_tokens=512,
+            model_dir=str(embedded_model()),
+            model_digest="00",
+            kv_bytes=1 << 28,
+            max_num_seqs=64,
+            threads=1,
+            kernels=kernel_dir,
+            max_num_batched_tokens=512,
         )
-    )  # fmt: skip
+    )
 
 
 def large(kernel_dir: str) -> Engine:
     """Random bfloat16 weights of the shape of Qwen2.5-0.5B."""
     config = ModelConfig(
-        architecture="Qwen2ForCausalLM", hidden_size=896, intermediate_size=4_864, num_layers=24, num_heads=14,
-        num_kv_heads=2, head_dim=64, vocab_size=151_936, max_positions=32_768, rms_norm_eps=1e-6, rope=RopeScaling(),
-        attention_bias=True, tie_word_embeddings=True,
-    )  # fmt: skip
+        architecture="Qwen2ForCausalLM",
+        hidden_size=896,
+        intermediate_size=4_864,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        head_dim=64,
+        vocab_size=151_936,
+        max_positions=32_768,
+        rms_norm_eps=1e-6,
+        rope=RopeScaling(),
+        attention_bias=True,
+        tie_word_embeddings=True,
+    )
     model, checklist = build_model(config, torch.bfloat16, torch.device("cpu"))
     for target in targets(checklist.pieces.values()).values():
         target.normal_(0.0, 0.02)
     return build_engine(
         EngineConfig(
-            model_dir="-", model_digest="00", kv_bytes=1 << 29, max_num_seqs=64, threads=1, kernels=kernel_dir,
-            max_num_batched_tokens=512, max_context=2_048,
+            model_dir="-",
+            model_digest="00",
+            kv_bytes=1 << 29,
+            max_num_seqs=64,
+            threads=1,
+            kernels=kernel_dir,
+            max_num_batched_tokens=512,
+            max_context=2_048,
         ),
         model,
-    )  # fmt: skip
+    )
 
 
 def share(engine: Engine, meter: Meter, load: tuple[int, int, int]) -> tuple[float, float]:
@@ -147,9 +174,17 @@ def share(engine: Engine, meter: Meter, load: tuple[int, int, int]) -> tuple[flo
     rows, prompt, output = load
     vocab = engine.scheduler.limits.vocab_size
     submits = [
-        Submit(number, bytes([number + 1]) * 32, array("I", [(7 * number + place) % vocab for place in range(prompt)]),
-               output, Sampling(temperature=0.0), ignore_eos=True, retain=False) for number in range(rows)
-    ]  # fmt: skip
+        Submit(
+            number,
+            bytes([number + 1]) * 32,
+            array("I", [(7 * number + place) % vocab for place in range(prompt)]),
+            output,
+            Sampling(temperature=0.0),
+            ignore_eos=True,
+            retain=False,
+        )
+        for number in range(rows)
+    ]
     meter.spent_ns = 0
     begin = time.thread_time_ns()
     generate(engine, submits)

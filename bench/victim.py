@@ -278,7 +278,7 @@ def loosen(appliance: Appliance) -> None:
             ]
             text = "\n".join(lines)
         file.write_text(text)
-    reload = [sys.executable, "-m", "appliance.cli", "reload", "--admin", appliance.ready["admin"]]
+    reload = [sys.executable, "-m", "appliance.operator.cli", "reload", "--admin", appliance.ready["admin"]]
     subprocess.run(reload, check=True, capture_output=True)
 
 

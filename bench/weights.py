@@ -23,15 +23,15 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.convert.ggml import TYPES
-from engine.model.checklist import Home
+from engine.model.checkpoint.checklist import Home
+from engine.model.checkpoint.reading import read_part
+from engine.model.checkpoint.safetensors import SafetensorsFile
 from engine.model.quantised.awq import awq
 from engine.model.quantised.codec import Codec, Present, Stored
 from engine.model.quantised.fp8 import F8, block_scaled
 from engine.model.quantised.gptq import Layout, gptq
-from engine.model.quantised.grouped import Grouping, packed_numbers, plain_numbers
+from engine.model.quantised.grouped import ScaleGrouping, packed_numbers, plain_numbers
 from engine.model.quantised.stored import PackedMatrix, StoredParts
-from engine.model.reading import read_part
-from engine.model.safetensors import SafetensorsFile
 
 INPUTS = 4_096
 ROUNDS = 3
@@ -48,9 +48,10 @@ def formats(outputs: int) -> dict[str, tuple[dict[str, torch.Tensor], object]]:
     scale = torch.rand(outputs, INPUTS // 128).to(torch.bfloat16)
     awq_parts = {"qweight": words(INPUTS, outputs // 8), "qzeros": words(INPUTS // 128, outputs // 8)}
     gptq_parts = {
-        "qweight": words(INPUTS // 8, outputs), "qzeros": words(INPUTS // 128, outputs // 8),
+        "qweight": words(INPUTS // 8, outputs),
+        "qzeros": words(INPUTS // 128, outputs // 8),
         "g_idx": (torch.randperm(INPUTS) // 128).int(),
-    }  # fmt: skip
+    }
     fp8 = torch.randn(shape).to(torch.float8_e4m3fn)
     return {
         "bfloat16, as it is": ({"weight": torch.randn(shape).bfloat16()}, None),
@@ -60,17 +61,18 @@ def formats(outputs: int) -> dict[str, tuple[dict[str, torch.Tensor], object]]:
         ),
         "int8, a scale an output": (
             {"weight": torch.randint(-128, 128, shape, dtype=torch.int8), "weight_scale": torch.rand(outputs, 1)},
-            lambda p: plain_numbers(p, shape, Grouping(8, 0, True)),
+            lambda p: plain_numbers(p, shape, ScaleGrouping(8, 0, True)),
         ),
         "int4, groups of 128": (
             {"weight_packed": words(outputs, INPUTS // 8), "weight_shape": torch.tensor(shape), "weight_scale": scale},
-            lambda p: packed_numbers(p, shape, Grouping(4, 128, True)),
+            lambda p: packed_numbers(p, shape, ScaleGrouping(4, 128, True)),
         ),
         "AWQ": ({**awq_parts, "scales": scale.t().half().contiguous()}, lambda p: awq(p, shape, 128)),
         "GPTQ, by activation": (
-            {**gptq_parts, "scales": scale.t().half().contiguous()}, lambda p: gptq(p, shape, Layout(4, 128, True)),
+            {**gptq_parts, "scales": scale.t().half().contiguous()},
+            lambda p: gptq(p, shape, Layout(4, 128, True)),
         ),
-    }  # fmt: skip
+    }
 
 
 def memory_mib(name: str) -> float:

@@ -21,8 +21,8 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from appliance.selftest.processes import CpuClock
 from bench.host import Served, drive, null_appliance
-from bench.processes import CpuClock
 
 STREAMS = 64
 STEP_US = 11_765

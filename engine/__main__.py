@@ -21,17 +21,15 @@ from pathlib import Path
 import numpy.random  # noqa: F401 - warm-up needs it, and a copy of a checkpoint shall find it imported
 import torch
 
-from engine.allowed_calls import Bells, engine_calls
-from engine.allowed_calls_gpu import find_descriptors, gpu_engine_calls, hold_management, open_descriptors
-from engine.attach import attach, attach_spill
 from engine.config import EngineConfig
-from engine.device.build import device_for
+from engine.core.engine import Engine
 from engine.errors import ConfigurationError, EngineError, LockdownError, ModelLoadError
-from engine.load import load_engine, memory_need, spill_obstacle
-from engine.lockdown import generates_code, lock_down, read_maps
-from engine.loop import Engine
-from engine.runner import Runner
+from engine.sandbox.allowed_calls import Bells, engine_calls
+from engine.sandbox.allowed_calls_gpu import find_descriptors, gpu_engine_calls, hold_management, open_descriptors
+from engine.sandbox.attach import attach, attach_spill
+from engine.sandbox.lockdown import generates_code, lock_down, read_maps
 from engine.serve import serve
+from engine.startup.load import load_engine
 from isolation.ipc.channel import Channel
 from isolation.ipc.errors import PeerGoneError, ProtocolError
 from isolation.ipc.messages import Role
@@ -54,12 +52,7 @@ def main(arguments: list[str]) -> int:
         channel, config_bytes = attach(arguments[0], Role.ENGINE)
         config = EngineConfig.from_json(config_bytes)
         spill = attach_spill(arguments[0]) if config.spill else None
-        engine = load_engine(config, spill=spill)
-        sys.stderr.write(f"engine computes with {engine.runner.backend}\n")
-        if isinstance(engine.runner, Runner):
-            sys.stderr.write(f"engine holds {memory_need(config, engine.runner)}\n")
-        if spill is not None and engine.spill is None:
-            sys.stderr.write(f"engine keeps its KV: {spill_obstacle(config, engine.runner.storage.layout)}\n")
+        engine = load_engine(config, spill=spill, say=lambda line: print(line, file=sys.stderr))
         _lock_down(engine, channel, spill, config)
         channel.send(engine.ready())
         gc.disable()
@@ -76,15 +69,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _lock_down(engine: Engine, channel: Channel, spill: Channel | None, config: EngineConfig) -> None:
-    """Allow what a warm engine does. Kernels that are written while it runs need executable memory: the runner knows of
-    them, or warm-up has left code without a file. On a GPU the list is another: what the driver has opened is in it."""
+    """Allow what a warm engine does. Code that is written while it runs needs executable memory: the backend declares
+    it, or warm-up has left code without a file. On a GPU another list holds, with what the driver has opened."""
     bells, second = _bells(channel), None if spill is None else _bells(spill)
-    if device_for(config) == "cuda":
+    capabilities = engine.runner.capabilities
+    if capabilities.gpu:
         hold_management()
         ours = tuple(fd for one in (channel, spill) if one is not None for fd in one.fds())
         lock_down(gpu_engine_calls(find_descriptors(open_descriptors(), ours), bells, second))
         return
-    writes_code = engine.runner.writes_code or generates_code(read_maps())
+    writes_code = capabilities.writes_code or generates_code(read_maps())
     lock_down(engine_calls(bells, threads=config.threads, generates_code=writes_code, spill=second))
 
 

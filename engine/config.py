@@ -39,8 +39,8 @@ class EngineConfig:
     """Requests that may wait; one more fails at once as ``OVERLOADED``."""
     prefix_caching: bool = True
     runner: str = "model"
-    """``model``; ``embed`` for one that gives vectors (``engine.embedding``); or ``null``: no weights are read and ids
-    are given by rule (``engine.null``), for benchmarks."""
+    """``model``; ``embed`` for one that gives vectors (``engine.backends.plain.embedding``); or ``null``: no weights
+    are read and ids are given by rule (``engine.backends.null``), for benchmarks."""
     step_us: int = 0
     """Microseconds that a step of the null runner takes at least."""
     kernels: str = ""
@@ -51,8 +51,8 @@ class EngineConfig:
     quantization: str = "none"
     """``none``, or ``int8``: weights with a scale an output, activations with a scale a row."""
     backend: str = "auto"
-    """``auto``: the device backend (``engine.device``) where there is a GPU, else the plain loop; ``device``: that
-    backend in any case; ``plain``: the plain loop on the CPU in any case."""
+    """``auto``: the device backend (``engine.backends.cuda.runtime``) where there is a GPU, else the plain loop;
+    ``device``: that backend in any case; ``plain``: the plain loop on the CPU in any case."""
     gpu_kernels: str = ""
     """Directory inside the sandbox with kernels that were compiled for GPUs; empty: Triton compiles what it needs."""
     gpu_share: int = 0

@@ -5,6 +5,9 @@
   * ``ModelLoadError``: the model's files cannot be used; the process ends.
   * ``LockdownError``: the process cannot be locked down; it ends before it serves anybody.
   * ``RequestRejectedError``: one request cannot be served; it fails, all others go on.
+  * ``UnsupportedError``: a backend does not compute this model or runs on another machine; another backend may.
+  * ``AdapterError``: a step has an adapter and its backend computes none; the process ends, since the core refuses such
+    requests before.
   * ``ForeignBlockError``: a step names a KV block that is not its row's; the runner runs it without that row.
 
 Anything else that is raised ends the process: the supervisor boots a fresh sandbox.
@@ -29,6 +32,21 @@ class ModelLoadError(EngineError):
 
 class LockdownError(EngineError):
     """The kernel does not take the list of allowed system calls."""
+
+
+class UnsupportedError(EngineError):
+    """A backend does not compute this model on this machine; the message says why, and another backend may."""
+
+
+class AdapterError(EngineError):
+    """A step has a row with an adapter, and the backend computes none."""
+
+    def __init__(self, adapter: int) -> None:
+        super().__init__(
+            f"a request has adapter {adapter} and this backend computes no adapters: its answer would be the base "
+            "model's; refuse such requests where Capabilities.adapters is false"
+        )
+        self.adapter = adapter
 
 
 class ForeignBlockError(EngineError):

@@ -12,13 +12,16 @@ import gc
 import time
 from typing import Protocol
 
+from engine.core.engine import Engine
 from engine.errors import EngineError
-from engine.loop import Engine
+from isolation.ipc.codec import Message
+from isolation.ipc.embed import Embed, Embedding
+from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import RingFull
-from isolation.ipc.grammar_messages import Masks
-from isolation.ipc.kv_messages import KvQuotas, KvUsage
-from isolation.ipc.messages import Abort, Drain, Embed, Embedding, FailureCode, Message, StepOutput, Submit
-from isolation.ipc.public_messages import PublicPrefixes, PublicUsage
+from isolation.ipc.grammar import Masks
+from isolation.ipc.kv import KvQuotas, KvUsage
+from isolation.ipc.messages import FailureCode
+from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
 RECEIVE_LIMIT = 256

@@ -1,12 +1,12 @@
-"""Build and verify the sandboxes' root file systems: one tree for each role, known by one digest.
+"""Build and verify the sandboxes' root file systems: one tree for each role, identified by one digest.
 
     python -m images.build build images/out
     python -m images.build verify images/out
 
 A tree holds the running Python, the standard library without its tests and tools, the role's packages, our own two
-packages and the shared libraries that all of these load. It holds no shell, no other program, no package manager and
-no set-id file. It is the same, bit by bit, whenever it is built from the same files: names are sorted, times and modes
-are fixed, and the compiled modules never look at times (PEP 552, unchecked hashes).
+packages and the shared libraries that all of these load. It holds no shell, no other program, no package manager and no
+set-id file. Builds from equal files are bit-identical: names are sorted, times and modes are fixed, and the compiled
+modules ignore times (PEP 552, unchecked hashes).
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from appliance.version import VERSION
+from appliance.common.version import VERSION
 from images.sbom import bill_of, encode_bill
 from images.triton_cache import add_cache
-from isolation.elf import closure, read_elf
 from isolation.errors import IsolationError
-from isolation.image_manifest import MANIFEST, SBOM, Manifest, Role, encode_manifest, list_place, read_manifest
-from isolation.image_rootfs import encode_list, tree_lines, verify_image
-from isolation.ipc.messages import PROTOCOL_VERSION
-from isolation.process import run
-from isolation.python_rootfs import (
+from isolation.host.process import run
+from isolation.image.elf import closure, read_elf
+from isolation.image.manifest import MANIFEST, SBOM, ImageRole, Manifest, encode_manifest, list_place, read_manifest
+from isolation.image.python_rootfs import (
     GPU_LIBRARY,
     OURS_DIR,
     PACKAGES_DIR,
@@ -44,11 +42,13 @@ from isolation.python_rootfs import (
     locate_packages,
     running_python,
 )
+from isolation.image.rootfs import encode_list, tree_lines, verify_image
+from isolation.ipc.messages import PROTOCOL_VERSION
 
 LOCKS = Path(__file__).resolve().parents[1] / "requirements"
 
 EPOCH_S = 315_532_800
-"""Time of every file: 1980-01-01, the earliest that all archive formats can hold."""
+"""Modification time of every file: 1980-01-01, the earliest that all archive formats can hold."""
 
 COMPILE_TIMEOUT_S = 900
 
@@ -68,7 +68,7 @@ STDLIB_UNUSED = frozenset(
         "dist-packages",
     }
 )
-"""Tests, tools and foreign packages of the standard library's directory; ``config-*`` holds a static library."""
+"""Unused parts of the standard library: tests, tools, foreign packages; ``config-*`` holds a static library."""
 
 TEST_EXTENSIONS = ("_test", "_ctypes_test", "_xxtestfuzz", "xxlimited", "_xxsubinterpreters", "_xxinterpchannels")
 
@@ -85,28 +85,29 @@ PACKAGE_UNUSED = frozenset(
         "torch/lib/libtorchbind_test.so",
     }
 )
-"""Headers, programs and test libraries of torch, and a module in newer syntax; relative to the packages' directory."""
+"""Unused parts of torch, relative to the packages' directory: headers, programs, test libraries, and a module in newer
+syntax."""
 
 ELF_MAGIC = b"\x7fELF"
 
 PLACEHOLDERS = ("torch/bin/torch_shm_manager",)
-"""Programs whose presence torch checks when it is imported, and which nothing here runs: an empty file each."""
+"""Programs whose presence torch checks on import and that are never run: replaced by empty files."""
 
 NEEDED = ("triton/backends/nvidia/driver.c",)
-"""A source that is read, and never compiled: Triton asks for the module that was made of it by its content."""
+"""Source files that are read but never compiled: Triton looks up the compiled module by this file's content."""
 
 UNUSED_SUFFIXES = (".a", ".c", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".pxd", ".pyi", ".pyx", ".pyc", ".lib")
 
 
 def build(target: Path, triton_cache: Path | None = None, variant: str = "") -> Manifest:
-    """Build the image of all roles at ``target``, replacing what is there.
+    """Build the image of all roles at ``target``, replacing an existing one.
 
     Args:
         triton_cache: a folder of compiled kernels for the engine, see ``images.triton_cache``.
-        variant: what it must become, ``cpu`` or ``cuda``; empty for what the installed torch makes it.
+        variant: required variant, ``cpu`` or ``cuda``; empty for the one of the installed torch.
 
     Raises:
-        IsolationError: something of the running Python is missing, or ``target`` holds something else.
+        IsolationError: a part of the running Python is missing, or ``target`` holds something else.
         OSError: the files cannot be read or written.
     """
     target = target.absolute()
@@ -163,8 +164,8 @@ def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
 
 
 def _check_programs(tree: Path, install: PythonInstall) -> None:
-    """Refuse a tree in which something can be started besides the interpreter: an assembler, a compiler, a tool that
-    some package brings along and that no rule here knows yet."""
+    """Refuse a tree that contains a program besides the interpreter: an assembler, a compiler, or a package's tool that
+    no rule here covers yet."""
     own = tree / PYTHON_DIR[1:] / "bin" / install.version
     for path in sorted(tree.rglob("*")):
         if path != own and path.is_file() and is_program(path):
@@ -175,8 +176,8 @@ def _check_programs(tree: Path, install: PythonInstall) -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Whether the kernel would start a file: it names a loader and is no library that merely can be started too, as
-    glibc's are; or it is a script."""
+    """Return whether the kernel would execute a file: a script, or an ELF file with a loader that is not merely a
+    library that can also be run, as glibc's are."""
     with path.open("rb") as file:
         begin = file.read(len(ELF_MAGIC))
     if begin.startswith(b"#!"):
@@ -197,7 +198,7 @@ def _is_kept(path: Path, install: PythonInstall, packages: Iterable[Path]) -> bo
 
 
 Skip = Callable[[str], bool]
-"""Whether to leave out what lies at a path relative to the directory that is copied."""
+"""Decides whether to leave out a path relative to the copied directory."""
 
 
 def _skip_common(path: str) -> bool:
@@ -205,7 +206,7 @@ def _skip_common(path: str) -> bool:
 
 
 def _skip_compiled(path: str) -> bool:
-    """Of our own packages the C sources stay: the engine compares kernels with them."""
+    """Skip compiled files; the C sources of our own packages stay, because the engine compares kernels with them."""
     return path.rpartition("/")[2] == "__pycache__" or path.endswith(".pyc")
 
 
@@ -225,7 +226,7 @@ def _skip_package(package: Path) -> Skip:
             return False
         if is_tool(package, path):
             return True
-        # torch.testing is imported by torch itself; directories named "tests" are nobody's import.
+        # torch imports torch.testing itself; directories named "tests" are never imported.
         return whole in PACKAGE_UNUSED or path.rpartition("/")[2] == "tests" or _skip_common(path)
 
     return skip
@@ -240,7 +241,7 @@ def copy(source: Path, target: Path, skip: Skip) -> None:
 
 
 def copy_tree(source: Path, target: Path, skip: Skip, prefix: str = "") -> None:
-    """Copy a directory in the order of its names; links are followed, since what they name may lie outside."""
+    """Copy a directory in the order of its names; links are followed, because their targets may lie outside."""
     target.mkdir(parents=True, exist_ok=True)
     for name in sorted(os.listdir(source)):
         path, inside = source / name, f"{prefix}{name}"
@@ -253,7 +254,7 @@ def copy_tree(source: Path, target: Path, skip: Skip, prefix: str = "") -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's contents; its mode becomes 0755 for what the kernel or the loader runs, else 0644."""
+    """Copy a file's contents; its mode becomes 0755 for files executed by the kernel or the loader, else 0644."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     with source.open("rb") as file:
@@ -266,16 +267,28 @@ def _link_check(ours: Path) -> None:
 
 
 def compile_modules(tree: Path, install: PythonInstall) -> None:
-    """Write the compiled modules, with the paths of the sandbox in them.
+    """Write the compiled modules, with the sandbox's paths in them.
 
-    One fresh process with a fixed hash seed: set constants are written in the order of their hashes, and what is
-    written by reference depends on what the process has compiled before.
+    They are compiled in one fresh process with a fixed hash seed: set constants are written in the order of their
+    hashes, and back-references depend on what the process has compiled before.
     """
     argv = [
-        os.fspath(install.executable), "-s", "-S", "-P", "-m", "compileall", "-q", "-f",
-        "--invalidation-mode", "unchecked-hash", "-s", os.fspath(tree), "-p", "/",
+        os.fspath(install.executable),
+        "-s",
+        "-S",
+        "-P",
+        "-m",
+        "compileall",
+        "-q",
+        "-f",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        os.fspath(tree),
+        "-p",
+        "/",
         *(os.fspath(tree / part[1:]) for part in (PYTHON_DIR, PACKAGES_DIR, OURS_DIR)),
-    ]  # fmt: skip
+    ]
     environment = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": "/nonexistent"}
     done = run(argv, timeout_s=COMPILE_TIMEOUT_S, check=False, env=environment)
     if done.returncode != 0:
@@ -283,7 +296,7 @@ def compile_modules(tree: Path, install: PythonInstall) -> None:
 
 
 def settle(tree: Path) -> None:
-    """Give everything below its mode and its time, the inner ones first, whatever umask they were made under."""
+    """Set mode and time of everything below, innermost first, independently of the umask."""
     for top, directories, files in os.walk(tree, topdown=False):
         for name in files:
             path = os.path.join(top, name)
@@ -297,19 +310,27 @@ def settle(tree: Path) -> None:
 
 
 def _describe(image: Path, install: PythonInstall, caches: tuple[str, ...]) -> Manifest:
-    """Write the lists, the bill of materials and the manifest of the trees that are there."""
+    """Write the lists, the bill of materials and the manifest of the existing trees."""
     roles = {}
     for name in sorted(ROLE_PACKAGES):
         data = encode_list(tuple(tree_lines(image / name)))
         list_place(image, name).write_bytes(data)
         files = [path for path in (image / name).rglob("*") if path.is_file()]
         digest = hashlib.sha256(data).hexdigest()
-        roles[name] = Role(digest, len(files), sum(path.stat().st_size for path in files))
+        roles[name] = ImageRole(digest, len(files), sum(path.stat().st_size for path in files))
     bill = encode_bill(bill_of(image, install))
     (image / SBOM).write_bytes(bill)
     manifest = Manifest(
-        "", VERSION, variant_of(image), PROTOCOL_VERSION, platform.machine(), platform.python_version(), roles,
-        hashlib.sha256(bill).hexdigest(), {path.name: file_digest(path) for path in lock_files()}, caches,
+        "",
+        VERSION,
+        variant_of(image),
+        PROTOCOL_VERSION,
+        platform.machine(),
+        platform.python_version(),
+        roles,
+        hashlib.sha256(bill).hexdigest(),
+        {path.name: file_digest(path) for path in lock_files()},
+        caches,
     )
     (image / MANIFEST).write_bytes(encode_manifest(manifest))
     settle(image)
@@ -317,17 +338,17 @@ def _describe(image: Path, install: PythonInstall, caches: tuple[str, ...]) -> M
 
 
 def variant_of(image: Path) -> str:
-    """``cuda`` or ``cpu``, by the torch of the engine's tree."""
+    """Return ``cuda`` or ``cpu``, depending on the torch of the engine's tree."""
     return "cuda" if (image / "engine" / PACKAGES_DIR[1:] / "torch" / GPU_LIBRARY).exists() else "cpu"
 
 
 def lock_files() -> tuple[Path, ...]:
-    """The lists of pinned packages that a checkout has."""
+    """Return a checkout's lists of pinned packages."""
     return tuple(path for path in (LOCKS / "run.lock", LOCKS / "cpu.lock", LOCKS / "cuda.lock") if path.is_file())
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

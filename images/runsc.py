@@ -1,15 +1,15 @@
-"""Get a runsc that is recent enough: from this machine, from gVisor, or from a newer Debian.
+"""Install a sufficiently recent runsc: from this machine, from gVisor, or from a newer Debian.
 
     python images/runsc.py --into .venv/bin
 
-Three ways, tried in this order, each saying what it does:
+Three sources are tried in this order, each announced:
 
-1. a runsc that is there already: in the target directory, then on PATH;
-2. gVisor's own release, a pinned one, checked against a pinned SHA-512;
-3. Debian's package of a newer release than this machine's, downloaded by apt with the machine's own settings
-   (mirror, proxy, keys), checked against a pinned SHA-256. Nothing of the machine's apt state changes; no root needed.
+1. an existing runsc: in the target directory, then on PATH;
+2. gVisor's own release, pinned by version and SHA-512;
+3. Debian's package of a newer release than this machine's, downloaded by apt with the machine's own settings (mirror,
+    proxy, keys), pinned by SHA-256. The machine's apt state is unchanged; no root needed.
 
-Needs nothing but the standard library: it runs before anything is installed. Running it again does nothing.
+Needs only the standard library, because it runs before anything is installed. Idempotent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIN_VERSION = 20_240_701
-"""Release date of the oldest runsc that the appliance can use; the same number as in isolation.runsc."""
+"""Release date of the oldest usable runsc; equal to the number in isolation.gvisor.runsc."""
 
 RELEASE = "20260420.0"
 RELEASE_URL = "https://storage.googleapis.com/gvisor/releases/release/{release}/{machine}/runsc"
@@ -39,10 +39,10 @@ RELEASE_SHA512 = {
     "x86_64": (
         "9efeefada7b9a7bcc21dc3a1ad3531d11dfac267808cced45d047aab742f15ec"
         "b91b2bb635dea78a4ae36817f76e5ed223b7ad80f3165f15dd24de9b0c95726f"
-    ),
+    )
 }
 CONNECT_TIMEOUT_S = 8
-"""A machine without a way out should not wait for it."""
+"""Seconds after which an unreachable network is given up."""
 
 DEBIAN_SUITE = "trixie"
 DEBIAN_VERSION = "0.0~20240729.0-4+b7"
@@ -51,23 +51,23 @@ APT_TIMEOUT_S = 300
 
 _CHUNK_BYTES = 1 << 20
 _MAX_BYTES = 256 << 20
-"""No runsc is larger; a server that sends more is cut off."""
+"""Largest download in bytes; no runsc is larger."""
 
 
 class StepError(Exception):
-    """One way did not work; the next is tried."""
+    """One source failed; the next is tried."""
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"runsc: {text}", flush=True)
 
 
 def version_of(path: Path) -> int:
-    """Release date of a runsc.
+    """Return the release date of a runsc.
 
     Raises:
-        StepError: it does not run, tells no date, or is too old.
+        StepError: it does not run, reports no date, or is too old.
     """
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True)
@@ -82,7 +82,7 @@ def version_of(path: Path) -> int:
 
 
 def install(source: Path, into: Path) -> None:
-    """Put a runsc into the target directory in one step, so that a running one is never half overwritten."""
+    """Put a runsc into the target directory atomically, so that a running one is never partly overwritten."""
     into.mkdir(parents=True, exist_ok=True)
     new = into / f".runsc.{os.getpid()}"
     shutil.copyfile(source, new)
@@ -92,7 +92,7 @@ def install(source: Path, into: Path) -> None:
 
 
 def from_this_machine(into: Path, scratch: Path) -> str:
-    """Use what is there: a link to the runsc on PATH, or nothing to do."""
+    """Use an existing runsc: link to the one on PATH, or do nothing."""
     del scratch
     own = into / "runsc"
     if own.exists():
@@ -155,7 +155,7 @@ def from_debian(into: Path, scratch: Path) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of apt's sources: what deb822-style and one-line-style files have in common."""
+    """One entry of apt's sources: the fields common to deb822-style and one-line-style files."""
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]
@@ -165,7 +165,7 @@ class Source:
 
 
 def read_sources(etc: Path) -> list[Source]:
-    """All entries for binary packages below ``/etc/apt``; sources.list(5)."""
+    """Return all entries for binary packages below ``/etc/apt``; sources.list(5)."""
     found: list[Source] = []
     files = sorted((etc / "sources.list.d").glob("*.sources"))
     for path in files:
@@ -177,7 +177,7 @@ def read_sources(etc: Path) -> list[Source]:
 
 
 def parse_deb822(text: str) -> Iterator[Source]:
-    """Entries of a ``.sources`` file. Pure."""
+    """Parse a ``.sources`` file. Pure."""
     for stanza in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
         fields: dict[str, str] = {}
         name = ""
@@ -195,7 +195,7 @@ def parse_deb822(text: str) -> Iterator[Source]:
 
 
 def parse_one_line(text: str) -> Iterator[Source]:
-    """Entries of a ``.list`` file. Pure."""
+    """Parse a ``.list`` file. Pure."""
     pattern = re.compile(r"^\s*deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#\n]*)", re.MULTILINE)
     for options, uri, suite, components in pattern.findall(text):
         key = re.search(r"signed-by=(\S+)", options)
@@ -203,10 +203,10 @@ def parse_one_line(text: str) -> Iterator[Source]:
 
 
 def codename(os_release: Path) -> str:
-    """This machine's release name.
+    """Return this machine's release name.
 
     Raises:
-        StepError: it is no Debian.
+        StepError: the machine is no Debian.
     """
     try:
         text = os_release.read_text()
@@ -219,7 +219,7 @@ def codename(os_release: Path) -> str:
 
 
 def derive_source(sources: list[Source], own: str, suite: str) -> str:
-    """The machine's own entry for Debian's archive as a deb822 stanza for another suite. Pure.
+    """Derive a deb822 stanza for another suite from the machine's own entry for Debian's archive. Pure.
 
     Raises:
         StepError: there is no such entry.
@@ -234,8 +234,8 @@ def derive_source(sources: list[Source], own: str, suite: str) -> str:
 
 
 def private_apt(scratch: Path, source: str, status: Path | None = None) -> list[str]:
-    """An apt-get that has only ``source`` and keeps its state and cache in ``scratch``; it takes what the file
-    ``status`` lists to be installed, or nothing."""
+    """Build an apt-get command that knows only ``source`` and keeps its state and cache in ``scratch``; it treats the
+    packages in the file ``status`` as installed."""
     (scratch / "newer.sources").write_text(source)
     for part in ("state/lists/partial", "cache/archives/partial"):
         (scratch / part).mkdir(parents=True)
@@ -250,7 +250,7 @@ def private_apt(scratch: Path, source: str, status: Path | None = None) -> list[
         "Acquire::http::Timeout": CONNECT_TIMEOUT_S,
         "Acquire::https::Timeout": CONNECT_TIMEOUT_S,
         "Acquire::Retries": 2,
-        # As root apt would become a user that may not read our private directory.
+        # As root, apt would switch to a user that may not read the private directory.
         "APT::Sandbox::User": "root",
     }
     return ["apt-get", "--quiet=2", *(f"--option={key}={value}" for key, value in options.items())]
@@ -260,7 +260,7 @@ def command(argv: list[str], cwd: Path) -> None:
     """Run a program.
 
     Raises:
-        StepError: it failed; with its last words.
+        StepError: it failed; the message ends with its last output.
     """
     try:
         done = subprocess.run(
@@ -285,15 +285,11 @@ def check_digest(path: Path, algorithm: str, expected: str) -> None:
         raise StepError(f"{path.name} has {algorithm} {found}, expected {expected}: it is not used")
 
 
-STEPS = {
-    "this machine": from_this_machine,
-    "gVisor's release": from_gvisor,
-    "a newer Debian": from_debian,
-}
+STEPS = {"this machine": from_this_machine, "gVisor's release": from_gvisor, "a newer Debian": from_debian}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Try each way; 0 when one worked."""
+    """Try each source; return 0 when one worked."""
     parser = argparse.ArgumentParser(description="Get a runsc that is recent enough.")
     parser.add_argument("--into", type=Path, required=True, help="directory to put runsc into")
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""An image's bill of materials, in CycloneDX 1.6 (ECMA-424): Python packages, and every shared library with its origin.
+"""Bill of materials of an image in CycloneDX 1.6 (ECMA-424): Python packages, and shared libraries with their origin.
 
-Nothing in it depends on when or where it was made: no times, no serial number, no path of the building machine.
+It is independent of when and where it was made: no times, no serial number, no path of the build machine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from appliance.version import VERSION
-from isolation.elf import system_library_dirs
+from appliance.common.version import VERSION
 from isolation.errors import ProcessError
-from isolation.process import run
-from isolation.python_rootfs import OURS_DIR, PACKAGES_DIR, PYTHON_DIR, ROLE_PACKAGES, PythonInstall
+from isolation.host.process import run
+from isolation.image.elf import system_library_dirs
+from isolation.image.python_rootfs import OURS_DIR, PACKAGES_DIR, PYTHON_DIR, ROLE_PACKAGES, PythonInstall
 
 Component = dict[str, Any]
 
@@ -32,7 +32,7 @@ _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?: +--hash=sha256:[0-9a-f
 
 
 def bill_of(image: Path, install: PythonInstall) -> dict[str, Any]:
-    """The bill of the trees that lie below ``image``, each component once, with the roles that have it."""
+    """Build the bill of the trees below ``image``, each component once, with the roles that contain it."""
     found: dict[str, Component] = {}
     for role in sorted(ROLE_PACKAGES):
         for one in _components(image / role, install):
@@ -43,16 +43,14 @@ def bill_of(image: Path, install: PythonInstall) -> dict[str, Any]:
         "specVersion": "1.6",
         "version": 1,
         "metadata": {
-            "component": {
-                "type": "container", "bom-ref": "image", "name": "athanor-sandbox-image", "version": VERSION,
-            }
+            "component": {"type": "container", "bom-ref": "image", "name": "athanor-sandbox-image", "version": VERSION}
         },
         "components": [found[ref] for ref in sorted(found)],
-    }  # fmt: skip
+    }
 
 
 def encode_bill(bill: dict[str, Any]) -> bytes:
-    """The one text of a bill."""
+    """Encode a bill in its only valid form."""
     return (json.dumps(bill, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -60,17 +58,26 @@ def _components(tree: Path, install: PythonInstall) -> Iterator[Component]:
     python = tree / PYTHON_DIR[1:] / "bin" / install.version
     version = platform.python_version()
     yield {
-        "type": "platform", "bom-ref": "cpython", "name": "cpython", "version": version,
-        "hashes": [_hash(python)], "purl": f"pkg:generic/cpython@{version}", "properties": [],
-    }  # fmt: skip
+        "type": "platform",
+        "bom-ref": "cpython",
+        "name": "cpython",
+        "version": version,
+        "hashes": [_hash(python)],
+        "purl": f"pkg:generic/cpython@{version}",
+        "properties": [],
+    }
     assert (tree / OURS_DIR[1:]).is_dir(), "our own packages are in every tree"
     yield {
-        "type": "library", "bom-ref": "athanor", "name": "athanor", "version": VERSION,
-        "purl": f"pkg:generic/athanor@{VERSION}", "properties": [],
-    }  # fmt: skip
+        "type": "library",
+        "bom-ref": "athanor",
+        "name": "athanor",
+        "version": VERSION,
+        "purl": f"pkg:generic/athanor@{VERSION}",
+        "properties": [],
+    }
     packages = tree / PACKAGES_DIR[1:]
     tops = {path.name.partition(".")[0] for path in packages.iterdir()}
-    # Several packages may fill one folder, as a dozen of CUDA's libraries do ``nvidia``: each of them is told.
+    # Several packages may share one folder, as a dozen CUDA libraries share ``nvidia``: each of them is listed.
     owners = {dist.name: dist for dist in distributions(path=list(install.path)) if _top_level(dist) & tops}
     for name in sorted(owners):
         yield _package(owners[name])
@@ -90,13 +97,18 @@ def _package(dist: Distribution) -> Component:
     if local:
         properties.append(_property("local-version", local))
     return {
-        "type": "library", "bom-ref": ref, "name": name, "version": dist.version, "purl": ref, "properties": properties,
-    }  # fmt: skip
+        "type": "library",
+        "bom-ref": ref,
+        "name": name,
+        "version": dist.version,
+        "purl": ref,
+        "properties": properties,
+    }
 
 
 @functools.cache
 def _locked() -> dict[tuple[str, str], tuple[str, ...]]:
-    """(package, version) to the hashes of its archives, any of which may have been installed."""
+    """Map (package, version) to the hashes of its archives, any of which may have been installed."""
     found: dict[tuple[str, str], set[str]] = {}
     for path in sorted(LOCKS.glob("*.lock")):
         if path.stem in ("run", "cpu", "cuda"):
@@ -107,8 +119,7 @@ def _locked() -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def _libraries(tree: Path, packages: Path) -> Iterator[Component]:
-    """Libraries of the machine that built it, and those that packages bring along; extension modules are no
-    libraries."""
+    """Collect libraries of the build machine and those included in packages, without extension modules."""
     own = [path for top in ("lib", "lib64", "usr") for path in sorted((tree / top).rglob("*")) if path.is_file()]
     debian = _debian({path.name: _hash(path)["content"] for path in own})
     for path in own:
@@ -128,18 +139,20 @@ def _libraries(tree: Path, packages: Path) -> Iterator[Component]:
 def _library(path: Path, name: str, origin: str) -> Component:
     digest = _hash(path)
     return {
-        "type": "library", "bom-ref": f"{origin}/{name}@{digest['content'][:16]}", "name": name, "hashes": [digest],
+        "type": "library",
+        "bom-ref": f"{origin}/{name}@{digest['content'][:16]}",
+        "name": name,
+        "hashes": [digest],
         "properties": [_property("brought-by", origin)],
-    }  # fmt: skip
+    }
 
 
 def _debian(digests: dict[str, str]) -> dict[str, tuple[str, str, str]]:
-    """Library to (package, version, architecture) of those that dpkg has put on this machine, byte by byte the same; an
-    interpreter of another origin may bring a library of the same name."""
+    """Map each library to the (package, version, architecture) whose dpkg files equal it byte by byte; an interpreter
+    of another origin may bring a different library with this name."""
     places = [(Path(folder, name), name) for folder in system_library_dirs() for name in digests]
     real = {
-        str(path.resolve()): name for path, name in places
-        if path.is_file() and _hash(path)["content"] == digests[name]
+        str(path.resolve()): name for path, name in places if path.is_file() and _hash(path)["content"] == digests[name]
     }
     asked = {**real, **{place.removeprefix("/usr"): name for place, name in real.items()}}
     try:
@@ -158,12 +171,13 @@ def _debian(digests: dict[str, str]) -> dict[str, tuple[str, str, str]]:
     versions |= {name.partition(":")[0]: row for name, row in versions.items()}
     return {
         name: (package.partition(":")[0], versions[package][1], versions[package][2])
-        for name, package in owner.items() if package in versions
+        for name, package in owner.items()
+        if package in versions
     }
 
 
 def _purl_part(text: str) -> str:
-    """A name or a version as a package URL (ECMA-427) has it."""
+    """Encode a name or a version for a package URL (ECMA-427)."""
     return quote(text, safe=":")
 
 

@@ -1,8 +1,9 @@
-"""Compiled GPU kernels in an engine's tree: ``/opt/triton/NAME/``, read-only, as ``athanor kernels gpu`` made them.
+"""Compiled GPU kernels in an engine's tree: ``/opt/triton/NAME/``, read-only, made by ``athanor kernels gpu``.
 
-A folder is for one kind of GPU, one Triton, one state of our kernels and one configuration of a model; its name has all
-four (``engine.kernels.gpu.folder``), so an engine finds its own or none, and compiles nothing. Only what this image's
-engine would take goes in: the image's own Triton, the image's own sources, every file as it was sealed.
+A folder is for one kind of GPU, one Triton, one state of our kernels and one model configuration; its name encodes all
+four (``engine.backends.cuda.kernels.folder``), so an engine finds its own or none, and compiles nothing. Only folders
+that this image's engine would accept are added: built by the image's own Triton from the image's own sources, with
+every file as sealed.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import re
 import shutil
 from pathlib import Path
 
+from engine.backends.cuda.kernels.folder import DIGEST_CHARS, check_folder, read_name, sources_digest
 from engine.errors import ConfigurationError
-from engine.kernels.gpu.folder import DIGEST_CHARS, check_folder, read_name, sources_digest
 from isolation.errors import IsolationError
-from isolation.image_manifest import KERNELS_DIR
-from isolation.python_rootfs import OURS_DIR, PACKAGES_DIR
+from isolation.image.manifest import KERNELS_DIR
+from isolation.image.python_rootfs import OURS_DIR, PACKAGES_DIR
 
-SOURCES = "engine/kernels/gpu"
-"""Where an engine has its kernels' sources."""
+SOURCES = "engine/backends/cuda/kernels"
+"""Folder of the kernel sources in the engine's tree."""
 
 
 def add_cache(tree: Path, source: Path) -> tuple[str, ...]:
-    """Copy all folders of compiled kernels into an engine's tree; gives their names.
+    """Copy all folders of compiled kernels into an engine's tree; return their names.
 
     Raises:
-        IsolationError: the tree has no Triton; or a folder is none of compiled kernels, was compiled by another Triton
-            or from other sources, or is not as it was sealed.
+        IsolationError: the tree has no Triton; or a folder holds no compiled kernels, was compiled by another Triton or
+            from other sources, or differs from its seal.
     """
     installed = _triton_version(tree)
     if installed is None:
@@ -51,7 +52,7 @@ def add_cache(tree: Path, source: Path) -> tuple[str, ...]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Files and folders; ``check_folder`` has seen that there is nothing else."""
+    """Copy files and folders; ``check_folder`` has excluded anything else."""
     for top, directories, files in os.walk(source):
         directories.sort()
         place = target / Path(top).relative_to(source)

@@ -1,16 +1,15 @@
-"""What can go wrong while a sandbox is started, watched or ended.
+"""Errors raised while a sandbox starts, runs or ends.
 
 ``IsolationError``
-  * ``SandboxError``: one sandbox
-      * ``SandboxStartError``: it did not come up; nothing of it is left behind.
-      * ``SandboxExitedError``: it ended while somebody still needed it.
-      * ``SandboxTimeoutError``: it did not do something in time.
-  * ``ProcessError``: a host program that we started failed.
-  * ``RuntimeNotFoundError``: no usable runsc on this machine.
+  * ``SandboxError``: an error of one sandbox
+      * ``SandboxStartError``: the sandbox did not start; everything made for it has been removed.
+      * ``SandboxTimeoutError``: the sandbox missed a deadline.
+  * ``ProcessError``: a host program that Athanor started failed.
+  * ``RuntimeNotFoundError``: this machine has no usable runsc.
   * ``UserNamespaceError``: this machine refuses an unprivileged user namespace.
-  * ``GpuError``: what a sandbox with a GPU needs of the machine is missing, or does not fit together.
-  * ``RootfsError``: the files for a sandbox's root are missing or unreadable for its user.
-      * ``ImageError``: an image is not what it shall be.
+  * ``GpuError``: something that a sandbox with a GPU needs from the machine is missing or incompatible.
+  * ``RootfsError``: files for a sandbox's root are missing, or its user cannot read them.
+      * ``ImageError``: an image does not match its manifest, its signature or its pinned digest.
 
 Each message says what happened and what it means; ``hint`` says what to do, where something can be done.
 """
@@ -23,11 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _STDERR_TAIL_CHARS = 2_000
-"""Characters of a failed program's error output kept in the message: the last lines tell the cause."""
+"""Characters of a failed program's error output kept in the message; the last lines name the cause."""
 
 
 class IsolationError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     Args:
         message: what happened and what it means; lower case, no full stop.
@@ -44,27 +43,11 @@ class IsolationError(Exception):
 
 
 class SandboxError(IsolationError):
-    """Something about one sandbox."""
+    """Base class of errors that concern one sandbox."""
 
 
 class SandboxStartError(SandboxError):
-    """The sandbox did not come up; whatever had been made for it is removed."""
-
-
-class SandboxExitedError(SandboxError):
-    """The sandbox ended although it was still needed.
-
-    Args:
-        name: name of the sandbox.
-        status: exit status, or minus the signal that ended its process.
-        reason: what is known of the cause, such as ``out of memory``.
-    """
-
-    def __init__(self, name: str, status: int, reason: str = "") -> None:
-        cause = reason or describe_status(status)
-        super().__init__(f"sandbox {name} ended: {cause}")
-        self.status = status
-        self.reason = reason
+    """The sandbox did not start; everything made for it has been removed."""
 
 
 class SandboxTimeoutError(SandboxError):
@@ -72,12 +55,12 @@ class SandboxTimeoutError(SandboxError):
 
 
 class ProcessError(IsolationError):
-    """A host program failed, could not be started or took too long.
+    """A host program failed, could not be started, or exceeded its time limit.
 
     Args:
         argv: the command.
-        returncode: exit status, minus the signal, or None when it never started or was ended for being late.
-        stderr: what it wrote to standard error; the tail is kept.
+        returncode: exit status, minus the signal, or None when it never started or was killed on time-out.
+        stderr: what it wrote to standard error; only the end is kept.
         problem: overrides the description of ``returncode``.
     """
 
@@ -100,23 +83,23 @@ class UserNamespaceError(IsolationError):
 
 
 class GpuError(IsolationError):
-    """A sandbox was to have a GPU, and driver, device nodes, libraries and runsc of this machine do not allow it."""
+    """This machine's driver, device nodes, libraries and runsc cannot give a sandbox a GPU."""
 
 
 class RootfsError(IsolationError):
-    """A file that a sandbox's root needs is missing, or its user could not read it."""
+    """A file that a sandbox's root needs is missing, or the sandbox's user cannot read it."""
 
 
 class CheckpointError(IsolationError):
-    """A saved sandbox cannot be used, or none could be saved; starting one without it works as ever."""
+    """A checkpoint cannot be used, or could not be saved; a cold start still works."""
 
 
 class ImageError(RootfsError):
-    """An image is not what it shall be: changed, malformed, not signed, not the pinned one.
+    """An image was changed, is malformed or unsigned, or is not the pinned one.
 
     Args:
         message: what is wrong.
-        path: the file by which it was found.
+        path: the file where the problem was found.
         hint: what to do.
     """
 
@@ -126,7 +109,7 @@ class ImageError(RootfsError):
 
 
 def describe_status(status: int) -> str:
-    """Say an exit status in words; negative numbers are signals, as ``subprocess`` has them."""
+    """Describe an exit status in words; negative numbers are signals, as in ``subprocess``."""
     if status == 0:
         return "ended with status 0"
     if status < 0:
@@ -138,14 +121,14 @@ def describe_status(status: int) -> str:
 
 
 def _meaning(number: int) -> str:
-    """What a signal says of a program that locks itself down."""
+    """Explain a signal's meaning for a program that locks itself down."""
     if number == signal.SIGSYS:
         return ": it made a system call beyond its lock-down, by a defect or because it was taken over"
     return ""
 
 
 _SHELL_SIGNAL_BASE = 128
-"""A program inside a sandbox that dies of signal N is reported as 128 + N."""
+"""Base of the exit status for a program inside a sandbox that dies of signal N: 128 + N."""
 
 
 def _signal_name(number: int) -> str:

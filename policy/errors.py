@@ -1,11 +1,11 @@
-"""What can be wrong with a policy text.
+"""Errors found in a policy text.
 
 ``PolicyError``
   * ``PolicySyntaxError``: the text is not the YAML we accept;
   * ``PolicySchemaError``: it is YAML, but no policy.
 
-Both carry every problem found, each with the place of its cause. A request that is refused is no
-error: it is a ``policy.decision.Decision``.
+Both carry every problem found, each with the location of its cause. A refused request is no error: it is a
+``policy.decision.Decision``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend in a file."""
+    """One problem in a policy file, with its location."""
 
     file: str
-    """Name of the source, as the caller gave it."""
+    """Name of the source, as given by the caller."""
     line: int
-    """1-based."""
+    """Line, counted from 1."""
     column: int
-    """1-based, in characters."""
+    """Column, counted from 1, in characters."""
     path: str
     """Dotted path of the key, such as ``tenants.alpha.limits.concurrency``; empty for the whole
     file."""
@@ -35,8 +35,7 @@ class Problem:
 
 
 class PolicyError(Exception):
-    """Base of the two below; its text is one line a problem, ``file:line:column: path:
-    message``."""
+    """Base class of all policy errors; its text has one line for each problem, ``file:line:column: path: message``."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -44,8 +43,7 @@ class PolicyError(Exception):
 
 
 class PolicySyntaxError(PolicyError):
-    """The text is no YAML, or YAML with a feature that we refuse (aliases, tags, directives,
-    several documents)."""
+    """The text is no YAML, or uses a YAML feature that is refused (aliases, tags, directives, several documents)."""
 
 
 class PolicySchemaError(PolicyError):

@@ -1,17 +1,15 @@
-"""The decision about one request: pure, total, default deny.
+"""Decision about one request: pure, total, default deny.
 
-It is asked twice. *Before* the prompt is tokenised (``input_tokens`` None), so that a refused
-caller costs no tokenising: tenant, model, output cap, concurrency, request rate. *After*, with
-the exact count: tenant and model again (the policy may have changed between), output cap,
-context, token rate. Concurrency and request rate are not held against the second call, because by
-then the request itself is counted in them.
+It is made twice. *Before* the prompt is tokenised (``input_tokens`` None), so that a refused caller costs no
+tokenising: tenant, model, output cap, concurrency, request rate. *After*, with the exact count: tenant and model again
+(the policy may have changed in between), output cap, context, token rate. The second call does not check concurrency
+and request rate, because the request itself is already counted in them.
 
-Whether the tenant may use what is asked for at all, a model or a feature, comes first. Rules are tried in that order
-and the first that denies decides; permanent refusals come before those that waiting cures, so that nobody is told to
-retry what can never pass.
+Permission for the model and the feature is checked first. Rules are tried in this order and the first denial decides;
+permanent refusals come before temporary ones, so that no caller is told to retry a request that can never pass.
 
-Imports nothing outside the standard library, and of that neither clock, files, sockets nor
-environment: time comes in as an argument.
+The module imports only the standard library, and nothing from it for clock, files, sockets or environment: time is an
+argument.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ from policy.model import Limits, PolicySet, Tenant
 from policy.request import AccessRequest, Usage
 
 CONCURRENCY_RETRY_S = 1.0
-"""Hint after a concurrency denial: when a running request ends is not known, and one short reply
-takes about this."""
+"""Retry hint in seconds after a concurrency denial: the end of a running request is unknown, and a short reply takes
+about this long."""
 
 
 def principal(policy: PolicySet, credential: str) -> str | None:
-    """Tenant id of an authenticated credential, or None when the policy does not know it."""
+    """Return the tenant id of an authenticated credential, or None when the policy does not know it."""
     return policy.principals.get(credential)
 
 
 def visible_models(policy: PolicySet, tenant: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``names`` that the tenant may call, in their order; none for an unknown tenant."""
+    """Return those of ``names`` that the tenant may call, in their order; none for an unknown tenant."""
     known = policy.tenants.get(tenant)
     if known is None:
         return ()
@@ -44,8 +42,7 @@ def visible_models(policy: PolicySet, tenant: str, names: Iterable[str]) -> tupl
 
 
 def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float) -> Decision:
-    """Allow or deny ``access``; ``now`` is in seconds of the clock that the buckets of ``usage``
-    were updated by."""
+    """Allow or deny ``access``; ``now`` is in seconds of the clock by which the buckets of ``usage`` were updated."""
     tenant = policy.tenants.get(access.tenant)
     if tenant is None:
         return Decision(
@@ -124,7 +121,7 @@ def _granted_output(limits: Limits, access: AccessRequest) -> int:
 
 
 def _output(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -> _Denial | None:
-    # Without a number asked for, each choice must have one token.
+    # Without a requested number, one token for each choice must fit.
     each = 1 if access.max_output_tokens is None else access.max_output_tokens
     limit, asked = limits.max_output_tokens, access.choices * each
     if asked <= limit:
@@ -135,7 +132,7 @@ def _output(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -
 
 def _context(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) -> _Denial | None:
     limit = limits.max_context_tokens
-    # Without a number asked for, one output token must fit.
+    # Without a requested number, one output token must fit.
     output = 1 if access.max_output_tokens is None else access.max_output_tokens
     needed = (access.longest_input or access.input_tokens or 0) + output
     if needed <= limit:

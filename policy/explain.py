@@ -1,15 +1,15 @@
-"""A decision as text for a person; the audience is the operator, so the rule is named."""
+"""Decision as text for the operator; it names the rule."""
 
 from __future__ import annotations
 
 from policy.decision import Decision
 
 DIGEST_CHARACTERS = 12
-"""Characters of the policy digest that are shown: enough to tell two loads apart."""
+"""Leading characters of the policy digest that are shown: enough to distinguish two loads."""
 
 
 def explain(decision: Decision) -> str:
-    """A few lines: the outcome, the rule behind it, its numbers, and what follows."""
+    """Describe a decision in a few lines: outcome, rule, numbers and obligations."""
     lines = [f"{decision.effect}: {decision.message}", f"  rule: {decision.rule}"]
     if decision.limit is not None:
         lines.append(f"  limit: {decision.limit}, found: {decision.actual}")

@@ -1,5 +1,4 @@
-"""``python -m policy.export > policy/schema.json``: writes the JSON Schema of policy files to
-standard output."""
+"""``python -m policy.export > policy/schema.json``: writes the JSON Schema of policy files to standard output."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The one place of this package that touches files: a policy path to the sources the loader
-takes."""
+"""Policy path to sources for the loader; the only module of this package that reads files."""
 
 from __future__ import annotations
 
@@ -11,29 +10,28 @@ from policy.positions import MAX_TEXT_BYTES
 from policy.schema import MAX_PUBLIC_BYTES
 
 MAX_FILES = 256
-"""Drop-ins in one directory."""
+"""Largest number of drop-in files in one directory."""
 
 NOT_A_FILE = "neither a regular file nor a link to one"
-"""What is wrong with a drop-in that could keep its reader waiting."""
+"""Problem text for a drop-in that could block its reader."""
 
 PUBLIC_FOLDER = "public"
-"""Beside a policy: what public prefixes say."""
+"""Folder beside a policy that holds the texts of public prefixes."""
 
 MAX_PUBLIC_FILES = 256
-"""Files of that folder that are looked at: more than a policy may have public prefixes."""
+"""Largest number of files read from that folder: more than a policy may have public prefixes."""
 
 
 def read_sources(path: Path) -> list[Source]:
-    """The file at ``path``, or every ``*.yaml`` directly in it when it is a directory, hidden
-    files left out.
+    """Read the file at ``path``, or every ``*.yaml`` directly in it when it is a directory, except hidden files.
 
-    Sources are named by the path as given, so that a problem can be clicked on. A directory
-    without a policy file is an error: an empty policy must be written down as such.
+    Sources are named by the path as given, so that a problem can be clicked on. A directory without a policy file is an
+    error: an empty policy must be written explicitly.
 
     Raises:
         OSError: something cannot be read.
-        PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many, or one of a directory is no
-            regular file: nobody may wait for what a pipe has to say.
+        PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many, or one in a directory is no
+            regular file, such as a pipe that would block the reader.
     """
     if not path.is_dir():
         return [_read(path, _beside(path.parent))]
@@ -48,8 +46,8 @@ def read_sources(path: Path) -> list[Source]:
 
 
 def _beside(folder: Path) -> dict[str, str]:
-    """Texts of the folder ``public`` of a policy's folder, by name. What is no UTF-8, too large or cannot be read is
-    left out: whoever names it is told."""
+    """Read the texts in the folder ``public`` of a policy's folder, by name. A file that is not UTF-8, too large or
+    unreadable is left out: the error is reported at the prefix that names it."""
     texts: dict[str, str] = {}
     found = (file for file in (folder / PUBLIC_FOLDER).glob("*") if file.suffix in (".txt", ".json"))
     names = sorted(file for file in found if file.is_file())

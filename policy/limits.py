@@ -1,10 +1,9 @@
 """Token buckets as pure arithmetic: the level is a value, the time an argument.
 
-A bucket of capacity ``C`` gains ``C / 60`` units a second up to ``C``. Work is *reserved* before
-it runs, at the most it may use, and *settled* when its true use is known: what was not used flows
-back, what was used beyond the reservation makes a debt (a level below zero) that later time pays
-off. Levels outlive a reload of the policy: they are rescaled to the new capacity and never
-refilled, so that reloading is no way round a limit.
+A bucket of capacity ``C`` gains ``C / 60`` units a second up to ``C``. Before work runs, its largest possible use is
+*reserved*; when its true use is known, it is *settled*: unused units flow back, and use beyond the reservation makes a
+debt (a level below zero) that later gains pay off. Levels survive a reload of the policy: they are rescaled to the new
+capacity and never refilled, so a reload cannot circumvent a limit.
 
 Times are seconds of one monotonic clock. A clock that steps back adds nothing and takes nothing.
 """
@@ -16,13 +15,13 @@ from dataclasses import dataclass
 SECONDS_PER_MINUTE = 60.0
 
 ROUNDING_S = 1e-6
-"""Seconds of a bucket's gain that count as nothing: float arithmetic is off by less after years of
-uptime at the highest rate, so that who waited as told gets through."""
+"""Seconds of a bucket's gain that are ignored: float arithmetic is off by less after years of uptime at the highest
+rate, so a caller who waited as told is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Units a minute, which are also the burst: a full bucket holds them all."""
+    """Rate in units a minute, which is also the burst: a full bucket holds one minute's units."""
 
     per_minute: int
     """At least 1."""
@@ -34,34 +33,34 @@ class Rate:
 
     @property
     def rounding(self) -> float:
-        """Units too few to matter."""
+        """Number of units that is ignored as rounding error."""
         return self.per_second * ROUNDING_S
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A level at a moment."""
+    """Level of a token bucket at one moment."""
 
     level: float
-    """Units that may be taken; below zero is debt."""
+    """Units that may be taken; a negative level is debt."""
     updated_at: float
     """Seconds of the caller's monotonic clock."""
 
 
 def full(rate: Rate, now: float) -> Bucket:
-    """The bucket of a tenant seen for the first time."""
+    """Return the bucket of a tenant seen for the first time."""
     return Bucket(float(rate.per_minute), now)
 
 
 def refill(bucket: Bucket, rate: Rate, now: float) -> Bucket:
-    """The bucket at ``now``: more by the time passed, at most full, never less."""
+    """Return the bucket at ``now``: it gains with the time passed, is full at most, and never loses."""
     elapsed = max(0.0, now - bucket.updated_at)
     grown = min(float(rate.per_minute), bucket.level + elapsed * rate.per_second)
     return Bucket(max(bucket.level, grown), max(bucket.updated_at, now))
 
 
 def reserve(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket | None:
-    """The bucket after taking ``amount``, or None when it does not hold that much now."""
+    """Return the bucket after taking ``amount``, or None when it holds less now."""
     current = refill(bucket, rate, now)
     if amount - current.level > rate.rounding:
         return None
@@ -69,15 +68,14 @@ def reserve(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket | Non
 
 
 def settle(bucket: Bucket, rate: Rate, *, reserved: int, used: int, now: float) -> Bucket:
-    """The bucket after a reservation turned out to be ``used``: a refund up to full, or a debt."""
+    """Return the bucket after a reservation turned out to be ``used``: with a refund up to full, or a debt."""
     current = refill(bucket, rate, now)
     level = current.level + reserved - used
     return Bucket(min(level, max(current.level, float(rate.per_minute))), current.updated_at)
 
 
 def retry_after(bucket: Bucket, rate: Rate, amount: int, now: float) -> float | None:
-    """Seconds until ``amount`` can be reserved if nobody else takes any; 0 when it can now, None
-    when it never can."""
+    """Return the seconds until ``amount`` can be reserved if no other caller takes any; 0 for now, None for never."""
     if amount > rate.per_minute:
         return None
     missing = amount - refill(bucket, rate, now).level
@@ -85,7 +83,7 @@ def retry_after(bucket: Bucket, rate: Rate, amount: int, now: float) -> float | 
 
 
 def rescale(bucket: Bucket, old: Rate, new: Rate, now: float) -> Bucket:
-    """The bucket under a new rate: filled to the same part, debt kept in units."""
+    """Return the bucket under a new rate: filled to the same fraction, debt kept in units."""
     current = refill(bucket, old, now)
     if current.level <= 0:
         return current

@@ -1,10 +1,8 @@
-"""Policy texts to one ``PolicySet``, or every problem found, each as ``file:line:column: path:
-message``.
+"""Policy texts to one ``PolicySet``, or every problem found, each as ``file:line:column: path: message``.
 
-One file or a directory of drop-ins: each file is complete in itself (version and tenants), files
-are read in the lexical order of their names, and a tenant or a credential stands in one file
-only. Nothing is half loaded: any problem in any file refuses all of them, and the caller keeps
-the policy it has.
+The policy is one file or a directory of drop-ins: each file is complete in itself (version and tenants), files are read
+in the lexical order of their names, and a tenant or a credential may appear in one file only. Loading is atomic: any
+problem in any file refuses all of them, and the caller keeps its current policy.
 
 Pure: ``policy.files`` or the caller reads the files.
 """
@@ -52,17 +50,17 @@ from policy.schema import (
 from policy.wording import worded
 
 MAX_PROBLEMS = 100
-"""Problems reported of one load; past that, mending the first ones comes first."""
+"""Largest number of problems reported for one load."""
 
 SHOWN_SUM = 200
-"""Characters of a sum that is too large repeated in a message: its end."""
+"""Characters repeated in a message from the end of a sum that is too large."""
 
 DIGEST_DOMAIN = "athanor policy 3"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One policy text and the name its problems carry."""
+    """A policy text and the name shown in its problems."""
 
     name: str
     text: str
@@ -71,7 +69,7 @@ class Source:
 
 
 def load_policy(sources: Iterable[Source]) -> PolicySet:
-    """The policy that all ``sources`` make together.
+    """Load the policy that all ``sources`` together describe.
 
     Raises:
         PolicySyntaxError: a text is not the YAML we accept (see ``policy.positions``).
@@ -145,10 +143,8 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
     return tenants, principals
 
 
-def _grouped(
-    files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]
-) -> dict[str, SharingGroup]:
-    """All sharing groups; their members are told of them."""
+def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, SharingGroup]:
+    """Collect all sharing groups and record them in their members."""
     groups: dict[str, SharingGroup] = {}
     for file in files:
         for group_id, content in file.content.sharing_groups.items():
@@ -167,10 +163,8 @@ def _grouped(
     return groups
 
 
-def _published(
-    files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]
-) -> dict[str, PublicPrefix]:
-    """All public prefixes; the tenants that may begin with them are told."""
+def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, PublicPrefix]:
+    """Collect all public prefixes and record them in the tenants that may use them."""
     found: dict[str, PublicPrefix] = {}
     for file in files:
         for name, content in file.content.public_prefixes.items():
@@ -193,7 +187,7 @@ def _published(
 
 
 def _objection(tenant: Tenant | None, name: str) -> str | None:
-    """Why a tenant cannot be in a group that names it."""
+    """Return the reason why a tenant cannot be in a group that names it; None when it can."""
     if tenant is None:
         return f"there is no tenant {name!r}"
     if tenant.group is not None:
@@ -215,7 +209,7 @@ def _share(content: KvSchema) -> KvShare:
 
 
 def _parts(percent: str) -> int:
-    """A percentage, with at most two digits behind the point, in parts of ``WHOLE_POOL``."""
+    """Convert a percentage with at most two decimals to parts of ``WHOLE_POOL``."""
     return round(float(percent.removesuffix("%")) * WHOLE_POOL / 100)
 
 
@@ -234,7 +228,7 @@ def _check_share(file: _File, path: Path, content: KvSchema, problems: list[Prob
 
 
 def _check_partition(file: _File, path: Path, content: KvSchema, problems: list[Problem]) -> None:
-    """What the class wants of the share, and what every share has to be."""
+    """Check what the isolation class requires of the share, and what every share must satisfy."""
     if not _parts(content.reservation):
         message = "class strict needs a part of the KV pool for itself: write kv: {reservation: 20%} or the like"
         problems.append(file.problem((*path, "class"), message))
@@ -245,7 +239,7 @@ def _check_partition(file: _File, path: Path, content: KvSchema, problems: list[
 
 
 def _check_reservations(files: Sequence[_File], problems: list[Problem]) -> None:
-    """All reservations must fit the pool; the first that does not is told, with the sum."""
+    """Check that all reservations fit the pool; report the first that does not, with the sum."""
     total, told = 0, ""
     for file in files:
         shares: list[tuple[Path, KvSchema]] = [
@@ -265,8 +259,8 @@ def _check_reservations(files: Sequence[_File], problems: list[Problem]) -> None
 
 
 def _check_accounts(files: Sequence[_File], problems: list[Problem]) -> None:
-    """Tenants and sharing groups of all files have an account of KV each, and an engine is told of ``MAX_TENANTS``; the
-    first that is one too many is told."""
+    """Check that the tenants and sharing groups of all files do not exceed ``MAX_TENANTS``, the number of KV accounts
+    in an engine; report the first one too many."""
     count = 0
     for file in files:
         paths: list[Path] = [("tenants", name) for name in file.content.tenants]
@@ -302,10 +296,7 @@ def _digest(
     for tenant_id, tenant in tenants.items():
         values = asdict(tenant)
         # The order of these two lists carries no meaning.
-        content[tenant_id] = values | {
-            "credentials": sorted(values["credentials"]),
-            "models": sorted(values["models"]),
-        }
+        content[tenant_id] = values | {"credentials": sorted(values["credentials"]), "models": sorted(values["models"])}
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
     published = {name: asdict(prefix) for name, prefix in public.items()}
     canonical = json.dumps([DIGEST_DOMAIN, content, shared, published], sort_keys=True, separators=(",", ":"))

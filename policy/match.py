@@ -1,5 +1,4 @@
-"""Does a pattern of the policy match a name: literal text in which ``*`` stands for any
-characters, none included."""
+"""Pattern matching for policy names: literal text in which ``*`` matches any characters, including none."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ from collections.abc import Iterable
 
 
 def glob_matches(pattern: str, name: str) -> bool:
-    """Whether the whole of ``name`` fits ``pattern``. At most ``len(pattern) * len(name)`` steps,
-    whatever they hold."""
+    """Return whether the whole of ``name`` matches ``pattern``, in at most ``len(pattern) * len(name)`` steps."""
     at, position = 0, 0
     star, resume = -1, 0
     while position < len(name):
@@ -19,7 +17,7 @@ def glob_matches(pattern: str, name: str) -> bool:
             at += 1
             position += 1
         elif star >= 0:
-            # The last star takes one character more; earlier stars never need to be reopened.
+            # The last star takes one more character; earlier stars never need to be reconsidered.
             resume += 1
             at, position = star + 1, resume
         else:
@@ -28,7 +26,7 @@ def glob_matches(pattern: str, name: str) -> bool:
 
 
 def first_match(patterns: Iterable[str], name: str) -> int | None:
-    """Index of the first pattern that fits ``name``, or None. No pattern at all fits nothing."""
+    """Return the index of the first pattern that matches ``name``, or None; an empty list matches nothing."""
     for index, pattern in enumerate(patterns):
         if glob_matches(pattern, name):
             return index

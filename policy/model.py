@@ -1,5 +1,4 @@
-"""A policy as frozen values: what the evaluator reads. Built by ``policy.loader`` from checked
-files."""
+"""Policy as immutable values for the evaluator, built by ``policy.loader`` from validated files."""
 
 from __future__ import annotations
 
@@ -9,34 +8,33 @@ from enum import StrEnum
 
 
 class IsolationClass(StrEnum):
-    """How far apart a tenant is kept from the others; ``docs/classes.md`` says what each costs. What a class asks for
-    is asked of its properties, never of its name."""
+    """Degree of isolation of a tenant; ``docs/classes.md`` gives the cost of each. Code reads the properties of a
+    class, never its name."""
 
     SHARED = "shared"
     STRICT = "strict"
-    """In a shared engine, as if alone there: the same bits in any batch, memory of its own, a wire that tells
-    nothing."""
+    """Shares the engine without observing other tenants: batch-invariant bits, a KV partition, padded responses."""
     DEDICATED = "dedicated"
-    """In sandboxes that nobody else's request enters."""
+    """Runs in sandboxes that no other tenant's request enters."""
 
     @property
     def pads(self) -> bool:
-        """Whether answers leave in records of one size at fixed moments."""
+        """Whether responses leave in records of one size at fixed intervals."""
         return self is not IsolationClass.SHARED
 
     @property
     def own_text(self) -> bool:
-        """Whether the tenant's prompts and grammars are worked on in a text sandbox of its own."""
+        """Whether the tenant's prompts and grammars are processed in its own text sandbox."""
         return self is not IsolationClass.SHARED
 
     @property
     def own_engine(self) -> bool:
-        """Whether the tenant's requests run in an engine of its own."""
+        """Whether the tenant's requests run in its own engine."""
         return self is IsolationClass.DEDICATED
 
     @property
     def exact(self) -> bool:
-        """Whether all its requests are deterministic, since others are in its batches."""
+        """Whether all its requests are deterministic, because they share batches with other tenants."""
         return self is IsolationClass.STRICT
 
     @property
@@ -46,26 +44,26 @@ class IsolationClass(StrEnum):
 
 
 class Retention(StrEnum):
-    """What may outlive a request."""
+    """Retention of request data after the request."""
 
     STANDARD = "standard"
-    """Finished blocks may serve later requests of the same tenant."""
+    """Finished blocks may serve later requests of this tenant."""
     NONE = "none"
-    """Nothing of the request is kept."""
+    """Nothing is kept after the request."""
 
 
 class Determinism(StrEnum):
-    """Whether a tenant's requests get the same bits alone and in any batch. Without compiled kernels it costs time of
-    the engine, so it is granted and not just asked for."""
+    """Permission to request batch-invariant results. Without compiled kernels this costs engine time, so it must be
+    granted."""
 
     NEVER = "never"
     ALLOWED = "allowed"
-    """A request that asks for it gets it."""
+    """A request may ask for deterministic results."""
     ALWAYS = "always"
 
 
 class Priority(StrEnum):
-    """Who is served first; the order is strict, so ``LOW`` gets what the others leave."""
+    """Priority class; the order is strict, so ``LOW`` receives only what the others leave."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -74,10 +72,10 @@ class Priority(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one tenant may use; every number is at least 1."""
+    """Limits of one tenant; every number is at least 1."""
 
     requests_per_minute: int
-    """Rate and burst of requests: a full bucket holds one minute's worth."""
+    """Rate and burst of requests: a full bucket holds one minute's requests."""
     tokens_per_minute: int
     """Rate and burst of prompt and output tokens together."""
     concurrency: int
@@ -90,83 +88,83 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What of the API one tenant may use, where that can be withheld."""
+    """API features that can be withheld from a tenant."""
 
     structured_output: bool = True
-    """Answers under a grammar of the caller's."""
+    """Whether a request may supply a grammar for its output."""
 
 
 WHOLE_POOL = 10_000
-"""Parts of a model's KV pool in which shares are counted: hundredths of a percent."""
+"""Number of parts of a model's KV pool in which shares are counted: hundredths of a percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShare:
-    """What one tenant, or one sharing group, may keep in the KV pool of each model that it may use."""
+    """Share of one tenant, or one sharing group, in the KV pool of each model that it may use."""
 
     reservation: int = 0
-    """What it can always have, in parts of ``WHOLE_POOL``."""
+    """Guaranteed share, in parts of ``WHOLE_POOL``."""
     cap: int = WHOLE_POOL
-    """What it never exceeds."""
+    """Largest share, in parts of ``WHOLE_POOL``."""
     borrow: bool = True
-    """Whether it may use what is nobody's or left over, and others what it leaves of its reservation. Where not, cap
-    and reservation are one number, and the share is a partition."""
+    """Whether it may use unreserved or idle memory, and lends the idle part of its reservation. If not, cap and
+    reservation are equal and the share is a partition."""
 
     @property
     def bounded(self) -> bool:
-        """Whether it says anything."""
+        """Whether it differs from the default share."""
         return self != KvShare()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingGroup:
-    """Tenants that find each other's cached prefixes, because the operator says so."""
+    """Tenants that share cached prefixes, by the operator's decision."""
 
     id: str
     tenants: tuple[str, ...]
-    """At least two ids."""
+    """Ids of its members, at least two."""
     kv: KvShare = KvShare()
-    """What all members together may keep: their blocks are the group's."""
+    """Share of all members together: their blocks belong to the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicPrefix:
-    """A beginning of prompts that the operator publishes: computed once, always there, for several tenants."""
+    """Prompt prefix published by the operator: computed once and always resident, for several tenants."""
 
     id: str
     model: str
     """Name of the served model."""
     chat: bool
-    """Whether ``source`` is a conversation for the model's chat template; else it is text as it is."""
+    """Whether ``source`` is a conversation for the model's chat template; otherwise it is literal text."""
     source: str
     """The text, or the messages as JSON, ``[{"role": ..., "content": ...}, ...]``."""
     tenants: tuple[str, ...]
-    """Who may begin with it."""
+    """Ids of the tenants that may use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One tenant: who it is, what it may call, how much it may use."""
+    """One tenant: its credentials, the models it may call, and its limits."""
 
     id: str
     credentials: tuple[str, ...]
-    """``key:ID`` or a SPIFFE URI, as the identity layer names an authenticated caller."""
+    """Credentials as named by the identity layer: ``key:ID`` or a SPIFFE URI."""
     models: tuple[str, ...]
-    """Model names, ``*`` standing for any characters."""
+    """Patterns of model names; ``*`` matches any characters."""
     isolation_class: IsolationClass
     retention: Retention
     weight: int
-    """Share in fair service beside other tenants, 1..1000."""
+    """Share in fair service relative to other tenants, 1..1000."""
     priority: Priority
-    """The most urgent that its requests may be; a request may ask for less."""
+    """Most urgent priority of its requests; a request may ask for less."""
     deterministic: Determinism
     limits: Limits
     features: Features = Features()
     kv: KvShare = KvShare()
     group: str | None = None
-    """The sharing group that the tenant is in."""
+    """Id of the tenant's sharing group, if it is in one."""
     public: tuple[str, ...] = ()
-    """Ids of the public prefixes that its requests may begin with."""
+    """Ids of the public prefixes with which its requests may begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +172,11 @@ class PolicySet:
     """All tenants of one load, with the index from credential to tenant."""
 
     tenants: Mapping[str, Tenant]
-    """By tenant id."""
+    """Tenants by id."""
     principals: Mapping[str, str]
     """Tenant id by credential; a credential belongs to exactly one tenant."""
     digest: str
-    """SHA-256, hex, of the content: equal for files that differ in comments, order or layout
-    only."""
+    """SHA-256 of the content in hex: equal for files that differ only in comments, order or layout."""
     groups: Mapping[str, SharingGroup]
     """Sharing groups by id."""
     public: Mapping[str, PublicPrefix]

@@ -1,11 +1,9 @@
 """YAML text to plain data, with the line and column of every key and value.
 
-Accepted is the part of YAML 1.2.2 that reads the same to everyone: one document, mappings with
-text keys, sequences and scalars of the core schema (section 10.3.2) with decimal, finite numbers
-only, so ``no``, ``2025-01-01`` and ``0x10`` are texts. Refused are aliases, anchors, tags,
-directives, merge keys, duplicate keys, and files beyond the bounds below. The text is read once,
-as a stream of parser events, so that a refusal comes before anything is built from what is
-refused.
+The accepted part of YAML 1.2.2 has one reading: one document, mappings with text keys, sequences and scalars of the
+core schema (section 10.3.2) with decimal, finite numbers only, so ``no``, ``2025-01-01`` and ``0x10`` are texts.
+Aliases, anchors, tags, directives, merge keys, duplicate keys, and files beyond the bounds below are refused. The text
+is read once, as a stream of parser events, so that a construct is refused before anything is built from it.
 
 Pure: the caller reads the file.
 """
@@ -34,13 +32,13 @@ from ruamel.yaml.reader import ReaderError
 from policy.errors import PolicySyntaxError, Problem
 
 MAX_TEXT_BYTES = 1 << 20
-"""Bytes of one file: some ten thousand tenants, and about six seconds of parsing."""
+"""Largest size of a file in bytes: some ten thousand tenants, and about six seconds of parsing."""
 
 MAX_DEPTH = 16
-"""Nested mappings and sequences; our own files need five."""
+"""Largest depth of nested mappings and sequences; our own files need five."""
 
 MAX_INTEGER_DIGITS = 18
-"""Digits of an integer; no limit of ours needs more than 64 bits."""
+"""Largest number of digits of an integer; no limit needs more than 64 bits."""
 
 Path = tuple[str | int, ...]
 Place = tuple[int, int]
@@ -53,22 +51,22 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 class Locator:
-    """Where the keys and values of one file stand; lines and columns count from 1."""
+    """Positions of the keys and values of one file; lines and columns count from 1."""
 
     def __init__(self) -> None:
         self._values: dict[Path, Place] = {}
         self._keys: dict[Path, Place] = {}
 
     def __call__(self, path: Path) -> Place:
-        """Line and column of the value at ``path``, or of the nearest part of it that exists."""
+        """Return line and column of the value at ``path``, or of its nearest existing parent."""
         return self._nearest(path, self._values)
 
     def key(self, path: Path) -> Place:
-        """Line and column of the key at ``path``; of the value where it is no mapping's key."""
+        """Return line and column of the key at ``path``; of the value where it has no mapping key."""
         return self._keys.get(path) or self._nearest(path, self._values)
 
     def note(self, path: Path, *, key: Place | None, value: Place) -> None:
-        """Remember one place; for the reader of the file only."""
+        """Record one position; called only by the reader of the file."""
         self._values[path] = value
         if key is not None:
             self._keys[path] = key
@@ -81,12 +79,12 @@ class Locator:
 
 
 def load_yaml(text: str, name: str) -> tuple[Any, Locator]:
-    """The document in ``text`` as dicts, lists and scalars, and where each part stands.
+    """Parse ``text`` into dicts, lists and scalars, with the position of each part.
 
     An empty document is ``None``.
 
     Raises:
-        PolicySyntaxError: not the YAML described above; ``name`` is the file in its problem.
+        PolicySyntaxError: the text is not the YAML described above; ``name`` is the file in its problem.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
         raise _refusal(name, (1, 1), f"the file is larger than {MAX_TEXT_BYTES} bytes")
@@ -115,7 +113,7 @@ class _Reader:
         self._locator = Locator()
 
     def document(self) -> tuple[Any, Locator]:
-        """Everything up to the stream's end."""
+        """Read everything up to the end of the stream."""
         data: Any = None
         documents = 0
         for event in self._events:
@@ -129,7 +127,7 @@ class _Reader:
         return data, self._locator
 
     def _node(self, event: Event, path: Path, depth: int, key: Place | None = None) -> Any:
-        # A value that is not written has no place of its own: its key stands for it.
+        # An omitted value has no position of its own: its key's position is used.
         missing = isinstance(event, ScalarEvent) and event.style is None and not event.value
         place = key if missing and key is not None else _place(event)
         self._locator.note(path, key=key, value=place)
@@ -194,7 +192,7 @@ class _Reader:
 
 
 def dotted(path: Path) -> str:
-    """A path as text: ``tenants.alpha.models[0]``."""
+    """Format a path as text: ``tenants.alpha.models[0]``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

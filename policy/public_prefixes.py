@@ -1,5 +1,5 @@
-"""Public prefixes of policy files: who may begin with which, what it says, and what is wrong with it. Pure: files
-beside the policy were read by ``policy.files``."""
+"""Validation of public prefixes in policy files: permitted tenants, content, and errors. Pure: ``policy.files`` has
+read the files beside the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MESSAGES = TypeAdapter(list[PrefixMessageSchema])
 
 
 class PrefixError(Exception):
-    """A public prefix cannot be used; ``key`` is what of it is wrong."""
+    """A public prefix cannot be used; ``key`` names the wrong part."""
 
     def __init__(self, key: tuple[str | int, ...], message: str) -> None:
         super().__init__(message)
@@ -27,10 +27,10 @@ class PrefixError(Exception):
 def read_prefix(
     name: str, content: PublicPrefixSchema, files: Mapping[str, str], tenants: Mapping[str, Tenant]
 ) -> PublicPrefix:
-    """One prefix, checked against the tenants of the policy.
+    """Validate one prefix against the tenants of the policy.
 
     Raises:
-        PrefixError: it says nothing, more than one thing, or too much; or names whom it cannot be for.
+        PrefixError: it has no content, several, or too much; or it names a tenant that cannot use it.
     """
     given = [key for key in ("text", "messages", "file") if getattr(content, key) is not None]
     if len(given) != 1:
@@ -43,7 +43,7 @@ def read_prefix(
 
 
 def _source(content: PublicPrefixSchema, files: Mapping[str, str]) -> tuple[bool, str]:
-    """Whether it is a conversation, and what it says."""
+    """Return whether the prefix is a conversation, and its content."""
     if content.text is not None:
         return False, content.text
     if content.messages is not None:
@@ -84,7 +84,7 @@ def _members(content: PublicPrefixSchema, tenants: Mapping[str, Tenant]) -> tupl
 
 
 def objection(tenant: Tenant | None, name: str, model: str) -> str | None:
-    """Why a tenant cannot begin with a public prefix of this model; None when it can."""
+    """Return the reason why a tenant cannot use a public prefix of this model; None when it can."""
     if tenant is None:
         return f"there is no tenant {name!r}"
     if tenant.isolation_class is not IsolationClass.SHARED:

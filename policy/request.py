@@ -1,4 +1,4 @@
-"""What the evaluator is asked: who wants what, and what the tenant uses at this moment."""
+"""Input of the evaluator: the requested access, and the tenant's current usage."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from policy.limits import Bucket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRequest:
-    """One generation, as far as the policy is concerned."""
+    """The properties of one request that the policy evaluates."""
 
     tenant: str
-    """Tenant id that ``policy.evaluate.principal`` gave for the caller's credential."""
+    """Tenant id returned by ``policy.evaluate.principal`` for the caller's credential."""
     model: str
     """Name of the served model."""
     input_tokens: int | None
-    """Exact prompt tokens, or None before the prompt is tokenised."""
+    """Exact number of prompt tokens, or None before the prompt is tokenised."""
     max_output_tokens: int | None
-    """Output tokens asked for each choice: None for as many as allowed, 0 for none (embeddings)."""
+    """Output tokens requested for each choice: None for as many as allowed, 0 for none (embeddings)."""
     longest_input: int | None = None
-    """Tokens of the longest text where there are several, which are held against the context one by one; None: the
-    prompt is one."""
+    """Tokens of the longest text when there are several, each of which must fit the context; None for a single
+    prompt."""
     structured: bool = False
-    """Whether the output shall follow a grammar."""
+    """Whether the output must follow a grammar."""
     choices: int = 1
-    """Outputs of the one prompt."""
+    """Number of outputs for the one prompt."""
 
     def __post_init__(self) -> None:
         if self.input_tokens is not None and self.input_tokens < 1:
@@ -38,9 +38,9 @@ class AccessRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """A tenant's use just before the request in question is admitted."""
+    """Usage of a tenant just before the request is admitted."""
 
     concurrency: int
-    """Requests admitted and not yet finished."""
+    """Number of requests admitted and not yet finished."""
     request_bucket: Bucket
     token_bucket: Bucket

@@ -1,8 +1,6 @@
-"""The policy file as a schema: names, types, bounds and defaults, all refused by name when they
-do not fit.
+"""Schema of the policy file: names, types, bounds and defaults; errors name the offending key.
 
-``schema.json`` beside this module is this schema for editors; ``python -m policy.export``
-writes it.
+``schema.json`` beside this module is this schema for editors; ``python -m policy.export`` writes it.
 """
 
 from __future__ import annotations
@@ -11,13 +9,7 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 MAX_TENANTS = 10_000
@@ -27,12 +19,12 @@ MAX_GROUPS = 1_000
 MAX_MEMBERS = 256
 MAX_PUBLIC_PREFIXES = 64
 MAX_PUBLIC_BYTES = 256 << 10
-"""UTF-8 bytes of one public prefix: some hundred pages."""
+"""Largest size of one public prefix in UTF-8 bytes: some hundred pages."""
 MAX_PUBLIC_MESSAGES = 64
 MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_TRUST_DOMAIN_BYTES = 255
-"""SPIFFE-ID specification, section 2.1."""
+"""Longest trust domain in bytes (SPIFFE-ID specification, section 2.1)."""
 
 TENANT_ID = r"^[a-z0-9][a-z0-9-]{0,62}$"
 PERCENT = r"^(100|[0-9]{1,2})(\.[0-9]{1,2})?%$"
@@ -87,8 +79,7 @@ class _Strict(BaseModel):
 
 
 class LimitsSchema(_Strict):
-    """What one tenant may use. The defaults let one team work and keep one tenant from filling
-    the machine."""
+    """Limits of one tenant. The defaults suit one team and keep one tenant from filling the machine."""
 
     requests_per_minute: int = Field(
         default=600, ge=1, le=1_000_000, description="Requests a minute, which is also the burst."
@@ -118,7 +109,7 @@ class LimitsSchema(_Strict):
 
 
 class FeaturesSchema(_Strict):
-    """What of the API one tenant may use, where that can be withheld."""
+    """API features that can be withheld from a tenant."""
 
     structured_output: bool = Field(
         default=True,
@@ -127,7 +118,7 @@ class FeaturesSchema(_Strict):
 
 
 class KvSchema(_Strict):
-    """What may be kept in the KV pool of each model, in percent of the pool."""
+    """Share in the KV pool of each model, in percent of the pool."""
 
     reservation: Percent = Field(
         default="0%",
@@ -186,8 +177,8 @@ class TenantSchema(_Strict):
 
 
 class GroupSchema(_Strict):
-    """Tenants that find each other's cached prefixes. What one of them sends, the others can tell by how fast the same
-    beginning is answered."""
+    """Tenants that share cached prefixes. Each member can tell by the response time whether another has sent the same
+    beginning."""
 
     tenants: list[TenantId] = Field(
         min_length=2, max_length=MAX_MEMBERS, description="Members; a tenant is in one group at most."
@@ -203,8 +194,8 @@ class PrefixMessageSchema(_Strict):
 
 
 class PublicPrefixSchema(_Strict):
-    """A beginning of prompts that several tenants share: always in memory, so that its being found tells nobody
-    anything. Its content is public to whom it is for."""
+    """Prompt prefix shared by several tenants: always resident, so that a cache hit discloses nothing. Its content is
+    public to the tenants that may use it."""
 
     model: Annotated[str, StringConstraints(pattern=MODEL_NAME)] = Field(description="The served model.")
     tenants: Literal["all"] | Annotated[list[TenantId], Field(min_length=1, max_length=MAX_TENANTS)] = Field(
@@ -223,7 +214,7 @@ class PublicPrefixSchema(_Strict):
 
 
 class PolicySchema(_Strict):
-    """A policy file: who may use which models, and how much. What it does not allow is denied."""
+    """Policy file: the models each tenant may use, and how much. Everything not allowed is denied."""
 
     version: Literal[1]
     tenants: dict[TenantId, TenantSchema] = Field(max_length=MAX_TENANTS, description="Tenants by id.")
@@ -238,7 +229,7 @@ class PolicySchema(_Strict):
 
 
 def schema_text() -> str:
-    """The JSON Schema (draft 2020-12) of a policy file, as it is published for editors."""
+    """Return the JSON Schema (draft 2020-12) of a policy file, as published for editors."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **PolicySchema.model_json_schema(by_alias=True),

@@ -1,4 +1,4 @@
-"""What is wrong with a value of a file, in our own words. Pure."""
+"""Messages for wrong values in a file. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SHOWN_CHARACTERS = 40
-"""Characters of a wrong value repeated in a message."""
+"""Characters of a wrong value that a message repeats."""
 
 _MESSAGES: Mapping[str, str] = {
     "missing": "this key is required",
     "int_type": "must be a whole number, found {shown}",
     "string_type": "must be text, found {shown}",
+    "float_type": "must be a number, found {shown}",
+    "bool_type": "must be true or false, found {shown}",
     "list_type": "must be a list, found {shown}",
+    "tuple_type": "must be a list, found {shown}",
     "model_type": "must be a mapping, found {shown}",
     "dict_type": "must be a mapping, found {shown}",
     "greater_than_equal": "must be at least {ge}, found {shown}",
@@ -23,11 +26,11 @@ _MESSAGES: Mapping[str, str] = {
     "too_long": "must have at most {max_length} entries",
     "string_pattern_mismatch": "{shown} does not fit the pattern {pattern}",
 }
-"""Our wording for the kinds of error that pydantic reports; its own text stands for any other."""
+"""Messages for pydantic's error types; pydantic's own text is used for all others."""
 
 
 def worded(item: Mapping[str, Any], known: Sequence[str]) -> str:
-    """One of pydantic's errors; ``known`` are the keys that there are beside an unknown one."""
+    """Describe one of pydantic's errors; ``known`` lists the valid keys beside an unknown one."""
     if item["type"] == "extra_forbidden":
         return _unknown_key(str(item["loc"][-1]), known)
     template = _MESSAGES.get(item["type"])

@@ -22,8 +22,14 @@ PYTHONS = ("3.11", "3.12", "3.13")
 """Interpreters whose wheels are listed in cuda.lock."""
 
 OPTIONS = (
-    "--quiet", "--generate-hashes", "--strip-extras", "--allow-unsafe",
-    "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options",
+    "--quiet",
+    "--generate-hashes",
+    "--strip-extras",
+    "--allow-unsafe",
+    "--no-emit-index-url",
+    "--no-emit-find-links",
+    "--no-emit-trusted-host",
+    "--no-emit-options",
 )
 HEADER = "# Written by `make lock`; installed with --require-hashes beside cpu.lock or, failing that, cuda.lock.\n"
 
@@ -99,8 +105,20 @@ def torch_builds() -> tuple[dict[str, str], dict[str, set[str]]]:
         for python in PYTHONS:
             report = Path(scratch) / f"{python}.json"
             command = [
-                sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
-                "--only-binary=:all:", "--python-version", python, "--target", scratch, "--report", str(report),
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--dry-run",
+                "--ignore-installed",
+                "--only-binary=:all:",
+                "--python-version",
+                python,
+                "--target",
+                scratch,
+                "--report",
+                str(report),
                 wanted.group(1),
             ]
             subprocess.run(command, env=environment, check=True)
@@ -114,9 +132,7 @@ def torch_builds() -> tuple[dict[str, str], dict[str, set[str]]]:
 def without_torch(text: str) -> tuple[str, str, list[str]]:
     """The lock without its entry of torch, torch's public version, and the hashes of the build found here."""
     body = re.sub(r"\A(#.*\n)+", "", text)
-    pattern = re.compile(
-        r"^torch==([0-9.]+)\S* \\\n((?:    --hash=\S+(?: \\)?\n)+)(?:    # via .*\n)?", re.MULTILINE
-    )
+    pattern = re.compile(r"^torch==([0-9.]+)\S* \\\n((?:    --hash=\S+(?: \\)?\n)+)(?:    # via .*\n)?", re.MULTILINE)
     found = pattern.search(body)
     assert found is not None
     return pattern.sub("", body, count=1), found.group(1), re.findall(r"sha256:(\w+)", found.group(2))

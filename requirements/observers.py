@@ -6,7 +6,8 @@
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Each may
-fail: the tests that need it are then skipped with the reason. Running it again does nothing.
+fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
+missing.
 """
 
 from __future__ import annotations
@@ -137,11 +138,12 @@ def place(source: Path, target: Path) -> None:
 
 
 def main() -> int:
-    """Get what is missing; the status is 0 even where something cannot be had."""
+    """Get what is missing; the status is 1 where something cannot be had."""
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
     parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
     arguments = parser.parse_args()
+    missing = 0
     for name, get in (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium)):
         if arguments.into is None or (arguments.into / name).exists():
             continue
@@ -150,11 +152,12 @@ def main() -> int:
                 get(arguments.into, Path(scratch))
         except (StepError, ValueError, KeyError, OSError) as error:
             print(f"observers: no {name}: {error}; its tests are skipped", flush=True)
+            missing += 1
         else:
             print(f"observers: {arguments.into / name}", flush=True)
     if arguments.phoenix is not None:
         phoenix(arguments.phoenix)
-    return 0
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

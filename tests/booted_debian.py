@@ -48,7 +48,7 @@ COMMAND = """\
 #!/usr/bin/python3
 import sys
 sys.path[:0] = ["/srv/athanor", "/srv/packages"]
-from appliance.cli.app import main
+from appliance.operator.cli.app import main
 sys.argv[0] = "athanor"
 sys.exit(main())
 """
@@ -97,7 +97,9 @@ class Container:
         self._log = open(root.parent / "log", "w+")  # noqa: SIM115 - lives as long as the container
         self._nspawn = subprocess.Popen(
             ["systemd-nspawn", *options, "--private-network", f"--directory={root}", *binds],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
         )
         self._init = 0
 
@@ -123,8 +125,11 @@ class Container:
         """Run a block of a document as root in its home, ended by the first command that fails."""
         done = subprocess.run(
             [*self._enter(), f"KEY={self.keys.get('alpha', '')}", "sh", "-ec", f"cd /root\n{script}"],
-            capture_output=True, text=True, timeout=SHELL_S, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=SHELL_S,
+            check=False,
+        )
         assert done.returncode == 0, (script, done.stdout, done.stderr)
         for key in re.findall(r"ath_[a-z]+-1_[0-9a-f]{64}", done.stdout):
             self.keys[key.split("_")[1].removesuffix("-1")] = key
@@ -166,10 +171,11 @@ class Container:
         clients = [
             subprocess.Popen(
                 [*self._enter(), "python3", "-c", ASK, self.keys["alpha"], kind, ENOUGH],
-                stdout=subprocess.PIPE, text=True,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for kind in ("new", "kept")
-        ]  # fmt: skip
+        ]
         try:
             yield counts
         finally:
@@ -213,8 +219,11 @@ def booted(runsc: Path, package: Path) -> Iterator[Container]:
         root = Path(place) / "root"
         done = subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root)],
-            capture_output=True, text=True, check=False, timeout=MAKE_S,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=MAKE_S,
+        )
         if done.returncode != 0:
             pytest.skip(f"no Debian can be installed from here: {done.stderr[-300:]}")
         _fill(root, runsc, package)
@@ -258,15 +267,19 @@ def next_version(package: Path, folder: Path) -> Path:
     control = tree / "DEBIAN/control"
     control.write_text(re.sub(r"^Version: .*$", f"Version: {NEXT_VERSION}", control.read_text(), flags=re.MULTILINE))
     (site,) = (tree / "usr/lib/athanor/lib").glob("python3.*/site-packages")
-    version, schema = site / "appliance/version.py", site / "appliance/install/schema.py"
+    version, schema = site / "appliance/common/version.py", site / "appliance/common/schema.py"
     version.write_text(re.sub('VERSION = ".*"', f'VERSION = "{NEXT_VERSION}"', version.read_text()))
     text = schema.read_text()
     empty = "MIGRATIONS: tuple[Migration, ...] = ()"
     assert empty in text
     schema.write_text(text.replace(empty, STEP))
     for path in (version, schema):
-        py_compile.compile(str(path), dfile=f"/{path.relative_to(tree)}", doraise=True,
-                           invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)  # fmt: skip
+        py_compile.compile(
+            str(path),
+            dfile=f"/{path.relative_to(tree)}",
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
     made = folder / f"athanor_{NEXT_VERSION}_amd64.deb"
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(made)], check=True)
     shutil.rmtree(tree)

@@ -13,6 +13,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+os.environ["OMP_WAIT_POLICY"] = "passive"
+"""For torch's threads, before it is loaded: beside another worker a thread that spins until the others are there takes
+the processor that they wait for, and a test on two threads then takes ten times as long."""
+
 
 def _load_interpreter() -> None:
     """Triton decides at its import whether its kernels are interpreted, and torch imports it where it is installed: so
@@ -32,11 +36,48 @@ FULL_TIMEOUT_S = 3600
 """A full count may take this long: it is bounded so that a hang ends, not so that it is fast."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Full counts get a bound of their own where they do not name one."""
+MACHINE = "machine"
+"""The group of files whose tests boot sandboxes or compare times: one worker runs them, one after the other."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compute on one thread in each of several workers: more threads than cores would wait for each other."""
+    if hasattr(config, "workerinput"):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Bound full counts, and deal the tests to workers: a file's tests stay together, and so do those of ``MACHINE``.
+
+    With more than one worker these stand first, since their worker has to begin with them to end with the others.
+
+    Raises:
+        UsageError: the workers would ignore the groups, as pytest-xdist 3.8 does under pytest 9.2.
+    """
+    apart = {item.path for item in items if needs_machine(item)}
     for item in items:
         if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(FULL_TIMEOUT_S))
+        group = MACHINE if item.path in apart else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+    grouped = config.getoption("loadgroup", default=False)
+    if grouped:
+        items.sort(key=lambda item: item.path not in apart)
+    yield
+    if grouped and not all(item.nodeid.rpartition("@")[0] for item in items):
+        raise pytest.UsageError("this pytest-xdist ignores the groups of tests under this pytest; see pyproject.toml")
+
+
+def needs_machine(item: pytest.Item) -> bool:
+    """Whether a test boots sandboxes or compares times, so that a second such test beside it would disturb it."""
+    return (
+        item.get_closest_marker("runsc") is not None
+        or item.get_closest_marker("clock") is not None
+        or "runsc_path" in getattr(item, "fixturenames", ())
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

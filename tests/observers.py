@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.demo import choose_ports
+from appliance.operator.demo import choose_ports
 
 START_S = 120.0
 """Phoenix imports for ten seconds; a collector is there at once."""
@@ -49,19 +49,29 @@ def rotel(folder: Path, onward: str) -> Iterator[Rotel]:
     """A rotel that takes both protocols and exports over gRPC to ``onward``."""
     http, grpc = choose_ports((0, 0))
     argv = [
-        observer("rotel-agent"), "start",
-        "--pid-file", str(folder / "rotel.pid"), "--log-file", str(folder / "rotel.log"),
-        "--otlp-http-endpoint", f"127.0.0.1:{http}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}",
-        "--exporter", "otlp", "--otlp-exporter-endpoint", onward, "--otlp-exporter-protocol", "grpc",
-    ]  # fmt: skip
+        observer("rotel-agent"),
+        "start",
+        "--pid-file",
+        str(folder / "rotel.pid"),
+        "--log-file",
+        str(folder / "rotel.log"),
+        "--otlp-http-endpoint",
+        f"127.0.0.1:{http}",
+        "--otlp-grpc-endpoint",
+        f"127.0.0.1:{grpc}",
+        "--exporter",
+        "otlp",
+        "--otlp-exporter-endpoint",
+        onward,
+        "--otlp-exporter-protocol",
+        "grpc",
+    ]
     with program(argv, folder / "rotel.out", (http, grpc)):
         yield Rotel(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{grpc}")
 
 
 @contextlib.contextmanager
-def program(
-    argv: list[str], log: Path, ports: tuple[int, ...], env: dict[str, str] | None = None
-) -> Iterator[None]:
+def program(argv: list[str], log: Path, ports: tuple[int, ...], env: dict[str, str] | None = None) -> Iterator[None]:
     """A program for the time of a block, from the moment on at which it listens on all its ports."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=out, env={**os.environ, **(env or {})})

@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("appliance", "engine", "isolation", "policy")
-MAX_MODULE_LINES = 400
-MAX_FUNCTION_LINES = 70
+MAX_MODULE_LINES = 500
+MAX_FUNCTION_LINES = 60
 
 BROAD_HANDLERS = {
-    "appliance/api/http.py", "appliance/api/grpc.py", "appliance/gateway/answer.py", "engine/__main__.py",
+    "appliance/gateway/http/app.py",
+    "appliance/gateway/grpc/servicer.py",
+    "appliance/gateway/request/follower.py",
+    "engine/__main__.py",
     "engine/text/grammar_process.py",
+    "appliance/selftest/registry.py",
 }
 """Where every exception may be caught: the two front ends' boundaries; the engine's and the grammar keeper's, which end
-the process; and the border of one request in a pass over all streams, behind which it is raised in the request's own
-task."""
+the process; the border of one request in a pass over all streams, behind which it is raised in the request's own task;
+and that of one row of the self-test."""
 
 
 def modules(root: Path) -> list[Path]:
@@ -46,7 +50,7 @@ def test_init_files_are_empty(root: Path) -> None:
 
 
 def test_modules_and_functions_are_of_a_size_to_read(root: Path) -> None:
-    """No module over 400 lines, no function over 70."""
+    """No module over 500 lines, no function over 60."""
     long = []
     for path in modules(root):
         text = path.read_text()
@@ -93,11 +97,35 @@ def test_words_that_never_appear(root: Path, word: str) -> None:
     assert [path for path in modules(root) if word in path.read_text()] == []
 
 
-def test_no_path_of_one_machine_is_tracked(root: Path) -> None:
-    """Tracked files name no home or work directory and no package host."""
-    pattern = r"(^|[^A-Za-z0-9_.])/(work|home|root/\.pyenv)/|index-url[= ]"
+MACHINE_PATHS = r"(^|[^A-Za-z0-9_.])/(work|home|root/\.pyenv)/|index-url[= ]"
+"""Home and work directories, and options that name a package host, as an extended regular expression."""
+
+
+def tracked_lines(repository: Path, pattern: str) -> list[str]:
+    """Lines of tracked text files that match; ``git grep`` has status 1 where there is none, and more on an error."""
     done = subprocess.run(
         ["git", "grep", "-nIE", pattern, "--", ".", ":!*.lock", ":!tests/test_architecture.py"],
-        cwd=root, capture_output=True, text=True, check=False,
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.stdout == ""
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
+
+
+def test_no_path_of_one_machine_is_tracked(root: Path) -> None:
+    """Tracked files name no home or work directory and no package host; control: the search sees tracked files."""
+    assert tracked_lines(root, MACHINE_PATHS) == []
+    assert len(tracked_lines(root, "^def test_")) > 1_000
+
+
+@pytest.mark.parametrize("line", ["cd /home/someone/x", "pip --index-url https://host.example/", "x=/work/main/a"])
+def test_a_path_of_one_machine_is_found(tmp_path: Path, line: str) -> None:
+    """Positive control: in a repository of its own each such line is found, and outside of one the search fails."""
+    (tmp_path / "file.txt").write_text(f"{line}\nx/home/y\n")
+    with pytest.raises(AssertionError, match="not a git repository"):
+        tracked_lines(tmp_path, MACHINE_PATHS)
+    for command in (["init", "--quiet"], ["add", "file.txt"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert tracked_lines(tmp_path, MACHINE_PATHS) == [f"file.txt:1:{line}"]

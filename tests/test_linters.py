@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -33,20 +35,81 @@ def test_import_contracts_hold(root: Path) -> None:
     run(root, "lint-imports", "--no-cache")
 
 
-def test_import_contracts_can_break(root: Path, tmp_path: Path) -> None:
-    """Positive control: with a forbidden import added, the same tool objects."""
-    import shutil
+BREACHES = {
+    "Four packages, one direction": ("policy/match.py", "import appliance.common.errors"),
+    "The appliance has floors; gateway and supervisor never import each other": (
+        "appliance/gateway/process.py",
+        "import appliance.supervisor.service",
+    ),
+    "Nothing shipped imports tests or measurements": ("engine/serve.py", "import bench.engine"),
+    "The host knows the engine only by its configuration, and what compiled kernels are known by": (
+        "appliance/gateway/process.py",
+        "import engine.serve",
+    ),
+    "The sandboxes know the host only by the wire": ("engine/serve.py", "import isolation.errors"),
+    "The sandboxes never listen": ("engine/serve.py", "import isolation.ipc.listener"),
+    "The wire stands alone": ("isolation/ipc/ring.py", "import numpy"),
+    "Decisions are pure": ("policy/evaluate.py", "import time"),
+    "No network, no secrets, no second program in the sandboxes' own modules": ("engine/serve.py", "import socket"),
+    "The gateway is built in floors": (
+        "appliance/gateway/sandboxes/link.py",
+        "import appliance.gateway.request.suspects",
+    ),
+    "Tenants are served without a web framework": ("appliance/gateway/http/sse.py", "import starlette.requests"),
+    "The engine's core has no tensors and knows no backend": ("engine/core/scheduler/plan.py", "import torch"),
+    "The engine's core is built in floors": ("engine/core/kv/layout.py", "import engine.core.engine"),
+    "The mechanics of the scheduler know tenants by four questions": (
+        "engine/core/scheduler/planner.py",
+        "import engine.core.fairness.prices",
+    ),
+    "The engine has floors": ("engine/model/layers/blocks.py", "import engine.backends.common.storage"),
+    "A backend imports no other backend": ("engine/backends/native/program.py", "import engine.backends.plain.tiles"),
+    "The device backend loads kernels over its runtime": (
+        "engine/backends/cuda/runtime/runner.py",
+        "import engine.backends.cuda.kernels.norm",
+    ),
+    "Only the GPU's kernels know Triton": ("engine/serve.py", "import triton"),
+    "The engine parses no text": ("engine/serve.py", "import jinja2"),
+    "The host has no tensors and no tokenizers": ("appliance/gateway/process.py", "import numpy"),
+    "Only isolation.host.process starts programs": ("isolation/gvisor/runsc.py", "import subprocess"),
+    "A measurement stands outside of what it measures": (
+        "appliance/operator/bench/run.py",
+        "import appliance.gateway.process",
+    ),
+    "What serves compiles nothing": ("appliance/gateway/process.py", "import appliance.operator.kernels"),
+    "Only telemetry speaks OpenTelemetry": ("appliance/gateway/process.py", "import prometheus_client"),
+}
+"""For each import contract a line that breaks it, and the module that it is added to."""
 
+
+@pytest.fixture(scope="module")
+def broken_contracts(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tool's verdict on one copy of the tree with every breach in it."""
+    copy = tmp_path_factory.mktemp("breaches")
     for name in ("appliance", "bench", "engine", "isolation", "policy"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(root / "pyproject.toml", tmp_path)
-    with (tmp_path / "policy" / "evaluate.py").open("a") as file:
-        file.write("\nimport time\n")
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", copy)
+    for module, line in BREACHES.values():
+        assert (copy / module).exists(), module
+        with (copy / module).open("a") as file:
+            file.write(f"\n{line}\n")
     done = subprocess.run(
-        [str(BIN / "lint-imports"), "--no-cache"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [str(BIN / "lint-imports"), "--no-cache"], cwd=copy, capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert "Decisions are pure BROKEN" in done.stdout
+    return " ".join(done.stdout.split())  # long names are wrapped
+
+
+def test_every_contract_has_a_breach(root: Path) -> None:
+    """No import contract is without its positive control."""
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert {contract["name"] for contract in contracts} == set(BREACHES)
+
+
+@pytest.mark.parametrize("contract", BREACHES)
+def test_import_contracts_can_break(contract: str, broken_contracts: str) -> None:
+    """Positive control: with a forbidden import added, the tool names the contract as broken."""
+    assert f"{contract} BROKEN" in broken_contracts
 
 
 def test_shell_scripts_are_sound(root: Path) -> None:

@@ -24,7 +24,7 @@ FAILING = {
 
 SLOW = {
     'gen_ai_server_time_to_first_token_seconds_bucket{le="2.5"}': "0+2x45",
-    'gen_ai_server_time_to_first_token_seconds_count{}': "0+10x45",
+    "gen_ai_server_time_to_first_token_seconds_count{}": "0+10x45",
 }
 MODEL, KV_MODEL = 'gen_ai_request_model="m"', 'gen_ai_request_model="k"'
 SANDBOX = 'gen_ai_request_model="m", athanor_role="engine"'
@@ -36,7 +36,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AthanorSlowSlowly": (SLOW, {**SLOW, 'gen_ai_server_time_to_first_token_seconds_bucket{le="2.5"}': "0+9.9x45"}),
     "AthanorDown": ({'up{job="athanor"}': "0x45"}, {'up{job="athanor"}': "1x45"}),
     "AthanorSandboxDown": (
-        {f"athanor_sandbox_ready{{{SANDBOX}}}": "0x45"}, {f"athanor_sandbox_ready{{{SANDBOX}}}": "1x45"},
+        {f"athanor_sandbox_ready{{{SANDBOX}}}": "0x45"},
+        {f"athanor_sandbox_ready{{{SANDBOX}}}": "1x45"},
     ),
     "AthanorSandboxRestarts": (
         {f"athanor_sandbox_restarts_total{{{SANDBOX}}}": "0x35 1 2 3 4 5 6 7 8 9 10"},
@@ -51,10 +52,14 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f'athanor_sandbox_losses_total{{{SANDBOX}, athanor_reason="ended"}}': "0x40 1x4"},
     ),
     "AthanorSandboxMemory": (
-        {f"athanor_sandbox_memory_bytes{{{SANDBOX}}}": "98x45",
-         f"athanor_sandbox_memory_limit_bytes{{{SANDBOX}}}": "100x45"},
-        {f"athanor_sandbox_memory_bytes{{{SANDBOX}}}": "90x45",
-         f"athanor_sandbox_memory_limit_bytes{{{SANDBOX}}}": "100x45"},
+        {
+            f"athanor_sandbox_memory_bytes{{{SANDBOX}}}": "98x45",
+            f"athanor_sandbox_memory_limit_bytes{{{SANDBOX}}}": "100x45",
+        },
+        {
+            f"athanor_sandbox_memory_bytes{{{SANDBOX}}}": "90x45",
+            f"athanor_sandbox_memory_limit_bytes{{{SANDBOX}}}": "100x45",
+        },
     ),
     "AthanorQuarantine": ({f"athanor_quarantined{{{MODEL}}}": "1x45"}, {f"athanor_quarantined{{{MODEL}}}": "0x45"}),
     "AthanorIntegrity": (
@@ -62,23 +67,32 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"athanor_engine_integrity_failures_total{{{MODEL}}}": "1x45"},
     ),
     "AthanorUnfair": (
-        {f"athanor_engine_defects{{{MODEL}}}": "0x40 1x4"}, {f"athanor_engine_defects{{{MODEL}}}": "0x45"},
+        {f"athanor_engine_defects{{{MODEL}}}": "0x40 1x4"},
+        {f"athanor_engine_defects{{{MODEL}}}": "0x45"},
     ),
     "AthanorAuditFailing": ({"athanor_audit_failing": "1x45"}, {"athanor_audit_failing": "0x45"}),
     "AthanorCertificate": (
-        {"athanor_certificate_end_seconds": "1000000x45"}, {"athanor_certificate_end_seconds": "2000000x45"},
+        {"athanor_certificate_end_seconds": "1000000x45"},
+        {"athanor_certificate_end_seconds": "2000000x45"},
     ),
     "AthanorQueue": (
-        {f"athanor_engine_waiting_requests{{{MODEL}}}": "90x45",
-         f"athanor_engine_running_requests{{{MODEL}}}": "64x45"},
-        {f"athanor_engine_waiting_requests{{{MODEL}}}": "6x45",
-         f"athanor_engine_running_requests{{{MODEL}}}": "1x45"},
+        {
+            f"athanor_engine_waiting_requests{{{MODEL}}}": "90x45",
+            f"athanor_engine_running_requests{{{MODEL}}}": "64x45",
+        },
+        {f"athanor_engine_waiting_requests{{{MODEL}}}": "6x45", f"athanor_engine_running_requests{{{MODEL}}}": "1x45"},
     ),
     "AthanorKvFull": (
-        {f"athanor_engine_kv_free_blocks{{{KV_MODEL}}}": "1x45", f"athanor_engine_kv_blocks{{{KV_MODEL}}}": "100x45",
-         f"athanor_engine_waiting_requests{{{KV_MODEL}}}": "3x45"},
-        {f"athanor_engine_kv_free_blocks{{{KV_MODEL}}}": "1x45", f"athanor_engine_kv_blocks{{{KV_MODEL}}}": "100x45",
-         f"athanor_engine_waiting_requests{{{KV_MODEL}}}": "0x45"},
+        {
+            f"athanor_engine_kv_free_blocks{{{KV_MODEL}}}": "1x45",
+            f"athanor_engine_kv_blocks{{{KV_MODEL}}}": "100x45",
+            f"athanor_engine_waiting_requests{{{KV_MODEL}}}": "3x45",
+        },
+        {
+            f"athanor_engine_kv_free_blocks{{{KV_MODEL}}}": "1x45",
+            f"athanor_engine_kv_blocks{{{KV_MODEL}}}": "100x45",
+            f"athanor_engine_waiting_requests{{{KV_MODEL}}}": "0x45",
+        },
     ),
     "AthanorPolicyNotLoaded": (
         {'athanor_policy_reloads_total{athanor_outcome="failed"}': "0x40 1x4"},
@@ -92,7 +106,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'process_open_fds{job="athanor"}': "900x45", 'process_max_fds{job="athanor"}': "1000x45"},
         {'process_open_fds{job="athanor"}': "90x45", 'process_max_fds{job="athanor"}': "1000x45"},
     ),
-}  # fmt: skip
+}
 """Of each alert, series of 45 minutes, a sample a minute, in which it fires, and series in which it does not."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.config import load_config
+from appliance.common.config_loader import load_config
 
 UNITS = Path(__file__).resolve().parents[1] / "systemd"
 NAMES = sorted(path.name for path in UNITS.iterdir() if path.suffix in {".service", ".slice", ".target"})

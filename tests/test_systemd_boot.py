@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.version import VERSION
+from appliance.common.version import VERSION
 from tests.booted_debian import NEXT_VERSION, ROOT, booted, next_version
 
 pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
@@ -233,8 +233,16 @@ def audit_entries(container) -> int:
 def test_images_are_chosen_and_rolled_back(container):
     """An image that was built and signed elsewhere is added and pinned, and serves; with a byte changed no sandbox
     starts and the log names the file; unsigned is refused."""
-    built = [ROOT / ".venv/bin/athanor", "image", "build", container.root / "srv/image", "--sign",
-             container.root.parent / "image.key", "-o", "json"]  # fmt: skip
+    built = [
+        ROOT / ".venv/bin/athanor",
+        "image",
+        "build",
+        container.root / "srv/image",
+        "--sign",
+        container.root.parent / "image.key",
+        "-o",
+        "json",
+    ]
     image = json.loads(subprocess.run(built, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     words = {"image_store": "/var/lib/athanor/images", "image_pin": "/etc/athanor/image.json"}
     words |= {"image_keys": image["signed_by"]}
@@ -248,8 +256,12 @@ def test_images_are_chosen_and_rolled_back(container):
     container.run("sh", "-c", f"echo '#' >> {victim}")
     container.run("systemctl", "restart", "athanor-supervisor")
     assert f"{victim} is not what the image was built with" in container.journal("-n", "50")
-    container.run("sh", "-c", f"truncate -s -2 {victim}; mv {place}/signatures /root; systemctl stop athanor.target "
-                  "athanor-gateway athanor-supervisor; systemctl reset-failed; systemctl start athanor-supervisor")
+    container.run(
+        "sh",
+        "-c",
+        f"truncate -s -2 {victim}; mv {place}/signatures /root; systemctl stop athanor.target "
+        "athanor-gateway athanor-supervisor; systemctl reset-failed; systemctl start athanor-supervisor",
+    )
     assert "is not signed" in container.journal("-n", "50")
     container.run("sh", "-c", f"mv /root/signatures {place}; systemctl stop athanor-supervisor; systemctl reset-failed")
     container.run("systemctl", "start", "athanor-supervisor", "athanor-gateway")

@@ -1,4 +1,4 @@
-"""What the gateway does so that nothing of a request stays in its memory; for policies with ``retention: none``.
+"""Wiping of the gateway's memory, so that nothing of a request stays there; for policies with ``retention: none``.
 
 Memory that is freed is overwritten by the C library (the launcher's and the unit's environment ask for that). Four
 things stay: the buffer into which the event loop reads from all sockets, which holds the last bodies until others have
@@ -31,21 +31,21 @@ PIPE_BYTES = 1 << 18
 """Bytes of the pipe: the buffer is filled by one read."""
 
 SHARE = 0.01
-"""Of the time, what looking at old objects may take: some 10,000 containers are looked at in a millisecond, and there
-are some hundred for each request that runs."""
+"""Part of the time that looking at old objects may take: some 10,000 containers are looked at in a millisecond, and
+there are some hundred for each request that runs."""
 
 _ZEROS = bytes(BUFFER_BYTES)
 
 
 class Washer:
-    """A pipe to ourselves, through the loop's buffer."""
+    """Fills the event loop's receive buffer with zeros, through a pipe of this process to itself."""
 
     def __init__(self) -> None:
         self._write = -1
         self._transport: asyncio.ReadTransport | None = None
 
     async def open(self) -> None:
-        """Make the pipe.
+        """Open the pipe.
 
         Raises:
             OSError: the system has no room for it.
@@ -62,14 +62,14 @@ class Washer:
             raise
 
     def wash(self) -> int:
-        """Have the loop read zeros, into all of its buffer; gives how many it will read."""
+        """Write zeros that the loop reads into all of its buffer; returns how many bytes it will read."""
         try:
             return os.write(self._write, _ZEROS)
         except BlockingIOError:
             return 0  # The last ones are still there: a loop that reads nothing has other troubles.
 
     def close(self) -> None:
-        """Let the pipe go; the second call does nothing."""
+        """Close the pipe. Idempotent."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -89,7 +89,7 @@ class Collector:
         self._again = 0.0
 
     def collect(self) -> int:
-        """Do it; gives the generation up to which objects were looked at."""
+        """Run the garbage collector; returns the generation up to which it looked at objects."""
         began = self._clock()
         if began < self._again:
             gc.collect(1)
@@ -101,8 +101,8 @@ class Collector:
 
 
 def wiping_problem(*, wanted: bool) -> str:
-    """Why freed memory of this process is not overwritten, though or because the configuration says so; empty where it
-    is."""
+    """Return why freed memory of this process is not overwritten; empty where it is. ``wanted`` is what the
+    configuration says."""
     if not wanted:
         return "wipe_memory is off"
     try:
@@ -113,8 +113,8 @@ def wiping_problem(*, wanted: bool) -> str:
 
 
 def unforgettable(policy: PolicySet, problem: str) -> list[str]:
-    """What is wrong with a policy where freed memory is not overwritten (``problem`` says why): nothing may stay of
-    some tenants, and it would."""
+    """Return what is wrong with a policy where freed memory is not overwritten (``problem`` says why): nothing may stay
+    of some tenants, and it would."""
     if not problem:
         return []
     names = sorted(name for name, tenant in policy.tenants.items() if tenant.retention is Retention.NONE)
@@ -122,11 +122,11 @@ def unforgettable(policy: PolicySet, problem: str) -> list[str]:
         f"tenant {name!r} has retention none, which cannot be kept: {problem}; start the gateway by its unit or with "
         "athanor serve, with wipe_memory on, or give the tenant retention standard"
         for name in names
-    ]  # fmt: skip
+    ]
 
 
 async def keep_forgetting(wanted: Callable[[], bool]) -> None:
-    """Do so every ``PERIOD_S`` while somebody wants it; ends by cancellation."""
+    """Overwrite what remains of requests every ``PERIOD_S`` while ``wanted`` says so; ends by cancellation."""
     washer, collector = Washer(), Collector()
     await washer.open()
     try:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import structlog
 
-from appliance.api.keys import KeyTable
-from appliance.credentials import read_key_table
-from appliance.errors import ApplianceError, ConfigError
-from appliance.gateway.kv_shares import account_names
-from appliance.gateway.ledger import Ledger
-from appliance.status import PolicyStatus, ReloadOutcome
+from appliance.common.credentials import read_key_table
+from appliance.common.errors import ApplianceError, ConfigError
+from appliance.common.keys import KeyTable
+from appliance.common.kv_shares import account_names
+from appliance.common.status import PolicyStatus, ReloadOutcome
+from appliance.gateway.request.ledger import Ledger
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import load_policy
@@ -23,7 +23,7 @@ from policy.model import PolicySet
 log = structlog.get_logger()
 
 Prepare = Callable[[PolicySet], Awaitable[list[str]]]
-"""Makes what a policy needs beforehand; gives what is wrong with it."""
+"""Makes what a policy needs beforehand; returns what is wrong with it."""
 
 FetchNamespaces = Callable[[list[str]], Awaitable[dict[str, bytes]]]
 
@@ -36,9 +36,20 @@ class PolicyFile:
         self._loaded_at = time.time()
         self._last_error: str | None = None
         self._last_attempt_at = self._loaded_at
+        self.keys = KeyTable(b"", {})
+        """API keys in force."""
+
+    def load(self) -> PolicySet:
+        """Return the policy, checked; its API keys are then in force.
+
+        Raises:
+            PolicyError, ConfigError: as ``read``.
+        """
+        policy, self.keys = self.read()
+        return policy
 
     def read(self) -> tuple[PolicySet, KeyTable]:
-        """Both, checked.
+        """Return policy and API keys, checked.
 
         Raises:
             PolicyError: the policy is wrong; each problem with file, line and column.
@@ -50,10 +61,8 @@ class PolicyFile:
             raise ConfigError(f"cannot read {self._policy}: {(error.strerror or str(error)).lower()}") from error
         return load_policy(sources), read_key_table(self._credentials, self._pepper)
 
-    async def reload(
-        self, ledger: Ledger, fetch: FetchNamespaces, use_keys: Callable[[KeyTable], None], prepare: Prepare
-    ) -> ReloadOutcome:
-        """Replace policy and keys together. A problem changes nothing and is told.
+    async def reload(self, ledger: Ledger, fetch: FetchNamespaces, prepare: Prepare) -> ReloadOutcome:
+        """Replace policy and keys together. A problem changes nothing and is reported.
 
         The files are read beside the event loop: a policy of a thousand tenants takes a second to parse, in which
         everybody's answers would stand still.
@@ -69,22 +78,28 @@ class PolicyFile:
             self._last_error = problems[0] if problems else "unknown"
             log.error("policy reload refused", problems=problems)
             return ReloadOutcome(
-                ok=False, digest=ledger.policy.digest, problems=problems,
+                ok=False,
+                digest=ledger.policy.digest,
+                problems=problems,
                 message="the new policy is not usable; the one before stays in force",
             )
         ledger.replace(policy, namespaces)
-        use_keys(keys)
+        self.keys = keys
         self._loaded_at = self._last_attempt_at = time.time()
         self._last_error = None
         log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
         return ReloadOutcome(
-            ok=True, digest=policy.digest,
+            ok=True,
+            digest=policy.digest,
             message=f"policy {policy.digest[:12]} with {len(policy.tenants)} tenants is in force",
         )
 
     def status(self, policy: PolicySet) -> PolicyStatus:
-        """What status shows of it."""
+        """Return the state of the policy for status."""
         return PolicyStatus(
-            digest=policy.digest, loaded_at=self._loaded_at, file=str(self._policy),
-            last_error=self._last_error, last_attempt_at=self._last_attempt_at,
+            digest=policy.digest,
+            loaded_at=self._loaded_at,
+            file=str(self._policy),
+            last_error=self._last_error,
+            last_attempt_at=self._last_attempt_at,
         )

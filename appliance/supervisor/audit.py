@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 import structlog
 
-from appliance.audit.entry import Entry, EntryError, entry, from_wire
-from appliance.audit.log import AuditLog, AuditWriteError
-from appliance.control import REFUSED, Audited, AuditState, Control, SandboxDown, SandboxUp
-from appliance.errors import ControlError
-from appliance.supervisor.said import MARK
+from appliance.common.audit.entry import Entry, EntryError, entry, from_wire
+from appliance.common.audit.log import AuditLog, AuditWriteError
+from appliance.common.control import REFUSED, Audited, AuditState, Control, SandboxDown, SandboxUp
+from appliance.common.errors import ControlError
+from appliance.supervisor.sandbox_output import MARK
 
 log = structlog.get_logger()
 
@@ -93,7 +93,7 @@ class Recorder:
             self.record(one)
 
     def greet(self) -> None:
-        """A gateway has attached: it hears of a problem."""
+        """Tell a gateway that has attached about a problem of the log."""
         if self.problem:
             self._tell(self._state())
 
@@ -107,7 +107,7 @@ class Recorder:
             await asyncio.shield(self._flushing)
 
     async def close(self) -> None:
-        """Write what is left, and let go of the log."""
+        """Write what is left, and close the log."""
         if self._audit is None:
             return
         await self.flush()
@@ -184,11 +184,17 @@ def watching(
                 cause = "" if isinstance(message, SandboxUp) else message.cause.partition(MARK)[0]
                 record(
                     entry(
-                        "sandbox", state=_state(message), model=message.model, role=message.role,
-                        tenant=message.tenant, generation=message.generation, cause=cause, image=image,
+                        "sandbox",
+                        state=_state(message),
+                        model=message.model,
+                        role=message.role,
+                        tenant=message.tenant,
+                        generation=message.generation,
+                        cause=cause,
+                        image=image,
                         model_digest=model_digests.get(message.model, ""),
                     )
-                )  # fmt: skip
+                )
             if up:
                 seen[place] = message.generation
         return publish(message, fds)

@@ -1,4 +1,5 @@
-"""One boot: from a plan to a sandbox that has given a real token, or to nothing at all. Blocking; called in threads."""
+"""Boot of one sandbox: from a plan to a sandbox that has given a real token, or to nothing. Blocks; called in
+threads."""
 
 from __future__ import annotations
 
@@ -9,72 +10,69 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
 
-from appliance.catalog import ModelFiles, check_files
-from appliance.config import ApplianceConfig, ModelConfig
-from appliance.control import COLD, RESTORED
-from appliance.errors import ConfigError
+from appliance.common.catalog import ModelFiles, check_files
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.control import COLD, RESTORED
+from appliance.common.errors import ConfigError
 from appliance.supervisor.gpu import guest_gpu_kernels, with_gpu
 from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
-from appliance.supervisor.said import last_words, line_logger
-from appliance.supervisor.saved import Saved
+from appliance.supervisor.sandbox_output import last_words, line_logger
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
+from isolation.gvisor.checkpoint import Checkpoint
+from isolation.gvisor.runtime import Runtime, Sandbox
+from isolation.gvisor.spec import SandboxSpec
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.embed import Embed
+from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.errors import AttachError, PeerGoneError
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import (
-    NAMESPACE_KEY_BYTES,
-    Configure,
-    Embed,
-    EngineReady,
-    Failed,
-    Hello,
-    Message,
-    Role,
-    Sampling,
-    StepOutput,
-    Submit,
-    TextReady,
-)
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES, Configure, EngineReady, Failed, Hello, Role, TextReady
+from isolation.ipc.sampling import Sampling
 from isolation.ipc.segment import standard_layout
-from isolation.ipc.text_messages import Encode, Encoded, SourceKind
-from isolation.runtime import Runtime, Sandbox
-from isolation.spec import SandboxSpec
+from isolation.ipc.text import Encode, Encoded, SourceKind
 
 log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S = 60.0
-"""From start to connection: the guest imports torch first, 2-5 s in gVisor, more on a busy machine."""
+"""Seconds from start to connection: the guest imports torch first, 2-5 s in gVisor, more on a busy machine."""
 
 LOAD_TIMEOUT_S = 600.0
-"""From configuration to ready: weights are read and warmed."""
+"""Seconds from configuration to ready: weights are read and warmed."""
 
 PROBE_TIMEOUT_S = 60.0
-"""For the first real token of a large model on a slow machine."""
+"""Seconds for the first real token of a large model on a slow machine."""
 
 END_TOLD_S = 5.0
-"""From the end of a guest's channel to that of its sandbox, at most: what it printed has been read by then."""
+"""Most seconds from the end of a guest's channel to that of its sandbox, so that its last output is read."""
 
 SLICE_S = 0.25
-"""How often a wait looks whether the sandbox still lives."""
+"""Seconds between two looks whether the sandbox still lives, during a wait."""
 
 PROBE_ID = 1
 """Wire id of the readiness probe; the gateway's ids start far above."""
 
+PATIENCE_S = 15.0
+PATIENCE_FACTOR = 3.0
+"""A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
+
 MAX_VOCABULARY = 1 << 20
-"""Entries of a vocabulary; the largest published ones have a quarter of it."""
+"""Most entries of a vocabulary; the largest published ones have a quarter of it."""
 
 MAX_NAME_CHARS = 16
 """Characters of the model's name in a sandbox's: the name is part of a socket's path (108 bytes in all)."""
 
 OWN_NAME_CHARS = 9
 OWN_TAG_CHARS = 13
-"""Of a tenant's own sandbox: characters of the model's name, and of the digest that tells it from all others."""
+"""Characters of the model's name, and of the digest that tells one tenant's sandbox from all others, in its name."""
 
 SOCKET_NAME = "host.sock"
 """The socket that the guest connects to, in its directory mounted at /ipc."""
@@ -82,7 +80,7 @@ SOCKET_NAME = "host.sock"
 
 @dataclass(frozen=True, slots=True)
 class BootPlan:
-    """What to boot; made once from the configuration, used at every boot."""
+    """Plan of a boot; made once from the configuration, used at every boot."""
 
     name: str
     model: str
@@ -93,23 +91,49 @@ class BootPlan:
     embeds: bool = False
     """Whether the engine gives vectors."""
     tenant: str = ""
-    """Whose own it is; empty: shared."""
+    """Tenant that the sandbox belongs to; empty: shared."""
     spills: bool = False
     """Whether KV may leave the engine, over a second channel."""
     files: ModelFiles | None = None
-    """The model's; looked at again before each boot."""
+    """The model's files, checked before each boot."""
     pinned: str = ""
-    """The digest that they must have; empty: any."""
+    """Digest that the files must have; empty: any."""
 
     @property
     def digest(self) -> str:
-        """Of the model's files."""
+        """Digest of the model's files."""
         return "" if self.files is None else self.files.digest
 
     @property
     def role_name(self) -> str:
         """``engine`` or ``text``."""
         return self.role.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStart:
+    """A checkpoint that is being verified while a sandbox is restored from it."""
+
+    checkpoint: Checkpoint
+    verdict: Future[None]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of its files."""
+        return self.checkpoint.folder
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which the start is given up."""
+        return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
+
+    def verified(self) -> None:
+        """Wait for the result of the verification.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        self.verdict.result()
 
 
 @dataclass(slots=True)
@@ -123,14 +147,14 @@ class Booted:
     ready: dict[str, int]
     boot_s: float
     spill: Channel | None = None
-    """The engine's second channel, until a port has it."""
+    """The engine's second channel; None once a port has it."""
     start: str = COLD
-    """How it began, in the words of ``appliance.control``."""
+    """How it began: a constant of ``appliance.common.control``."""
     said: str = ""
-    """The last line that it had printed when it was ready."""
+    """Last line of its output when it became ready."""
 
     def describe_end(self) -> str:
-        """How it ended, for people."""
+        """Cause of its end, for people."""
         self.sandbox.wait(1.0)
         ending = self.sandbox.ending()
         # What it said of its start explains no death.
@@ -140,7 +164,7 @@ class Booted:
 def plan_boots(
     config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime
 ) -> tuple[BootPlan, BootPlan]:
-    """The two sandboxes of one model that its tenants share."""
+    """Plans of the two shared sandboxes of one model."""
     engine, text = (plan_boot(config, model, files, runtime, role) for role in (Role.ENGINE, Role.TEXT))
     return engine, text
 
@@ -148,7 +172,7 @@ def plan_boots(
 def plan_boot(
     config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime, role: Role, tenant: str = ""
 ) -> BootPlan:
-    """One sandbox of one model; a tenant's own differs from the shared one by its name alone."""
+    """Plan of one sandbox of one model; a tenant's own differs from the shared one by its name alone."""
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
     spec = sandbox_spec(config, files, role, name, socket_dir)
@@ -158,27 +182,47 @@ def plan_boot(
     spills = not tenant and role is Role.ENGINE and model.runner == "model" and config.sandbox.spill is not None
     if role is Role.ENGINE:
         configuration = EngineConfig(
-            model_dir=guest_model, model_digest=files.digest, dtype=model.dtype,
-            threads=spec_threads(spec), kv_bytes=model.kv_bytes, block_size=model.block_size,
+            model_dir=guest_model,
+            model_digest=files.digest,
+            dtype=model.dtype,
+            threads=int(dict(spec.env)["OMP_NUM_THREADS"]),
+            kv_bytes=model.kv_bytes,
+            block_size=model.block_size,
             max_context=model.max_context,
-            max_num_seqs=model.max_num_seqs, max_num_batched_tokens=model.max_num_batched_tokens,
-            runner=model.runner, pooling=model.pooling, step_us=model.step_us,
+            max_num_seqs=model.max_num_seqs,
+            max_num_batched_tokens=model.max_num_batched_tokens,
+            runner=model.runner,
+            pooling=model.pooling,
+            step_us=model.step_us,
             kernels="" if config.sandbox.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
-            quantization="int8" if model.weights == "int8" else "none", spill=spills,
-            backend=model.engine_backend, gpu_kernels=guest_gpu_kernels(spec, runtime), gpu_share=model.gpu_share,
+            quantization="int8" if model.weights == "int8" else "none",
+            spill=spills,
+            backend=model.engine_backend,
+            gpu_kernels=guest_gpu_kernels(spec, runtime),
+            gpu_share=model.gpu_share,
         ).to_json()
     else:
         configuration = TextConfig(
             model_dir=guest_model, wipe_memory=config.wipe_memory, memory_bytes=runtime.told_memory(spec)
         ).to_json()
     return BootPlan(
-        name, model.name, role, spec, socket_dir, configuration, model.runner == "embed", tenant, spills, files,
+        name,
+        model.name,
+        role,
+        spec,
+        socket_dir,
+        configuration,
+        model.runner == "embed",
+        tenant,
+        spills,
+        files,
         model.digest,
     )
 
 
 def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
-    """Lower case, digits, hyphens; short; others for other models and tenants, whose names stay out of it."""
+    """Short name of lower-case letters, digits and hyphens; it differs by model and tenant and does not show the
+    tenant's name."""
     plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in model.lower()).strip("-")
     if tenant:
         tag = hashlib.sha256(f"{model}\0{tenant}".encode()).hexdigest()[:OWN_TAG_CHARS]
@@ -188,12 +232,7 @@ def sandbox_name(model: str, role: Role, tenant: str = "") -> str:
     return "-".join(part for part in (role.name.lower(), plain[:MAX_NAME_CHARS].strip("-"), tag) if part)
 
 
-def spec_threads(spec: SandboxSpec) -> int:
-    """The compute threads that the sandbox's environment was made for."""
-    return int(dict(spec.env)["OMP_NUM_THREADS"])
-
-
-def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved | None = None) -> Booted:
+def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedStart | None = None) -> Booted:
     """Boot, connect, configure, load, and get one real token; ``stop`` ends it within ``SLICE_S`` and a kill.
 
     Args:
@@ -203,68 +242,46 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved |
         saved: begin with what was saved of a program that had come so far that it waited for its host.
 
     Raises:
-        IsolationError, ProtocolError: it did not come up; nothing of it is left.
+        IsolationError, ProtocolError: it did not come up, or its model's files are not those that were pinned or there
+            at the start; nothing of it is left.
     """
-    _check_model(plan)
-    try:
-        return _boot(plan, runtime, stop, saved)
-    except BaseException:
-        shutil.rmtree(plan.socket_dir, ignore_errors=True)
-        raise
-
-
-def _boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: Saved | None) -> Booted:
+    if plan.files is not None:
+        try:
+            check_files(plan.files, plan.pinned)
+        except ConfigError as error:
+            raise SandboxStartError(error.message) from error
     began = time.monotonic()
     until = None if saved is None else began + saved.patience_s
+    channels: list[Channel] = []
     # A supervisor that was killed while it listened has left its socket here, and on that nobody can listen again.
     shutil.rmtree(plan.socket_dir, ignore_errors=True)
-    plan.socket_dir.mkdir(parents=True, exist_ok=True)
-    plan.socket_dir.chmod(0o755)
-    with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
-        image = None if saved is None else saved.folder
-        sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image)
-        booting = _Booting(plan, sandbox, stop, until)
-        channels: list[Channel] = []
-        expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
-        try:
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, plan.socket_dir, ignore_errors=True)
+        plan.socket_dir.mkdir(parents=True, exist_ok=True)
+        plan.socket_dir.chmod(0o755)
+        with Listener(str(plan.socket_dir / SOCKET_NAME)) as listener:
+            image = None if saved is None else saved.folder
+            sandbox = runtime.boot(plan.spec, on_line=line_logger(plan.name), image=image)
+            undo.callback(_abandon, channels, sandbox)
+            booting = _Booting(plan, sandbox, stop, until)
+            expected = None if runtime.label.startswith("unsafe") else sandbox.peer_pids
             channels.append(booting.connect(listener, expected, plan.role))
             if saved is not None:
                 saved.verified()
             booting.configure(channels[0])
             if plan.spills:
                 channels.append(booting.connect(listener, expected, Role.SPILL))
-        except BaseException:
-            _abandon(channels, sandbox)
-            raise
-    channel = channels[0]
-    try:
-        ready = booting.await_ready(channel)
-        booting.probe(channel, ready)
+        ready = booting.await_ready(channels[0])
+        booting.probe(channels[0], ready)
         sandbox.settle()
-    except BaseException:
-        _abandon(channels, sandbox)
-        raise
+        undo.pop_all()
     numbers = {name: int(value) for name, value in asdict(ready).items()}
     layout = standard_layout().encode().hex()
     spill = channels[1] if plan.spills else None
     took = time.monotonic() - began
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
     said = tail[-1] if tail else ""
-    return Booted(sandbox, channel, plan.socket_dir, layout, numbers, took, spill, start, said)
-
-
-def _check_model(plan: BootPlan) -> None:
-    """Look whether the model is still the one that is pinned, or that was there at the start.
-
-    Raises:
-        SandboxStartError: it is not; the sandbox gets none of it.
-    """
-    if plan.files is None:
-        return
-    try:
-        check_files(plan.files, plan.pinned)
-    except ConfigError as error:
-        raise SandboxStartError(error.message) from error
+    return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said)
 
 
 def end(booted: Booted) -> None:
@@ -293,16 +310,16 @@ def _remove(sandbox: Sandbox) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Booting:
-    """A sandbox on its way, watched: at every wait it is asked whether it lives, and whether anybody still wants it."""
+    """Sandbox that is booting. Every wait looks whether it lives and whether the boot was abandoned."""
 
     plan: BootPlan
     sandbox: Sandbox
     stop: threading.Event
     until: float | None = None
-    """When patience ends, on the monotonic clock."""
+    """Deadline on the monotonic clock; None for none."""
 
     def connect(self, listener: Listener, expected: frozenset[int] | None, role: Role) -> Channel:
-        """The channel, once the guest has come for it."""
+        """Wait for the guest's connection; gives the channel."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             self._check()
@@ -316,12 +333,12 @@ class _Booting:
                     ) from None
 
     def configure(self, channel: Channel) -> None:
-        """Greet it and say what it is to do."""
+        """Greet the guest and send its configuration."""
         self._await(channel, lambda message: isinstance(message, Hello), CONNECT_TIMEOUT_S)
         channel.send(Configure(self.plan.configuration))
 
     def await_ready(self, channel: Channel) -> EngineReady | TextReady:
-        """What it says of itself once it has loaded."""
+        """Wait until it has loaded; gives its report."""
         ready = self._await(channel, lambda message: isinstance(message, EngineReady | TextReady), LOAD_TIMEOUT_S)
         assert isinstance(ready, EngineReady | TextReady)
         if ready.vocab_size > MAX_VOCABULARY:
@@ -331,7 +348,7 @@ class _Booting:
         return ready
 
     def probe(self, channel: Channel, ready: EngineReady | TextReady) -> None:
-        """A real token, or real ids: what "ready" means. Nothing of it is kept in the engine."""
+        """Get a real token, or real ids, which makes a sandbox ready. Nothing of it is kept in the engine."""
         if isinstance(ready, TextReady):
             channel.send(Encode(PROBE_ID, SourceKind.TEXT, b"ready?", 64))
             self._await(channel, lambda message: isinstance(message, Encoded), PROBE_TIMEOUT_S)
@@ -347,10 +364,10 @@ class _Booting:
         self._await(channel, _has_token, PROBE_TIMEOUT_S)
 
     def _await(self, channel: Channel, wanted: Callable[[Message], bool], timeout_s: float) -> Message:
-        """The first wanted message; others are passed over, however many come.
+        """Wait for the first message of the wanted type; others are skipped, however many come.
 
         Raises:
-            SandboxStartError: the sandbox ended or refused the probe, nobody wants it any more, or time ran out.
+            SandboxStartError: the sandbox ended or refused the probe, the boot was abandoned, or time ran out.
             ProtocolError: it broke the protocol.
         """
         try:
@@ -365,7 +382,7 @@ class _Booting:
 
     def _listen(self, channel: Channel, wanted: Callable[[Message], bool], deadline: float) -> Message:
         while True:
-            # One at a time: what comes behind the wanted message belongs to whoever has the channel next.
+            # One at a time: what comes behind the wanted message belongs to the next owner of the channel.
             messages = channel.receive(1)
             for message in messages:
                 if wanted(message):
@@ -394,7 +411,7 @@ def _has_token(message: Message) -> bool:
 
 
 def _refuses(message: Message) -> bool:
-    """Whether the probe was answered by a failure: no need to wait for its time to run out."""
+    """Whether the probe was answered by a failure, so that waiting longer is useless."""
     if isinstance(message, StepOutput):
         return any(failure.request == PROBE_ID for failure in message.failures)
     return isinstance(message, Failed)

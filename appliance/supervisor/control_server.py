@@ -1,4 +1,4 @@
-"""The supervisor's end of the control socket: one gateway at a time, typed messages, few kinds of wish, and reports."""
+"""Supervisor's end of the control socket: one gateway at a time, typed messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from appliance.control import (
+from appliance.common.control import (
     CONTROL_VERSION,
     Attach,
     Audited,
@@ -25,21 +25,21 @@ from appliance.control import (
     receive,
     send,
 )
-from appliance.errors import ControlError
+from appliance.common.errors import ControlError
+from appliance.common.paths import identity
 from appliance.supervisor.namespaces import Namespace
-from appliance.supervisor.paths import identity
 
 log = structlog.get_logger()
 
 READ_BATCH = 16
-"""Messages taken in one turn of the event loop, so that a flood of them keeps nothing else from running."""
+"""Most messages taken in one turn of the event loop, so that a flood of them does not block other work."""
 
 SOCKET_MODE = 0o660
-"""The gateway's user reaches the socket through its group; the folder keeps everybody else out."""
+"""Mode of the socket: the gateway's user reaches it through its group; the folder excludes all others."""
 
 
 class ControlServer:
-    """Listens for the gateway; calls back on attach, leave and wish. All methods run in one event loop."""
+    """Server of the control socket; calls back on attach, leave and request. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class ControlServer:
         self._on_audited, self._on_keys = on_audited, on_keys
         self.namespace = Namespace()
         self.on_retention: Callable[[dict[str, int]], None] = lambda _kept: None
-        """Takes what the gateway says of whose KV may be kept outside of engines."""
+        """Takes which tenants' KV may be kept outside of engines."""
         self._peer: socket.socket | None = None
         self._attached = False
-        """Whether the peer has said that it speaks our version; before that it is told nothing."""
+        """Whether the peer has sent a matching version; before that nothing is sent to it."""
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
-        """Of the socket's file."""
+        """Device and inode of the socket's file."""
 
     def open(self) -> None:
-        """Begin to listen; who waits at an earlier socket is let go.
+        """Begin to listen, in place of an earlier socket.
 
         Raises:
             OSError: the path cannot be used.
@@ -106,7 +106,7 @@ class ControlServer:
             self._listener = None
 
     def close(self) -> None:
-        """Stop listening and let the gateway go."""
+        """Stop listening and disconnect the gateway."""
         self._drop("the supervisor stops")
         if self._listener is not None:
             self._stop_listening()

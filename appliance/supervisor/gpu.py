@@ -1,4 +1,4 @@
-"""A model's GPUs: from its configuration and the machine to what its engine's sandbox gets."""
+"""GPUs of a model: from its configuration and the machine to what its engine's sandbox gets."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 import structlog
 
-from appliance.config import ApplianceConfig, ModelConfig
-from appliance.errors import StartError
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.errors import StartError
 from isolation.errors import GpuError
-from isolation.gpu import gpu_access
-from isolation.gpu_facts import GpuFacts, look_at_gpus
-from isolation.gvisor import GvisorRuntime
-from isolation.image_manifest import KERNELS_DIR
+from isolation.gpu.bundle_additions import gpu_access
+from isolation.gpu.gpu_facts import GpuFacts, look_at_gpus
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runtime import Runtime
+from isolation.gvisor.spec import Mount, SandboxSpec
+from isolation.image.manifest import KERNELS_DIR
 from isolation.ipc.messages import Role
-from isolation.runtime import Runtime
-from isolation.spec import Mount, SandboxSpec
 
 log = structlog.get_logger()
 
 GUEST_GPU_KERNELS = "/gpu-kernels"
-"""Where an engine finds what was compiled for its GPU."""
+"""Path at which an engine finds kernels compiled for its GPU."""
 
 
 def with_gpu(
     spec: SandboxSpec, config: ApplianceConfig, model: ModelConfig, runtime: Runtime, facts: GpuFacts | None = None
 ) -> SandboxSpec:
-    """The engine's sandbox with the model's GPUs, or as it was.
+    """Spec of the engine's sandbox with the model's GPUs, or unchanged.
 
     Args:
         spec: without any.
@@ -61,7 +61,7 @@ def with_gpu(
 
 
 def gpu_kernels(config: ApplianceConfig) -> Path | None:
-    """The folder of kernels that were compiled for GPUs: the one that is named, else that of the image."""
+    """Folder of kernels compiled for GPUs: the configured one, else that of the image."""
     if config.sandbox.gpu_kernels is not None:
         return config.sandbox.gpu_kernels
     image = config.sandbox.image
@@ -70,7 +70,7 @@ def gpu_kernels(config: ApplianceConfig) -> Path | None:
 
 
 def guest_gpu_kernels(spec: SandboxSpec, runtime: Runtime) -> str:
-    """Where the engine of this sandbox finds compiled kernels; empty where it has none."""
+    """Path at which the engine of this sandbox finds compiled kernels; empty where it has none."""
     if all(mount.target != GUEST_GPU_KERNELS for mount in spec.mounts):
         return ""
     return runtime.guest_path(spec, GUEST_GPU_KERNELS)

@@ -1,7 +1,7 @@
 """Keeps one sandbox alive: boot, readiness by a real token, hand-over to the gateway, death, backoff, boot again.
 
 The keeper owns the sandbox and, until the gateway takes it, the channel. Blocking work (runsc, the handshake) runs in
-threads; decisions are ``lifecycle``'s.
+threads; ``lifecycle`` decides about states and delays.
 """
 
 from __future__ import annotations
@@ -14,48 +14,59 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.control import RESTORED, Control, SandboxDown, SandboxUp, SandboxUse
+from appliance.common.control import RESTORED, Control, SandboxDown, SandboxUp, SandboxUse
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
-from appliance.supervisor.lifecycle import Happening, Life, State
-from appliance.supervisor.load_watch import LOOK_S, LoadWatch
-from appliance.supervisor.spill_port import ModelName, SpillPort
-from appliance.supervisor.vault import Vault
+from appliance.supervisor.lifecycle import Event, Life, State
+from appliance.supervisor.spill_port import SpillPort
+from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
+from isolation.gvisor.runtime import Runtime, Sandbox
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
-from isolation.runtime import Runtime, Sandbox
 
 log = structlog.get_logger()
 
 MEMORY_PERIOD_S = 5.0
-"""Between two looks at a sandbox's memory: a scrape's usual distance, and a file read where there are cgroups."""
+"""Seconds between two readings of a sandbox's memory: the usual interval of a scrape."""
+
+LOOK_S = 2.0
+"""Seconds between two readings of the load: short beside a minute of work, long beside the 0.6 ms of a reading."""
+
+BUSY_SHARE = 0.5
+"""Share of one core from which a sandbox counts as busy. An engine that decodes takes all of a core, one that answers
+now and then a tenth."""
 
 Publish = Callable[[Control, tuple[int, ...]], bool]
 """Sends a message with descriptors to the gateway; False when none is attached."""
 
 
 MOST_RESTORED_DEATHS = 3
-"""Deaths in a row after which a sandbox starts without its checkpoint, in case that is the reason."""
+"""Deaths in a row after which a sandbox starts without its checkpoint, which may be their reason."""
 
 
 @dataclass(slots=True)
 class _End:
-    """Why a running sandbox is being ended; ``counted`` is False where the sandbox is not to blame."""
+    """Why a running sandbox ends."""
 
     cause: str
     counted: bool = True
+    """Whether the end counts as a failure of the sandbox."""
     reason: str = "ended"
     """One of ``control.LOSS_REASONS``."""
 
 
 class Keeper:
-    """One sandbox's keeper; ``run`` is its whole life, the other methods are called from the same event loop."""
+    """Keeper of one sandbox. ``run`` lasts as long as the keeper; the other methods belong to the same event loop."""
 
     def __init__(
-        self, plan: BootPlan, runtime: Runtime, publish: Publish, vault: Vault | None = None,
+        self,
+        plan: BootPlan,
+        runtime: Runtime,
+        publish: Publish,
+        vault: Vault | None = None,
         warm: WarmStarts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan = plan
         self._vault = vault
         self._warm = warm
@@ -68,9 +79,9 @@ class Keeper:
         self._reason = "ended"
         """Why the last life ended, for the gateway's count."""
         self._abandon = threading.Event()
-        """What a boot in its thread looks at: set with ``_stopping``."""
+        """Set with ``_stopping``, for the boot in its thread."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Done once the first boot ended: None when it is ready, else what went wrong."""
+        """Result of the first boot: None when the sandbox is ready, else what went wrong."""
 
     def __repr__(self) -> str:
         return f"<Keeper {self.plan.name} {self.life.state.value} generation {self.life.generation}>"
@@ -78,36 +89,43 @@ class Keeper:
     async def run(self) -> None:
         """Boot and reboot until ``stop``; afterwards nothing of the sandbox is left."""
         while not self._stopping.is_set():
-            self.life = self.life.advance(Happening.BOOT, time.monotonic())
+            self.life = self.life.advance(Event.BOOT, time.monotonic())
             cause = await self._one_life()
             if self._stopping.is_set():
                 break
             delay = self.life.delay_s()
-            # An end that is nobody's failure, such as a gateway's that left, is nothing to be woken for.
+            # An end that is no failure, such as after the gateway left, is worth no warning.
             tell = log.warning if self.life.failures else log.info
             tell(
-                "sandbox is down", sandbox=self.plan.name, cause=cause, retry_in_s=delay,
+                "sandbox is down",
+                sandbox=self.plan.name,
+                cause=cause,
+                retry_in_s=delay,
                 generation=self.life.generation,
             )
             self._publish(self._down(cause, delay), ())
             if delay:
                 await self._nap(delay)
-        self.life = self.life.advance(Happening.STOP, time.monotonic())
-        self.life = self.life.advance(Happening.GONE, time.monotonic())
+        self.life = self.life.advance(Event.STOP, time.monotonic())
+        self.life = self.life.advance(Event.GONE, time.monotonic())
 
     async def _one_life(self) -> str:
-        """From boot to the last trace of it; gives the cause of its end."""
+        """Boot the sandbox, serve until it ends, remove it; gives the cause of the end."""
         try:
             self._booted = booted = await asyncio.to_thread(self._boot)
         except (IsolationError, ProtocolError, OSError) as error:
             self._reason = "ended"
-            self.life = self.life.advance(Happening.DIED, time.monotonic())
+            self.life = self.life.advance(Event.DIED, time.monotonic())
             self._report_first(str(error))
             return str(error)
-        self.life = self.life.advance(Happening.BECAME_READY, time.monotonic())
+        self.life = self.life.advance(Event.BECAME_READY, time.monotonic())
         log.info(
-            "sandbox is ready", sandbox=self.plan.name, generation=self.life.generation,
-            pid=booted.sandbox.pid, boot_ms=round(booted.boot_s * 1000), start=booted.start,
+            "sandbox is ready",
+            sandbox=self.plan.name,
+            generation=self.life.generation,
+            pid=booted.sandbox.pid,
+            boot_ms=round(booted.boot_s * 1000),
+            start=booted.start,
         )
         if self._warm is not None and booted.start != RESTORED:
             self._warm.ask(self.plan, booted.boot_s)
@@ -121,31 +139,28 @@ class Keeper:
         try:
             await asyncio.to_thread(end, booted)
         except IsolationError as error:
-            # Something of it is left. The next boot may fail on that, and says so; to give up would help nobody.
+            # What is left may make the next boot fail, which is then reported; giving up would not help.
             log.error("sandbox could not be removed", sandbox=self.plan.name, problem=str(error))
             ending = _End(f"{ending.cause}; {error}")
-        if ending.counted:
-            self.life = self.life.advance(Happening.DIED, time.monotonic())
-        else:
-            self.life = Life(State.FAILED, self.life.generation, self.life.restarts)
+        self.life = self.life.advance(Event.DIED if ending.counted else Event.ENDED, time.monotonic())
         return ending.cause
 
     def _boot(self) -> Booted:
-        """Blocking. From a checkpoint where there is one; not after several deaths in a row."""
+        """Boot, from a checkpoint where there is one, unless several deaths came in a row. Blocks."""
         if self._warm is None:
             return boot(self.plan, self._runtime, self._abandon)
         begin = self._warm.boot if self.life.failures < MOST_RESTORED_DEATHS else self._warm.boot_cold
         return begin(self.plan, self._abandon)
 
     def _open_port(self, booted: Booted) -> SpillPort | None:
-        """Serve the engine's second channel, if it has one."""
+        """Serve the engine's spill channel, if it has one."""
         if self._vault is None or booted.spill is None:
             return None
         channel, booted.spill = booted.spill, None
-        return self._vault.serve(channel, ModelName(self.plan.digest), self.plan.name)
+        return self._vault.serve(channel, self.plan.digest, self.plan.name)
 
     async def _until_end(self, booted: Booted) -> _End:
-        """Wait for death, fault, a gateway that left, or stop."""
+        """Wait until the process ends, the gateway reports a fault or leaves, or ``stop`` is called."""
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         pidfd = booted.sandbox.pidfd
@@ -177,21 +192,27 @@ class Keeper:
         if booted is None or booted.channel is None or self.life.state is not State.READY:
             return
         message = SandboxUp(
-            model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
-            pid=booted.sandbox.pid, restarts=self.life.restarts, layout=booted.layout,
-            ready=booted.ready, tenant=self.plan.tenant, start=booted.start,
+            model=self.plan.model,
+            role=self.plan.role_name,
+            generation=self.life.generation,
+            pid=booted.sandbox.pid,
+            restarts=self.life.restarts,
+            layout=booted.layout,
+            ready=booted.ready,
+            tenant=self.plan.tenant,
+            start=booted.start,
         )
         if self._publish(message, booted.channel.fds()):
             booted.channel.close()
             booted.channel = None
 
     def gateway_left(self) -> None:
-        """A sandbox whose channel went with the gateway starts afresh; an unclaimed one waits for the next gateway."""
+        """Restart a sandbox whose channel went with the gateway; an unclaimed one waits for the next gateway."""
         if self._booted is not None and self._booted.channel is None:
             self._end(_End("the gateway left", counted=False))
 
     def fault(self, generation: int, reason: str) -> None:
-        """The gateway found this life at fault."""
+        """End this generation of the sandbox, because the gateway found it at fault."""
         if generation == self.life.generation:
             self._end(_End(f"ended at the gateway's word: {reason}", reason="fault"))
 
@@ -207,13 +228,19 @@ class Keeper:
 
     def _down(self, cause: str, delay_s: float) -> SandboxDown:
         return SandboxDown(
-            model=self.plan.model, role=self.plan.role_name, generation=self.life.generation,
-            restarts=self.life.restarts, state=self.life.state.value, cause=cause, retry_in_s=delay_s,
-            tenant=self.plan.tenant, reason=self._reason,
+            model=self.plan.model,
+            role=self.plan.role_name,
+            generation=self.life.generation,
+            restarts=self.life.restarts,
+            state=self.life.state.value,
+            cause=cause,
+            retry_in_s=delay_s,
+            tenant=self.plan.tenant,
+            reason=self._reason,
         )
 
     async def _watch_memory(self, sandbox: Sandbox) -> None:
-        """Tell the gateway from time to time what the sandbox holds."""
+        """Tell the gateway every ``MEMORY_PERIOD_S`` how much memory the sandbox holds."""
         while True:
             held = await asyncio.to_thread(sandbox.memory_bytes)
             if held:
@@ -229,8 +256,26 @@ class Keeper:
             return
 
 
+class LoadWatch:
+    """Whether a sandbox computes or waits, from its processor time alone. Pure: times are seconds of the caller's
+    clocks."""
+
+    def __init__(self, now: float, used_s: float) -> None:
+        self._then, self._used_s = now, used_s
+        self._busy = False
+
+    def look(self, now: float, used_s: float) -> bool | None:
+        """Whether it is busy, or None when that has not changed. A process tree that shrank is not busy."""
+        busy = used_s - self._used_s >= BUSY_SHARE * (now - self._then)
+        self._then, self._used_s = now, used_s
+        if busy is self._busy:
+            return None
+        self._busy = busy
+        return busy
+
+
 async def _watch_load(sandbox: Sandbox) -> None:
-    """Tell the sandbox whether it is busy, as often as that changes."""
+    """Tell the sandbox whether it is busy, whenever that changes."""
     watch = LoadWatch(time.monotonic(), sandbox.processor_s())
     while True:
         await asyncio.sleep(LOOK_S)

@@ -1,24 +1,24 @@
-"""What each sandbox sees and may use: a pure function from the configuration to a ``SandboxSpec``."""
+"""Mounts, environment and limits of each sandbox: a pure function from the configuration to a ``SandboxSpec``."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from appliance.catalog import ModelFiles
-from appliance.config import ApplianceConfig
-from appliance.residency import TEXT_MEMORY_BYTES
-from isolation.environment import SWEPT, guest_environment
-from isolation.image_rootfs import image_rootfs
+from appliance.common.catalog import ModelFiles
+from appliance.common.config import ApplianceConfig
+from appliance.common.residency import TEXT_MEMORY_BYTES
+from isolation.gvisor.environment import SWEPT, guest_environment
+from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
+from isolation.image.python_rootfs import python_rootfs
+from isolation.image.rootfs import image_rootfs
 from isolation.ipc.messages import Role
-from isolation.python_rootfs import python_rootfs
-from isolation.spec import Limits, Mount, Rootfs, SandboxSpec
 
 GUEST_SOCKET = "/ipc/host.sock"
-"""Where the guest finds the host."""
+"""Path of the host's socket inside a sandbox."""
 
 GUEST_KERNELS = "/kernels"
-"""Where an engine finds its compiled kernels."""
+"""Path of the compiled kernels inside an engine's sandbox."""
 
 
 def machine_cores() -> int:
@@ -27,15 +27,14 @@ def machine_cores() -> int:
 
 
 def engine_threads(config: ApplianceConfig) -> int:
-    """One fewer than the cores an engine is given: the sandbox's kernel and the gateway need one to be quick."""
+    """Threads of an engine: one fewer than its cores, since the sandbox's kernel and the gateway need one to be
+    quick."""
     cores = config.sandbox.cores or machine_cores()
     return max(1, int(min(cores, machine_cores())) - 1)
 
 
-def sandbox_spec(
-    config: ApplianceConfig, files: ModelFiles, role: Role, name: str, socket_dir: Path
-) -> SandboxSpec:
-    """The sandbox of one role of one model."""
+def sandbox_spec(config: ApplianceConfig, files: ModelFiles, role: Role, name: str, socket_dir: Path) -> SandboxSpec:
+    """Spec of the sandbox of one role of one model."""
     engine = role is Role.ENGINE
     rootfs = role_rootfs(config, role)
     mounts = (Mount(socket_dir, "/ipc"), *_model_mounts(config, files.engine if engine else files.text))
@@ -59,7 +58,7 @@ def sandbox_spec(
 
 
 def _model_mounts(config: ApplianceConfig, pairs: tuple[tuple[str, Path], ...]) -> tuple[Mount, ...]:
-    """Each room sees its own files of the model and no others. Without a sandbox there is nothing to hide."""
+    """Mounts of the model's files that the role needs, and no others. Without a sandbox there is nothing to hide."""
     if config.sandbox.unsafe_no_sandbox:
         return (Mount(pairs[0][1].parent, "/model"),)
     return tuple(Mount(path, f"/model/{inside}") for inside, path in pairs)

@@ -1,10 +1,11 @@
-"""The life of one sandbox as a table, and how long to wait before the next boot. Pure: time is an argument.
+"""Life cycle of one sandbox as a table, and the delay before the next boot. Pure: time is an argument.
 
     ABSENT -> BOOTING -> READY -> STOPPING -> ABSENT
                  |          |
                  +-> FAILED <+   -> (delay) -> BOOTING
 
-A missing key of ``TRANSITIONS`` is a bug of the caller and raises ``KeyError``.
+DIED and ENDED both lead to FAILED; only DIED counts as a failure, which makes the next delay longer. A missing key of
+``TRANSITIONS`` is a bug of the caller and raises ``KeyError``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 FIRST_DELAY_S = 0.0
-"""A single death is normal: the next boot starts at once."""
+"""Seconds before the boot after a first death, which is normal."""
 BASE_DELAY_S = 0.5
-"""Delay before the second boot in a row that did not last."""
+"""Seconds before the boot after a second death in a row."""
 MAX_DELAY_S = 30.0
-"""The longest delay: an operator who mends a model file sees it served within half a minute."""
+"""Longest delay in seconds: a model file that is mended is served within half a minute."""
 STABLE_S = 60.0
-"""A sandbox that lived this long starts its count of failures afresh."""
+"""Seconds of service after which earlier failures are forgotten."""
 
 
 class State(Enum):
-    """Where a sandbox is in its life."""
+    """State of a sandbox."""
 
     ABSENT = "absent"
     BOOTING = "booting"
@@ -32,53 +33,62 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Happening(Enum):
-    """What can happen to a sandbox."""
+class Event(Enum):
+    """Change in the life of a sandbox."""
 
     BOOT = "boot"
     BECAME_READY = "became ready"
     DIED = "died"
+    ENDED = "ended"
+    """Ended while in order, to boot again: its gateway left, and its channel with it."""
     STOP = "stop"
     GONE = "gone"
 
 
-TRANSITIONS: dict[tuple[State, Happening], State] = {
-    (State.ABSENT, Happening.BOOT): State.BOOTING,
-    (State.FAILED, Happening.BOOT): State.BOOTING,
-    (State.BOOTING, Happening.BECAME_READY): State.READY,
-    (State.BOOTING, Happening.DIED): State.FAILED,
-    (State.READY, Happening.DIED): State.FAILED,
-    (State.ABSENT, Happening.STOP): State.STOPPING,
-    (State.BOOTING, Happening.STOP): State.STOPPING,
-    (State.READY, Happening.STOP): State.STOPPING,
-    (State.FAILED, Happening.STOP): State.STOPPING,
-    (State.STOPPING, Happening.GONE): State.ABSENT,
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.ABSENT, Event.BOOT): State.BOOTING,
+    (State.FAILED, Event.BOOT): State.BOOTING,
+    (State.BOOTING, Event.BECAME_READY): State.READY,
+    (State.BOOTING, Event.DIED): State.FAILED,
+    (State.READY, Event.DIED): State.FAILED,
+    (State.READY, Event.ENDED): State.FAILED,
+    (State.ABSENT, Event.STOP): State.STOPPING,
+    (State.BOOTING, Event.STOP): State.STOPPING,
+    (State.READY, Event.STOP): State.STOPPING,
+    (State.FAILED, Event.STOP): State.STOPPING,
+    (State.STOPPING, Event.GONE): State.ABSENT,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """State, boots and failures of one sandbox. ``generation`` counts boots; ``failures`` deaths in a row."""
+    """State and history of one sandbox."""
 
     state: State = State.ABSENT
     generation: int = 0
+    """Boots."""
     restarts: int = 0
+    """Boots after the first."""
     failures: int = 0
+    """Deaths in a row."""
     ready_at: float | None = None
+    """Monotonic seconds at which it became ready; None before."""
 
-    def advance(self, happening: Happening, now: float) -> Life:
-        """The life after this happening at ``now`` (monotonic seconds)."""
-        state = TRANSITIONS[self.state, happening]
-        if happening is Happening.BOOT:
+    def advance(self, event: Event, now: float) -> Life:
+        """State and history after an event at ``now`` (monotonic seconds)."""
+        state = TRANSITIONS[self.state, event]
+        if event is Event.BOOT:
             again = self.generation > 0
             return replace(
                 self, state=state, generation=self.generation + 1, restarts=self.restarts + again, ready_at=None
             )
-        if happening is Happening.BECAME_READY:
+        if event is Event.BECAME_READY:
             return replace(self, state=state, ready_at=now)
-        if happening is Happening.DIED:
+        if event is Event.DIED:
             stable = self.ready_at is not None and now - self.ready_at >= STABLE_S
             return replace(self, state=state, failures=1 if stable else self.failures + 1)
+        if event is Event.ENDED:
+            return replace(self, state=state, failures=0, ready_at=None)
         return replace(self, state=state)
 
     def delay_s(self) -> float:

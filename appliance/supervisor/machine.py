@@ -1,4 +1,4 @@
-"""What this machine offers to hold a sandbox, and the confinement of the supervisor itself."""
+"""Choice of the sandbox runtime, and the supervisor's own confinement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import structlog
 
-from appliance.config import ApplianceConfig
-from isolation import userns
-from isolation.gvisor import GvisorRuntime
-from isolation.runsc import default_candidates, find_runsc
-from isolation.runtime import Runtime
-from isolation.unsafe import UnsafeRuntime
+from appliance.common.config import ApplianceConfig
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import default_candidates, find_runsc
+from isolation.gvisor.runtime import Runtime
+from isolation.gvisor.unsafe_runtime import UnsafeRuntime
+from isolation.host import userns
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ def enter_confinement(config: ApplianceConfig) -> None:
 
 
 def choose_runtime(config: ApplianceConfig) -> Runtime:
-    """The runtime that boots every sandbox of this appliance.
+    """Runtime that boots every sandbox of this appliance.
 
     Raises:
         RuntimeNotFoundError: no usable runsc; the message says how to get one.
@@ -48,9 +48,7 @@ def choose_runtime(config: ApplianceConfig) -> Runtime:
     directory = config.run_dir / "sandboxes"
     runtime: Runtime
     if config.sandbox.unsafe_no_sandbox:
-        log.error(
-            "NO SANDBOX: models and prompts are handled in plain processes of this machine; for development only"
-        )
+        log.error("NO SANDBOX: models and prompts are handled in plain processes of this machine; for development only")
         runtime = UnsafeRuntime(directory)
     else:
         wanted = (Path(config.sandbox.runsc),) if config.sandbox.runsc else default_candidates()

@@ -1,19 +1,19 @@
-"""Namespace keys: one a tenant, random, known to nobody but the supervisor, the gateway and the engines."""
+"""Namespace keys: one for each tenant, random, known to supervisor, gateway and engines alone."""
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
 
-from appliance.errors import ControlError
+from appliance.common.errors import ControlError
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES
 
 MAX_TENANTS = 21_000
-"""Accounts with a namespace key, twice as many as a policy may have; beyond it the one not asked for longest gets a new
-key when it comes again, which costs it its cached prefixes and nothing else."""
+"""Most accounts with a namespace key, twice as many as a policy may have. Beyond it the account that has been unused
+longest gets a new key at its next request, and loses its cached prefixes."""
 
 MAX_QUERY = 1_000
-"""Tenants of one question: what one datagram carries."""
+"""Most tenants of one query: what one datagram carries."""
 
 
 class Namespace:
@@ -44,7 +44,7 @@ class Namespace:
         return {tenant: self._keys[tenant] for tenant in tenants}
 
     def owner(self, key: bytes) -> str | None:
-        """Whose key this is."""
+        """Tenant of a key, or None."""
         return self._owners.get(key)
 
     def key(self, tenant: str) -> bytes | None:

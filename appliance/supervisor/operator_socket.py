@@ -1,4 +1,4 @@
-"""What the operator may tell a running supervisor about keys: destroy, renew, wrap anew. A socket of its own.
+"""Socket on which the operator orders a running supervisor to destroy, renew or rewrap keys.
 
 It is not the gateway's business: a gateway that was taken over must not be able to destroy what others have. The
 socket has mode 0600, and the kernel is asked who is at the other end (SO_PEERCRED, unix(7)): root or the supervisor's
@@ -22,19 +22,19 @@ from typing import Any
 
 import structlog
 
-from appliance.audit.entry import Entry, entry
-from appliance.control import Control, Namespaces
-from appliance.supervisor.paths import identity
-from appliance.supervisor.vault import Vault
+from appliance.common.audit.entry import Entry, entry
+from appliance.common.control import Control, Namespaces
+from appliance.common.paths import identity
+from appliance.supervisor.spill_service import Vault
 from isolation.keys.errors import KeyringError, KeysError
 
 log = structlog.get_logger()
 
 MAX_LINE_BYTES = 4_096
-"""Bytes of a request: a word and a tenant's name."""
+"""Most bytes of a request: a word and a tenant's name."""
 
 READ_TIMEOUT_S = 5.0
-"""A command that says nothing is let go."""
+"""Seconds after which a connection without a request is closed."""
 
 _UCRED = struct.Struct("3i")
 
@@ -43,7 +43,7 @@ _FIELDS = {"shred": "tenant", "rotate": "tenant", "rewrap": "root"}
 
 
 class OperatorSocket:
-    """Listens for the operator; all methods run in one event loop."""
+    """Server of the operator's orders; all methods run in one event loop."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class OperatorSocket:
         self._server: asyncio.AbstractServer | None = None
         self._turn = asyncio.Lock()
         self._identity: tuple[int, int] | None = None
-        """Of the socket's file."""
+        """Device and inode of the socket's file."""
 
     async def open(self) -> None:
         """Begin to listen.
@@ -141,7 +141,7 @@ class OperatorSocket:
         return {"ok": True, **answer}
 
     async def _do(self, vault: Vault, what: str, value: str) -> dict[str, Any]:
-        """Carry an order out.
+        """Carry out an order.
 
         Raises:
             KeysError: it cannot be.
@@ -157,12 +157,15 @@ class OperatorSocket:
         renewed = {name: key for name in accounts if (key := vault.renew(name)) is not None}
         if renewed:
             self._publish(Namespaces(renewed), ())
-        done = await asyncio.to_thread(vault.shred if what == "shred" else vault.rotate, value)
-        return {"tenant": value, "objects": done.objects, "had_key": done.had_key}
+        # What the tenant sent as a member of a sharing group was sealed under the group's key.
+        destroy = vault.shred if what == "shred" else vault.rotate
+        done = [await asyncio.to_thread(destroy, name) for name in accounts]
+        objects, had_key = sum(one.objects for one in done), any(one.had_key for one in done)
+        return {"tenant": value, "objects": objects, "had_key": had_key}
 
 
 def _user(peer: socket.socket) -> int:
-    """Who is at the other end, as the kernel says."""
+    """User id of the process at the other end, from the kernel."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _pid, uid, _gid = _UCRED.unpack(credentials)
     return int(uid)

@@ -1,4 +1,4 @@
-"""The sandboxes of single tenants: booted at the gateway's word, where the policy grants them and there is a place.
+"""Sandboxes of single tenants: booted on the gateway's request where the policy grants them and limits leave room.
 
 The gateway may have been taken over, so its word is a wish. The supervisor reads the policy itself, counts itself, and
 what it does not boot it refuses by name. Wishes are served one after the other; boots run beside each other.
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.control import REFUSED, Fault, Release, SandboxDown, Want
-from appliance.residency import NOTHING, Key, Need, ResidentLimits, declared, total
+from appliance.common.control import REFUSED, Fault, Release, SandboxDown, Want
+from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.lifecycle import Life
+from isolation.gvisor.runtime import Runtime
 from isolation.ipc.messages import Role
-from isolation.runtime import Runtime
 from policy.model import PolicySet
 
 log = structlog.get_logger()
 
 MAX_WISHES = 256
-"""Wishes that wait; more are refused. A gateway asks once a second for each tenant and model at most."""
+"""Most requests that wait; more are refused. A gateway asks once a second for each tenant and model at most."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """One sandbox and the task that keeps it."""
+    """One sandbox, and the task of its keeper."""
 
     keeper: Keeper
     task: asyncio.Task[None]
@@ -42,7 +42,8 @@ class _Held:
 
 
 class Residents:
-    """Keeps them. All methods run in one event loop; ``run`` serves wishes until it is cancelled."""
+    """Keepers of single tenants' sandboxes. All methods run in one event loop; ``run`` serves requests until it is
+    cancelled."""
 
     def __init__(
         self,
@@ -61,12 +62,12 @@ class Residents:
         self._policy = policy
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
         self._wanted: set[Key] = set()
-        """Whose wishes wait or are served and were not taken back since."""
+        """Models and tenants whose requests wait or are served and were not taken back."""
         self._held: dict[tuple[Key, Role], _Held] = {}
         self._boots = 1
 
     def want(self, wish: Want) -> None:
-        """The gateway wants a tenant's sandboxes."""
+        """Take the gateway's request for a tenant's sandboxes."""
         if self._wishes.qsize() < MAX_WISHES:
             self._wanted.add((wish.model, wish.tenant))
             self._wishes.put_nowait(wish)
@@ -74,31 +75,31 @@ class Residents:
             self._refuse(wish, "too many wishes wait")
 
     def release(self, wish: Release) -> None:
-        """The gateway needs them no longer. A wish for them that still waits, as it does while others leave, is void:
-        it would boot what nobody uses and nobody would ever release."""
+        """End a tenant's sandboxes, which the gateway no longer needs. A request for them that still waits is void: it
+        would boot sandboxes that nothing uses or releases."""
         self._wanted.discard((wish.model, wish.tenant))
         self._end(lambda key: key == (wish.model, wish.tenant))
 
     def fault(self, fault: Fault) -> None:
-        """The gateway found one at fault."""
+        """End a sandbox that the gateway found at fault."""
         for (key, _), held in self._held.items():
             if key == (fault.model, fault.tenant) and held.keeper.plan.role_name == fault.role:
                 held.keeper.fault(fault.generation, fault.reason)
 
     def offer(self) -> None:
-        """A gateway is there: hand over what is ready."""
+        """Hand ready sandboxes to the gateway that has attached."""
         for held in self._held.values():
             held.keeper.offer()
 
     def gateway_left(self) -> None:
-        """Whoever comes next asks for what it needs."""
+        """End all of them; the next gateway asks for what it needs."""
         self._wanted.clear()
         while not self._wishes.empty():
             self._wishes.get_nowait()
         self._end(lambda _key: True)
 
     async def run(self) -> None:
-        """Serve wishes.
+        """Serve the gateway's requests.
 
         Raises:
             BaseException: a keeper failed, which is a defect.
@@ -115,7 +116,7 @@ class Residents:
                 self._wanted.discard((wish.model, wish.tenant))
 
     async def close(self) -> None:
-        """End all of them; returns when nothing of them is left."""
+        """End all of them; returns when nothing is left of them."""
         self.gateway_left()
         await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
 

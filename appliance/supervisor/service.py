@@ -1,5 +1,7 @@
-"""The supervisor process: no network, the only one that starts programs; two keepers a model and
-those of single tenants, one control socket."""
+"""The supervisor process: two keepers for each model, keepers for single tenants' sandboxes, one control socket.
+
+It has no network, and no other process of the appliance starts programs.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +9,36 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import structlog
 
-from appliance import notify
-from appliance.audit.entry import entry
-from appliance.audit.log import open_log
-from appliance.catalog import ModelFiles, read_model
-from appliance.config import ApplianceConfig
-from appliance.control import CONTROL_VERSION, AuditState, Fault, Release, SpillState, Want, Welcome
-from appliance.errors import StartError
-from appliance.image.check import check, resolve
-from appliance.install.schema import check as check_state
-from appliance.model_digests import DigestCache
+from appliance.common import notify
+from appliance.common.audit.entry import entry
+from appliance.common.audit.log import open_log
+from appliance.common.catalog import ModelFiles, read_model
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.control import CONTROL_VERSION, AuditState, Fault, Release, SpillState, Want, Welcome
+from appliance.common.errors import StartError
+from appliance.common.image.check import check, resolve
+from appliance.common.model_digests import DigestCache
+from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
+from appliance.common.schema import check as check_state
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
-from appliance.supervisor.declared import DeclaredTenants, accounts_of
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.operator_socket import OperatorSocket
-from appliance.supervisor.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
+from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
-from appliance.supervisor.vault import Vault, open_vault
+from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 
 log = structlog.get_logger()
 
 SPILL_PERIOD_S = 5.0
-"""Between two reports of spill: as often as somebody looks at a gauge."""
+"""Seconds between two reports of spill figures to the gateway."""
 
 
 async def supervise(config: ApplianceConfig) -> None:
@@ -43,16 +46,16 @@ async def supervise(config: ApplianceConfig) -> None:
 
     Raises:
         StartError: no runtime, an unusable model, or no sandbox that would start at all.
-        ConfigError, ImageError: state of a form that this version does not know, or another image than the pinned one.
+        ConfigError, ImageError: state of an unknown version, or another image than the pinned one.
     """
     config = _checked(config)
     runtime = choose_runtime(config)
-    models = await asyncio.to_thread(_read_models, config)
+    served = await asyncio.to_thread(_read_models, config)
     keepers: list[Keeper] = []
     recorder = await _open_recorder(config, lambda state: server.publish(state, ()))
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
-        Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), [model.name for model in config.models]),
+        Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
         on_attach=lambda: _attached(keepers, residents, recorder),
         on_leave=lambda: _gateway_left(keepers, residents),
         on_wish=lambda wish: _wish(keepers, residents, wish),
@@ -64,25 +67,19 @@ async def supervise(config: ApplianceConfig) -> None:
     if vault is not None:
         server.on_retention = vault.set_retention
     operator = _operator_socket(config, vault, server, recorder)
-    digests = {model.name: files.digest for model, files in zip(config.models, models, strict=True)}
+    digests = {name: files.digest for name, (_, files) in served.items()}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
-    for model, files in zip(config.models, models, strict=True):
+    for model, files in served.values():
         keepers += [Keeper(plan, runtime, publish, vault, warm) for plan in plan_boots(config, model, files, runtime)]
-    stop = asyncio.Event()
-    served = {model.name: (model, files) for model, files in zip(config.models, models, strict=True)}
     residents = Residents(
         config.sandbox.residents,
         lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
-        runtime, publish, DeclaredTenants(config.policy).read,
-    )  # fmt: skip
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        server.open()
-        await operator.open()
-    except OSError as error:
-        raise StartError(f"cannot listen on {config.run_dir / CONTROL_SOCKET}: {error.strerror or error}") from error
+        runtime,
+        publish,
+        DeclaredTenants(config.policy).read,
+    )
+    stop = _stop_signal()
+    await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
     asides = (residents.run(), _tell_spill(vault, server.publish), _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
@@ -102,12 +99,38 @@ async def supervise(config: ApplianceConfig) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         await operator.close()
-        if vault is not None:
-            await asyncio.to_thread(vault.close)
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-        await recorder.close()
+        await _close(vault, recorder, writing)
         await asyncio.to_thread(runtime.close)
+
+
+def _stop_signal() -> asyncio.Event:
+    """Event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _listen(server: ControlServer, operator: OperatorSocket, run_dir: Path) -> None:
+    """Open both sockets of the run directory.
+
+    Raises:
+        StartError: one cannot be opened.
+    """
+    try:
+        server.open()
+        await operator.open()
+    except OSError as error:
+        raise StartError(f"cannot listen in {run_dir}: {error.strerror or error}") from error
+
+
+async def _close(vault: Vault | None, recorder: Recorder, writing: asyncio.Task[None]) -> None:
+    """Close the spill store, then write the rest of the audit log."""
+    if vault is not None:
+        await asyncio.to_thread(vault.close)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    await recorder.close()
 
 
 def _operator_socket(
@@ -115,21 +138,24 @@ def _operator_socket(
 ) -> OperatorSocket:
     policy = DeclaredTenants(config.policy)
     return OperatorSocket(
-        config.run_dir / OPERATOR_SOCKET, vault, server.publish, recorder.record,
+        config.run_dir / OPERATOR_SOCKET,
+        vault,
+        server.publish,
+        recorder.record,
         lambda tenant: accounts_of(policy.read(), tenant),
-    )  # fmt: skip
+    )
 
 
-def _read_models(config: ApplianceConfig) -> list[ModelFiles]:
-    """All models' files, hashed. Whether one is the one that is pinned is looked at when a sandbox is to get it."""
+def _read_models(config: ApplianceConfig) -> dict[str, tuple[ModelConfig, ModelFiles]]:
+    """Name to configuration and hashed files of every model; the pinned digest is compared at each boot."""
     cache = DigestCache.load(config.digest_cache)
-    models = [read_model(model.name, model.path, cache) for model in config.models]
+    found = {model.name: (model, read_model(model.name, model.path, cache)) for model in config.models}
     cache.save()
-    return models
+    return found
 
 
 def _checked(config: ApplianceConfig) -> ApplianceConfig:
-    """The configuration with its image named, after state and image were held against what may be served from."""
+    """Configuration with its image resolved, after the state's version and the image's pin were checked."""
     if config.state is not None:
         check_state(config.state)
     config = resolve(config)
@@ -139,7 +165,7 @@ def _checked(config: ApplianceConfig) -> ApplianceConfig:
 
 
 async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], object]) -> Recorder:
-    """The audit log's recorder, or one that keeps nothing where the configuration names no log."""
+    """Recorder of the audit log; it keeps nothing where the configuration names no log."""
     if config.audit is None:
         log.warning("no audit log is kept; name a folder for it in the configuration: audit.directory")
         return Recorder(None, tell)
@@ -149,7 +175,7 @@ async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], o
 
 
 async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
-    """Tell the gateway what becomes of KV outside of engines, if any goes there, until cancelled."""
+    """Send spill figures to the gateway every ``SPILL_PERIOD_S`` until cancelled, if there is spill."""
     while True:
         if vault is not None:
             publish(SpillState(vault.figures.told()), ())
@@ -157,7 +183,7 @@ async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[
 
 
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:
-    """Until cancelled, see to it that both sockets can be found."""
+    """Make a removed socket file again, every ``MEND_S`` until cancelled."""
     while True:
         await asyncio.sleep(MEND_S)
         server.mend()
@@ -178,7 +204,7 @@ def _gateway_left(keepers: list[Keeper], residents: Residents) -> None:
 
 
 def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Want | Release) -> None:
-    """What the gateway asks for: a sandbox's end, or the coming and going of a tenant's own."""
+    """Carry out a request of the gateway: end a sandbox, or boot or release a tenant's own sandboxes."""
     if isinstance(wish, Want):
         residents.want(wish)
     elif isinstance(wish, Release):
@@ -187,13 +213,19 @@ def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Want | Rele
         residents.fault(wish)
     for keeper in keepers:
         if isinstance(wish, Fault) and (keeper.plan.model, keeper.plan.role_name, "") == (
-            wish.model, wish.role, wish.tenant,
-        ):  # fmt: skip
+            wish.model,
+            wish.role,
+            wish.tenant,
+        ):
             keeper.fault(wish.generation, wish.reason)
 
 
 async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
-    """Wait for every first boot; a machine on which no model at all comes up is a start that failed."""
+    """Wait for every first boot.
+
+    Raises:
+        StartError: no model came up at all.
+    """
     boots = asyncio.gather(*(keeper.first_boot for keeper in keepers))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((boots, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +245,7 @@ async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _making(warm: WarmStarts | None) -> AsyncIterator[None]:
-    """Make checkpoints while the block runs; what is on its way then is given up and removed."""
+    """Make checkpoints while the block runs; an unfinished one is removed at its end."""
     if warm is None:
         yield
         return
@@ -226,10 +258,10 @@ async def _making(warm: WarmStarts | None) -> AsyncIterator[None]:
 
 
 async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]], warm: WarmStarts | None) -> None:
-    """Until the stop, which a keeper that ends gives as well.
+    """Serve until ``stop``, which the end of a keeper sets as well.
 
     Raises:
-        StartError: a keeper gave up, which is a defect; a supervisor started afresh serves better than this one.
+        StartError: a keeper failed, which is a defect; the service manager starts the supervisor afresh.
     """
     interval = notify.watchdog_interval_s()
     async with _making(warm):
@@ -242,4 +274,3 @@ async def _serve(stop: asyncio.Event, tasks: list[asyncio.Task[None]], warm: War
     for task in tasks:
         if task.done() and (error := task.exception()) is not None:
             raise StartError(f"a keeper of sandboxes, or of the audit log, failed: {error!r}") from error
-

@@ -1,9 +1,9 @@
-"""The supervisor's end of one engine's spill channel: a thread that seals what comes and gives back what is asked for.
+"""Supervisor's end of one engine's spill channel: a thread that seals blocks that come and returns those asked for.
 
-The engine is hostile: it names a namespace by its key, and the supervisor, who drew the key, says whose it is. Keys of
-nobody, or of a tenant that wants nothing kept, are passed over. What one life of an engine sent is never given to
-another: its epoch is part of every object's name, and ends with it. So an engine that was taken over cannot leave
-anything behind for its successor.
+The engine is hostile: it names a namespace by its key, and the supervisor, which drew the key, knows the tenant.
+Unknown keys, and those of a tenant whose blocks may not be kept, are passed over. What one life of an engine sent is
+never given to another: its epoch is part of every object's name, and ends with it. So an engine that was taken over
+cannot leave anything behind for its successor.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
 from appliance.supervisor.spill_store import SpillStore
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
 from isolation.ipc.errors import PeerGoneError, ProtocolError, RingFull
-from isolation.ipc.messages import Hello, Message
-from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
+from isolation.ipc.messages import Hello
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
 from isolation.keys.seal import Binding
 
 log = structlog.get_logger()
@@ -29,36 +29,29 @@ log = structlog.get_logger()
 EPOCH_BYTES = 16
 
 WAIT_S = 0.5
-"""Longest sleep without a message; whoever wants to end the thread waits no longer than this."""
+"""Seconds of the longest sleep without a message, and so of the wait until the thread ends."""
 
 READ_BATCH = 16
-"""Messages taken at a time: with the largest blocks, 80 MiB in our hands."""
+"""Most messages taken at a time: with the largest blocks, 80 MiB of memory."""
 
 SEND_PATIENCE_S = 1.0
-"""How long an engine may leave its ring full before a fetch is given up: it has done so long before."""
+"""Seconds for which a fetch waits for room in the engine's ring before it is given up."""
 
 MAX_FORGETS = 1_024
-"""Namespaces that wait to be told to the engine; a shred is rare."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelName:
-    """What the blocks of one engine are bound to."""
-
-    digest: str
-    dtype: str = ""
+"""Most namespaces that wait to be sent to the engine; a shred is rare."""
 
 
 class SpillPort:
-    """One engine's thread; ``close`` ends it and forgets what that engine sent."""
+    """Thread for one engine; ``close`` ends it and forgets what that engine sent."""
 
     def __init__(
-        self, channel: Channel, model: ModelName, store: SpillStore, owner: Callable[[bytes], str | None], name: str
+        self, channel: Channel, model_digest: str, store: SpillStore, owner: Callable[[bytes], str | None], name: str
     ) -> None:
-        """``owner``: whose namespace key this is, of those whose blocks may be kept."""
+        """``model_digest``: of the engine's model, to which its blocks are bound; ``owner``: tenant of a namespace key,
+        if its blocks may be kept."""
         self.epoch = secrets.token_bytes(EPOCH_BYTES)
         self._channel = channel
-        self._model = model
+        self._model_digest = model_digest
         self._store = store
         self._owner = owner
         self._name = name
@@ -71,7 +64,7 @@ class SpillPort:
         self._thread.start()
 
     def forget(self, namespace: bytes) -> None:
-        """Have the engine forget a namespace, soon."""
+        """Ask the engine to forget a namespace; sent by the thread."""
         self._forgets.append(namespace)
 
     def close(self) -> None:
@@ -102,7 +95,7 @@ class SpillPort:
             log.warning("an engine broke the protocol on its spill channel", sandbox=self._name, problem=str(error))
 
     def serve(self, message: Message) -> None:
-        """Do what one message asks for: what the thread does with each."""
+        """Serve one message."""
         if isinstance(message, Hello):
             return
         assert isinstance(message, Keep | Fetch), "the channel has refused everything else"
@@ -117,7 +110,7 @@ class SpillPort:
                 return
 
     def _binding(self, tenant: str, block: bytes) -> Binding:
-        return Binding(tenant, self._model.digest, block, self.epoch, dtype=self._model.dtype)
+        return Binding(tenant, self._model_digest, block, self.epoch)
 
     def _send(self, message: Fetched | Forget) -> bool:
         """Send, waiting a little for room; False when there came none."""

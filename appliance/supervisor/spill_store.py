@@ -1,8 +1,8 @@
-"""KV blocks that left the engines: sealed, in host memory first and on a disk after that, bounded, by tenant.
+"""KV blocks outside of engines: sealed, in host memory first and on a disk after that, bounded, by tenant.
 
 Everything kept here is sealed (``isolation.keys.seal``), also in memory. When a tier is full, the tenant that holds
-most of it gives way, with its object that was not used for longest: whoever floods a tier evicts itself, and nobody
-who holds less than an equal share loses anything. What leaves memory goes to the disk, what leaves the disk is gone.
+most of it gives way, with its object that was not used for longest: a tenant that floods a tier evicts its own, and one
+that holds less than an equal share loses nothing. What leaves memory goes to the disk, what leaves the disk is gone.
 
 Nothing is fsynced, for nothing outlives the run: the keys take in a secret of this process's memory, and files of an
 earlier run are removed at start. Only what a shred removes is overwritten and brought to the medium first.
@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from isolation.keys.errors import KeyringError, KeysError, SealBrokenError
@@ -35,42 +35,39 @@ Key = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class SpillLimits:
-    """Bytes of each tier, sealed. A tenant may hold all of it as long as nobody else wants any."""
+    """Sizes of both tiers in bytes, sealed. A tenant may use all of it as long as no other tenant needs any."""
 
     memory: int
     disk: int = 0
     folder: Path | None = None
-    """Where files go; needed where ``disk`` is not 0."""
+    """Folder for files; needed where ``disk`` is not 0."""
 
 
 @dataclass(slots=True)
 class SpillFigures:
-    """What became of objects so far, and what is held now."""
+    """Counts of objects since the start, and what is held now."""
 
     kept: int = 0
     restored: int = 0
     absent: int = 0
-    """Asked for and not there."""
+    """Blocks asked for and not there."""
     rejected: int = 0
-    """Did not open: changed, cut, moved or replayed."""
+    """Blocks that did not open: changed, cut, moved or replayed."""
     cut: int = 0
-    """Those of them that had another length."""
+    """Rejected blocks that had another length."""
     evicted: int = 0
     failed: int = 0
-    """The disk or the keyring refused."""
+    """Failures of the disk or the keyring."""
     memory_bytes: int = 0
     disk_bytes: int = 0
     memory_objects: int = 0
     disk_objects: int = 0
 
     def told(self) -> dict[str, int]:
-        """All of it by name, as the gateway has it in its metrics."""
-        return {
-            "kept": self.kept, "restored": self.restored, "absent": self.absent, "rejected_length": self.cut,
-            "rejected_seal": self.rejected - self.cut, "evicted": self.evicted, "failed": self.failed,
-            "memory_bytes": self.memory_bytes, "disk_bytes": self.disk_bytes,
-            "memory_objects": self.memory_objects, "disk_objects": self.disk_objects,
-        }  # fmt: skip
+        """Figures by name, as the gateway exports them."""
+        values = asdict(self)
+        rejected, cut = values.pop("rejected"), values.pop("cut")
+        return {**values, "rejected_length": cut, "rejected_seal": rejected - cut}
 
 
 @dataclass(slots=True)
@@ -117,13 +114,13 @@ class _Tier:
         return item
 
     def victim(self) -> tuple[str, Key]:
-        """Who gives way: the largest holder's longest unused."""
+        """Tenant and object to evict: the largest holder's longest unused."""
         tenant = max(self.bytes_of, key=self.bytes_of.__getitem__)
         return tenant, next(iter(self.objects[tenant]))
 
 
 class SpillStore:
-    """Keeps, gives back and forgets."""
+    """Store of sealed blocks in two tiers."""
 
     def __init__(self, limits: SpillLimits, keyring: Keyring) -> None:
         """Empty the folder of what an earlier run left, or make it.
@@ -145,7 +142,7 @@ class SpillStore:
                 path.unlink()
 
     def put(self, binding: Binding, data: bytes) -> bool:
-        """Keep a block, in place of what has its name; False when it cannot be kept."""
+        """Keep a block, in place of one with the same name; False when it cannot be kept."""
         size = len(data) + OVERHEAD_BYTES
         if size > max(self._memory.limit, self._disk.limit):
             return False
@@ -163,7 +160,7 @@ class SpillStore:
         return True
 
     def get(self, binding: Binding) -> bytes | None:
-        """The block of this name, or None: absent, or not what was kept under it, which is then gone for good."""
+        """Block of this name; None when it is absent, or is not what was kept under the name and therefore removed."""
         key = (binding.epoch, binding.block)
         with self._lock:
             item, sealed = self._find(binding.tenant, key)
@@ -206,7 +203,7 @@ class SpillStore:
         return count
 
     def close(self) -> None:
-        """Forget everything. The folder goes, unless somebody else has put something there."""
+        """Forget everything. The folder is removed unless it holds foreign files."""
         self._drop(lambda _owner, _key: True)
         if self._folder is not None:
             with suppress(OSError):
@@ -247,7 +244,7 @@ class SpillStore:
         self._count()
 
     def _shrink(self) -> None:
-        """Bring both tiers below their limits."""
+        """Evict until both tiers are within their limits."""
         while self._memory.used > self._memory.limit:
             tenant, key = self._memory.victim()
             item = self._memory.pop(tenant, key)

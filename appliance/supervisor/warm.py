@@ -1,4 +1,4 @@
-"""Warm starts: sandboxes that begin as copies of one that had imported everything and knew nobody.
+"""Warm starts: sandboxes that begin as copies of one that had imported everything and had served no tenant.
 
 A *template* is a sandbox of the same spec whose socket directory is empty. Its program imports, finds no host, says so
 and waits: there its memory is saved. It has had no configuration, key, weight, request or descriptor of ours, and it
@@ -15,78 +15,48 @@ import hashlib
 import shutil
 import threading
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from appliance.config import ApplianceConfig
-from appliance.control import FALLEN_BACK
-from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, boot
-from appliance.supervisor.said import line_logger
-from isolation.checkpoint import Checkpoint, CheckpointStore, contents, open_store
+from appliance.common.config import ApplianceConfig
+from appliance.common.control import FALLEN_BACK
+from appliance.supervisor.boot import CONNECT_TIMEOUT_S, Booted, BootPlan, SavedStart, boot
+from appliance.supervisor.sandbox_output import line_logger
 from isolation.errors import CheckpointError, IsolationError
+from isolation.gvisor.checkpoint import Checkpoint, CheckpointStore, contents, open_store
+from isolation.gvisor.runtime import Runtime
+from isolation.gvisor.snapshot import save_template
+from isolation.gvisor.spec import SandboxSpec
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import WAITS_LINE
-from isolation.runtime import Runtime
-from isolation.spec import SandboxSpec
-from isolation.template import save_template
 
 log = structlog.get_logger()
 
 TEMPLATE_CORES = 0.5
-"""Of a template, where cgroups bound it: what serves comes first."""
+"""Cores of a template, where cgroups bound it: serving comes first."""
 
 BEGIN_AFTER_S = 1.0
-"""Before each template: what has just become ready answers its first requests."""
+"""Seconds before each template is started, so that what has just become ready can answer its first requests."""
 
 MOST_TEMPLATES = 3
-"""Of one sandbox in a supervisor's life: where no checkpoint ever serves, their making ends."""
-
-PATIENCE_S = 15.0
-PATIENCE_FACTOR = 3.0
-"""A restored sandbox may take this long and this many times what a cold start took; then it starts cold."""
+"""Most templates of one sandbox in a supervisor's life: where no checkpoint ever serves, no more are made."""
 
 SOCKET_TARGET = "/ipc"
-"""Where the socket directory is mounted: the one mount in which a template differs."""
+"""Mount point of the socket directory: the one mount in which a template differs."""
 
 _NOWHERE = Path("/")
-"""In its place, in what a checkpoint's name is made of."""
+"""Stands for the socket directory in what a checkpoint's name is made of."""
 
 _NAME_CHARS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class SavedStart:
-    """A checkpoint that is being verified while a sandbox is restored from it."""
-
-    checkpoint: Checkpoint
-    verdict: Future[None]
-
-    @property
-    def folder(self) -> Path:
-        """Its files."""
-        return self.checkpoint.folder
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which the start is given up."""
-        return PATIENCE_S + PATIENCE_FACTOR * self.checkpoint.cold_s
-
-    def verified(self) -> None:
-        """Wait for the verdict.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        self.verdict.result()
-
-
 class WarmStarts:
-    """Finds, uses, drops and makes checkpoints. ``boot`` and ``drop`` block and are called in threads; ``run`` is a
-    task, and ``ask`` and ``close`` are called from its loop."""
+    """Store of checkpoints. ``boot`` and ``drop`` block and are called in threads; ``run`` is a task; ``ask`` and
+    ``close`` are called from its loop."""
 
     def __init__(self, store: CheckpointStore, runtime: Runtime, run_dir: Path) -> None:
         self.store = store
@@ -98,7 +68,7 @@ class WarmStarts:
         self._readers = ThreadPoolExecutor(2, "checkpoint")
 
     def boot(self, plan: BootPlan, stop: threading.Event) -> Booted:
-        """Boot from a checkpoint where there is one, else and whenever that fails without.
+        """Boot from a checkpoint where there is one; without one where there is none or that fails.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
@@ -115,7 +85,9 @@ class WarmStarts:
                     saved.verified()
                 log.warning(
                     "a checkpoint could not be used and is dropped; the sandbox starts without",
-                    sandbox=plan.name, checkpoint=saved.checkpoint.key[:_NAME_CHARS], problem=str(error),
+                    sandbox=plan.name,
+                    checkpoint=saved.checkpoint.key[:_NAME_CHARS],
+                    problem=str(error),
                 )
                 self.store.drop(saved.checkpoint.key)
         booted = boot(plan, self._runtime, stop)
@@ -124,7 +96,8 @@ class WarmStarts:
         return booted
 
     def boot_cold(self, plan: BootPlan, stop: threading.Event) -> Booted:
-        """Boot without, and drop what there is: sandboxes of this plan die again and again, and nobody knows why.
+        """Boot without a checkpoint, and drop the one there is: it may be why sandboxes of this plan die again and
+        again.
 
         Raises:
             IsolationError, ProtocolError: as ``boot``.
@@ -135,8 +108,8 @@ class WarmStarts:
         return boot(plan, self._runtime, stop)
 
     def _find(self, plan: BootPlan) -> SavedStart | None:
-        """The checkpoint for this plan, whose reading has begun. Tenants' own sandboxes have none: copies lie in memory
-        as their original does, and theirs shall tell nothing about each other."""
+        """Checkpoint for this plan, whose reading has begun. Tenants' own sandboxes have none: copies share the
+        original's memory layout, which must tell nothing about each other."""
         if plan.tenant:
             return None
         try:
@@ -150,8 +123,8 @@ class WarmStarts:
         return SavedStart(checkpoint, self._readers.submit(checkpoint.verify))
 
     def key(self, spec: SandboxSpec) -> str:
-        """The name of the checkpoint of such sandboxes; empty where none can be made, as of sandboxes with a GPU, which
-        gVisor does not save while the driver is in use.
+        """Name of the checkpoint of such sandboxes; empty where none can be made, as with a GPU, whose driver state
+        gVisor does not save.
 
         Raises:
             OSError: a file of the sandbox is gone.
@@ -167,13 +140,13 @@ class WarmStarts:
         return hashlib.sha256(f"{identity}\0{seen}".encode()).hexdigest()
 
     def ask(self, plan: BootPlan, cold_s: float) -> None:
-        """A sandbox had to start cold: make a checkpoint for the next time."""
+        """Ask for a checkpoint for the next time, after a cold start."""
         if not plan.tenant and self._asked[plan.name] < MOST_TEMPLATES:
             self._asked[plan.name] += 1
             self._wanted.put_nowait((plan, cold_s))
 
     async def run(self) -> None:
-        """Make what was asked for, one at a time, until ``close``."""
+        """Make the requested checkpoints, one at a time, until ``close``."""
         while (wanted := await self._wanted.get()) is not None:
             plan, cold_s = wanted
             try:
@@ -184,7 +157,7 @@ class WarmStarts:
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
 
     def take(self, plan: BootPlan, cold_s: float) -> Checkpoint | None:
-        """Start a template, save it, end it; None where that cannot be or was done already.
+        """Start a template, save it, end it; None where that is impossible or was done already.
 
         Raises:
             IsolationError, OSError: it failed; nothing of it is left.
@@ -202,9 +175,14 @@ class WarmStarts:
                 folder.chmod(0o755)
                 spec = template(plan.spec, key, folder)
                 save_template(
-                    self._runtime, spec, draft, waits_line=WAITS_LINE, timeout_s=CONNECT_TIMEOUT_S, stop=self._stop,
+                    self._runtime,
+                    spec,
+                    draft,
+                    waits_line=WAITS_LINE,
+                    timeout_s=CONNECT_TIMEOUT_S,
+                    stop=self._stop,
                     on_line=line_logger(spec.name),
-                )  # fmt: skip
+                )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             if self.key(plan.spec) != key:
@@ -221,7 +199,7 @@ class WarmStarts:
 
 
 def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | None:
-    """What the configuration asks for; None where it does not, or where the directory cannot be used."""
+    """Warm starts that the configuration asks for; None where it does not, or where the directory cannot be used."""
     directory = config.sandbox.checkpoints
     if directory is None:
         return None
@@ -233,13 +211,13 @@ def open_warm_starts(config: ApplianceConfig, runtime: Runtime) -> WarmStarts | 
 
 
 def placed(spec: SandboxSpec, socket_dir: Path) -> SandboxSpec:
-    """The same with another socket directory."""
+    """Spec with another socket directory."""
     moved = (replace(one, source=socket_dir) if one.target == SOCKET_TARGET else one for one in spec.mounts)
     return replace(spec, mounts=tuple(moved))
 
 
 def template(spec: SandboxSpec, key: str, socket_dir: Path) -> SandboxSpec:
-    """The template of a sandbox: another name, an empty socket directory, little of the processor."""
+    """Template of a sandbox: another name, an empty socket directory, few processor cores."""
     cores = min(TEMPLATE_CORES, spec.limits.cpu_quota_cores or TEMPLATE_CORES)
     moved = placed(spec, socket_dir)
     return replace(moved, name=f"template-{key[:_NAME_CHARS]}", limits=replace(spec.limits, cpu_quota_cores=cores))

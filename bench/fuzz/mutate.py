@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from bench.guarantees.fuzzed_requests import mutated, value
+from appliance.selftest.fuzzed_requests import mutated, value
 
 MAX_BYTES = 1 << 18
 

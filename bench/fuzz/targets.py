@@ -15,27 +15,30 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from appliance import control
-from appliance.api import grpc_messages, openai, openai_embeddings
-from appliance.api.generated import inference_pb2 as pb
-from appliance.api.keys import parse_records
-from appliance.api.limits import Stamp
-from appliance.catalog import embedded_model
-from appliance.config import load_config
-from appliance.errors import ApplianceError
-from appliance.request import Operation
+from appliance.common import control
+from appliance.common.catalog import embedded_model
+from appliance.common.config_loader import load_config
+from appliance.common.errors import ApplianceError
+from appliance.common.keys import parse_records
+from appliance.gateway.front.request_builder import Stamp
+from appliance.gateway.generate_request import Operation
+from appliance.gateway.grpc import message_mapping
+from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.http import openai, openai_embeddings
 from engine.errors import EngineError
-from engine.model.registry import load_model_config
-from engine.model.safetensors import parse_header
+from engine.model.checkpoint.registry import load_model_config
+from engine.model.checkpoint.safetensors import parse_header
 from engine.text.conversation import parse_conversation
 from engine.text.files import read_text_files
 from engine.text.marks import ControlTokens
 from engine.text.template import ChatTemplate, parse_template
 from engine.text.tokenizer import Tokenizer
 from isolation.ipc.codec import decode, encode
+from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.errors import RemoteProtocolError
-from isolation.ipc.messages import MAX_FRAME_BYTES, Sampling, StepOutput, Submit
+from isolation.ipc.messages import MAX_FRAME_BYTES
 from isolation.ipc.ring import CONTROL_BYTES, RingReader
+from isolation.ipc.sampling import Sampling
 from isolation.ipc.segment import Layout, standard_layout
 from policy.errors import PolicyError
 from policy.loader import Source, load_policy
@@ -89,11 +92,11 @@ def _ring(data: bytes) -> None:
 
 
 def _grpc_generate(data: bytes) -> None:
-    grpc_messages.to_request(pb.GenerateRequest.FromString(data), STAMP)
+    message_mapping.to_request(pb.GenerateRequest.FromString(data), STAMP)
 
 
 def _grpc_embed(data: bytes) -> None:
-    grpc_messages.to_embed_request(pb.EmbedRequest.FromString(data), STAMP)
+    message_mapping.to_embed_request(pb.EmbedRequest.FromString(data), STAMP)
 
 
 def _file(name: str, data: bytes) -> Path:
@@ -172,7 +175,8 @@ TARGETS: dict[str, Target] = {
     "embeddings": Target(lambda data: openai_embeddings.parse(data, STAMP), (ApplianceError,), (_json(_EMBED),)),
     "grpc-generate": Target(_grpc_generate, (ApplianceError, DecodeError), (_GENERATE.SerializeToString(),)),
     "grpc-embed": Target(
-        _grpc_embed, (ApplianceError, DecodeError),
+        _grpc_embed,
+        (ApplianceError, DecodeError),
         (pb.EmbedRequest(model="m", inputs=[pb.EmbedInput(text="a")]).SerializeToString(),),
     ),
     "policy": Target(_policy, (PolicyError,), (_POLICY,)),
@@ -184,8 +188,9 @@ TARGETS: dict[str, Target] = {
     "tokenizer_config.json": Target(_text_files, (EngineError,), (_embedded("tokenizer_config.json"),)),
     "template": Target(_template, (EngineError,), (_TEMPLATE.encode(),)),
     "conversation": Target(
-        parse_conversation, (EngineError,),
+        parse_conversation,
+        (EngineError,),
         (_json({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}),),
     ),
-}  # fmt: skip
+}
 """By name."""

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from appliance.errors import ApplianceError
+from appliance.common.errors import ApplianceError
 from bench.soak import room
 from bench.soak.errors import SoakError, UsageError
 from bench.soak.faults.catalogue import FAULTS, find

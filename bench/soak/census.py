@@ -8,15 +8,22 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.processes import parents, tree
+from appliance.selftest.processes import parents, tree
 from bench.soak.room import SHARED_MEMORY
 from bench.soak.served import HOST_ROLES, Served
-from isolation.rundir import RunDirectory
+from isolation.host.rundir import RunDirectory
 
 SLACK: Mapping[str, int] = {
-    "sockets": 3, "files": 2, "pipes": 0, "memfds": 0, "anonymous": 2, "threads": 8, "stubs": 24, "entries": 0,
+    "sockets": 3,
+    "files": 2,
+    "pipes": 0,
+    "memfds": 0,
+    "anonymous": 2,
+    "threads": 8,
+    "stubs": 24,
+    "entries": 0,
     "entries audit": 1_000,
-}  # fmt: skip
+}
 """How many more of a kind there may be at rest than before, in one place: a connection that the exporter keeps, a file
 that is being written, threads of pools that are bounded and filled on demand (five of asyncio's and those of the
 operator's listener), stubs of grammars that are kept, and segments of the
@@ -68,8 +75,11 @@ def of_process(pid: int) -> Counter[str]:
 
 def _kind_of(link: str) -> str:
     for prefix, kind in (
-        ("socket:", "sockets"), ("pipe:", "pipes"), ("/memfd:", "memfds"), ("anon_inode:", "anonymous"),
-    ):  # fmt: skip
+        ("socket:", "sockets"),
+        ("pipe:", "pipes"),
+        ("/memfd:", "memfds"),
+        ("anon_inode:", "anonymous"),
+    ):
         if link.startswith(prefix):
             return kind
     return "files"
@@ -98,7 +108,7 @@ def _count_process(pid: int, found: Counter[str]) -> None:
         found["sandboxes"] += 1
     elif "gofer" in words:
         found["gofers"] += 1
-    elif "appliance.child" in words or "appliance.cli" in words:
+    elif "appliance.operator.child" in words or "appliance.operator.cli" in words:
         found["host processes"] += 1
     else:
         found["stubs"] += 1

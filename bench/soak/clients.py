@@ -11,9 +11,9 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from appliance.api.generated import inference_pb2 as pb
-from appliance.api.grpc import SERVICE
-from bench.guarantees.raw_http import request_bytes
+from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.grpc.servicer import SERVICE
+from appliance.selftest.raw_http import request_bytes
 from bench.soak.answers import BY_GRPC, CUT, LEFT, RIGHT, UNTYPED, Answer, of_document, of_error, of_stream
 
 TIMEOUT_S = 120.0

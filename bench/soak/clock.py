@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.soak.errors import UnavailableError
 from bench.soak.room import Room, overlay
 from isolation.errors import ProcessError
-from isolation.process import run
+from isolation.host.process import run
 
 COMPILE_S = 60.0
 

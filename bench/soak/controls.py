@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from appliance.audit import files
-from appliance.audit.verify import read_verifier, verify
+from appliance.common.audit import files
+from appliance.common.audit.verify import read_verifier, verify
 from bench.soak import census, memory
 from bench.soak.answers import WRONG
 from bench.soak.clients import Grpc, Manner
@@ -28,7 +28,7 @@ from bench.soak.questions import Asker
 from bench.soak.report import Control
 from bench.soak.room import SHARED_MEMORY
 from bench.soak.served import Served
-from isolation.process import MINIMAL_ENVIRONMENT, run, spawn
+from isolation.host.process import MINIMAL_ENVIRONMENT, run, spawn
 
 LISTEN_S = 1.5
 """How long a load with a wrong reference runs."""
@@ -113,10 +113,14 @@ def _connections(served: Served) -> Iterator[None]:
 def _plants(served: Served) -> tuple[tuple[str, contextlib.AbstractContextManager[None]], ...]:
     """What each of the counts is shown."""
     return (
-        ("entries tmp", _temporary(served)), ("shared memory", _shared_memory(served)), ("bundles", _bundle(served)),
-        ("cgroups", _group(served)), ("mounts", _mount(served)), ("strays", _stray(served)),
+        ("entries tmp", _temporary(served)),
+        ("shared memory", _shared_memory(served)),
+        ("bundles", _bundle(served)),
+        ("cgroups", _group(served)),
+        ("mounts", _mount(served)),
+        ("strays", _stray(served)),
         ("sockets gateway", _connections(served)),
-    )  # fmt: skip
+    )
 
 
 async def _counted(inspector: Inspector, name: str, plant: contextlib.AbstractContextManager[None]) -> Control:

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from appliance.audit import files
-from appliance.audit.checkpoint import CheckpointError
-from appliance.audit.verify import read_verifier, verify
+from appliance.common.audit import files
+from appliance.common.audit.checkpoint import CheckpointError
+from appliance.common.audit.verify import read_verifier, verify
 from bench.soak import census, memory
 from bench.soak.answers import RIGHT, compare
 from bench.soak.clients import Grpc

@@ -159,6 +159,7 @@ async def take_references(served: Served, seed: int) -> dict[str, str]:
         for name in names_for(tenant):
             answer = await asker.ask(name)
             assert answer.kind == RIGHT, f"{tenant} {name}: {answer}"
-            assert found.setdefault(name, answer.text) == answer.text, f"{tenant} {name}: {answer.text!r}"
+            agrees = compare(answer, found.setdefault(name, answer.text))
+            assert agrees.kind == RIGHT, f"{tenant} {name}: {agrees}"
         await channel.close()
     return found

@@ -22,7 +22,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
-from bench.processes import rooms
+from appliance.selftest.processes import rooms
 from bench.soak.served import Served
 
 WARM_SAMPLES = 3

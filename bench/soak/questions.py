@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.api.generated import inference_pb2 as pb
+from appliance.gateway.grpc.generated import inference_pb2 as pb
 from bench.soak.answers import Answer
 from bench.soak.clients import PLAIN, Grpc, Manner, post
 from bench.soak.served import EMBED_MODEL, MODEL, Served
 
 SCHEMA = {
-    "type": "object", "properties": {"colour": {"enum": ["red", "green"]}, "count": {"enum": [1, 2, 3]}},
-    "required": ["colour", "count"], "additionalProperties": False,
-}  # fmt: skip
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "count": {"enum": [1, 2, 3]}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
 
 PREFIX = "A furnace that feeds itself keeps an even heat behind its wall, and nobody has to stand beside it. "
 """Repeated, it fills KV blocks, so that prefixes are found, leave the engine and come back."""
@@ -30,11 +32,13 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "logprobs": {"prompt": "One two three", "max_tokens": 8, "logprobs": 2},
     "several": {"prompt": "Either way", "max_tokens": 8, "n": 2},
     "structured": {
-        "messages": [{"role": "user", "content": "A colour and a count."}], "max_tokens": 64, "stream": True,
+        "messages": [{"role": "user", "content": "A colour and a count."}],
+        "max_tokens": 64,
+        "stream": True,
         "response_format": {"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA}},
     },
     "vectors": {"model": EMBED_MODEL, "input": ["a wall", "an even heat"]},
-}  # fmt: skip
+}
 """By name; those with ``messages`` are chats, those with ``input`` embeddings."""
 
 MARK_BITS = 19
@@ -79,7 +83,8 @@ def encoded(body: Mapping[str, Any], mark: int) -> bytes:
     """Its bytes: greedy, and of this model unless it names another.
 
     The mark stands where a greedy answer takes no notice (``top_k``) and makes each request another one: suspicion
-    of having killed an engine (``appliance.gateway.suspects``) goes by what is asked, and would add up over a run.
+    of having killed an engine (``appliance.gateway.request.suspects``) goes by what is asked, and would add up over a
+    run.
     """
     if "input" in body:
         return json.dumps(body).encode()

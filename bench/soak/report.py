@@ -70,12 +70,17 @@ class Soak:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "seed": self.seed, "minutes": self.minutes, "failed": self.failed,
+            "seed": self.seed,
+            "minutes": self.minutes,
+            "failed": self.failed,
             "turns": [asdict(turn) | {"command": self.command(turn)} for turn in self.turns],
-            "controls": [asdict(one) for one in self.controls], "heard": dict(self.kinds),
+            "controls": [asdict(one) for one in self.controls],
+            "heard": dict(self.kinds),
             "memory": [asdict(one) | {"leaks": one.leaks} for one in self.growths],
-            "samples": [asdict(one) for one in self.samples], "log": dict(self.problems), "final": self.final,
-        }  # fmt: skip
+            "samples": [asdict(one) for one in self.samples],
+            "log": dict(self.problems),
+            "final": self.final,
+        }
 
     def text(self) -> str:
         """For people."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.soak.errors import UnavailableError
 from isolation.errors import ProcessError
-from isolation.process import run
+from isolation.host.process import run
 
 CLONE_NEWNS = 0x0002_0000
 

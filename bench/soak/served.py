@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from appliance import demo, kernels
-from appliance.api.keys import issue, serialise_records
-from appliance.catalog import EMBEDDED_MODEL, embedded_model
-from appliance.cli.bench_target import Target, own_appliance
-from appliance.credentials import read_key_table
-from bench.guarantees.raw_http import request_bytes, status_of, talk
-from bench.processes import tree
+from appliance.common.catalog import EMBEDDED_MODEL, embedded_model
+from appliance.common.credentials import read_key_table
+from appliance.common.keys import issue, serialise_records
+from appliance.operator import demo, kernels
+from appliance.operator.cli.bench_target import Target, own_appliance
+from appliance.selftest.processes import tree
+from appliance.selftest.raw_http import request_bytes, status_of, talk
 from bench.soak.room import Room
 from isolation.keys.root import create_root
 
@@ -176,7 +176,7 @@ class Served:
         for pid in tree(self.target.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"appliance.child" in words and role.encode() in words:
+                if b"appliance.operator.child" in words and role.encode() in words:
                     return pid
         raise LookupError(role)
 

@@ -14,17 +14,33 @@ COLUMNS = 24
 HEIGHTS = {"stat": 4, "timeseries": 8, "table": 8, "bargauge": 8}
 
 GREEN, YELLOW, ORANGE, RED, BLUE, PURPLE, GREY = (
-    "#56A64B", "#E0B400", "#FF780A", "#E02F44", "#3274D9", "#8F3BB8", "#8E8E8E",
-)  # fmt: skip
+    "#56A64B",
+    "#E0B400",
+    "#FF780A",
+    "#E02F44",
+    "#3274D9",
+    "#8F3BB8",
+    "#8E8E8E",
+)
 
 MEANINGS = {
-    "ok": GREEN, "refused": YELLOW, "cancelled": GREY, "failed": RED,
-    "p50": BLUE, "p95": ORANGE, "p99": RED,
-    "input": BLUE, "output": GREEN, "cached": PURPLE,
-    "running": GREEN, "waiting": ORANGE,
-    "oom": RED, "fault": PURPLE, "ended": GREY,
+    "ok": GREEN,
+    "refused": YELLOW,
+    "cancelled": GREY,
+    "failed": RED,
+    "p50": BLUE,
+    "p95": ORANGE,
+    "p99": RED,
+    "input": BLUE,
+    "output": GREEN,
+    "cached": PURPLE,
+    "running": GREEN,
+    "waiting": ORANGE,
+    "oom": RED,
+    "fault": PURPLE,
+    "ended": GREY,
     "objective": RED,
-}  # fmt: skip
+}
 """A word in a legend has one colour on every panel; anything else takes the palette's."""
 
 Steps = tuple[tuple[float | None, str], ...]
@@ -75,10 +91,16 @@ def render(page: Dashboard) -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     y = 0
     for row in page.rows:
-        panels.append({
-            "id": len(panels) + 1, "type": "row", "title": row.title, "collapsed": False, "panels": [],
-            "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1},
-        })  # fmt: skip
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": row.title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1},
+            }
+        )
         y += 1
         width, height = COLUMNS // len(row.panels), HEIGHTS[row.panels[0].kind]
         for place, panel in enumerate(row.panels):
@@ -86,26 +108,53 @@ def render(page: Dashboard) -> dict[str, Any]:
             panels.append({"id": len(panels) + 1, "gridPos": where, **_panel(panel)})
         y += height
     return {
-        "uid": page.uid, "title": page.title, "description": page.about, "schemaVersion": 39, "editable": True,
-        "graphTooltip": 1, "refresh": "10s", "time": {"from": page.range, "to": "now"}, "tags": ["athanor"],
-        "links": [{
-            "type": "dashboards", "tags": ["athanor"], "title": "Athanor", "asDropdown": False, "icon": "dashboard",
-            "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
-        }],
-        "templating": {"list": [
-            {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
-            *(_choice(name, query) for name, query in page.choices),
-        ]},
+        "uid": page.uid,
+        "title": page.title,
+        "description": page.about,
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": page.range, "to": "now"},
+        "tags": ["athanor"],
+        "links": [
+            {
+                "type": "dashboards",
+                "tags": ["athanor"],
+                "title": "Athanor",
+                "asDropdown": False,
+                "icon": "dashboard",
+                "includeVars": True,
+                "keepTime": True,
+                "targetBlank": False,
+                "tooltip": "",
+                "url": "",
+            }
+        ],
+        "templating": {
+            "list": [
+                {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
+                *(_choice(name, query) for name, query in page.choices),
+            ]
+        },
         "panels": panels,
-    }  # fmt: skip
+    }
 
 
 def _choice(name: str, query: str) -> dict[str, Any]:
     return {
-        "name": name, "type": "query", "label": name.capitalize(), "datasource": _source(), "query": query,
-        "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*",
+        "name": name,
+        "type": "query",
+        "label": name.capitalize(),
+        "datasource": _source(),
+        "query": query,
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
         "current": {"text": "All", "value": "$__all"},
-    }  # fmt: skip
+    }
 
 
 def _source() -> dict[str, str]:
@@ -115,41 +164,53 @@ def _source() -> dict[str, str]:
 def _panel(panel: Panel) -> dict[str, Any]:
     series = panel.kind == "timeseries"
     defaults: dict[str, Any] = {
-        "unit": panel.unit, "min": 0, "noValue": "nothing yet",
+        "unit": panel.unit,
+        "min": 0,
+        "noValue": "nothing yet",
         "color": {"mode": "palette-classic" if series else "thresholds"},
-        "thresholds": {
-            "mode": "absolute", "steps": [{"value": value, "color": color} for value, color in panel.steps]
-        },
-    }  # fmt: skip
+        "thresholds": {"mode": "absolute", "steps": [{"value": value, "color": color} for value, color in panel.steps]},
+    }
     if panel.top is not None:
         defaults["max"] = panel.top
     if series:
         defaults["custom"] = {
-            "drawStyle": "line", "lineInterpolation": "smooth", "lineWidth": 2, "showPoints": "never",
-            "spanNulls": 60_000, "fillOpacity": 30 if panel.stacked else 8,
+            "drawStyle": "line",
+            "lineInterpolation": "smooth",
+            "lineWidth": 2,
+            "showPoints": "never",
+            "spanNulls": 60_000,
+            "fillOpacity": 30 if panel.stacked else 8,
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
-        }  # fmt: skip
+        }
     return {
-        "type": panel.kind, "title": panel.title, "description": panel.why, "datasource": _source(),
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.why,
+        "datasource": _source(),
         "fieldConfig": {"defaults": defaults, "overrides": [_override(word, MEANINGS[word]) for word in _words(panel)]},
         "options": _options(panel),
         "targets": [
             {
-                "refId": chr(65 + place), "expr": query, "legendFormat": legend,
-                "instant": not series, "range": series,
+                "refId": chr(65 + place),
+                "expr": query,
+                "legendFormat": legend,
+                "instant": not series,
+                "range": series,
                 **({"format": "table"} if panel.kind == "table" else {}),
             }
             for place, (legend, query) in enumerate(panel.queries)
         ],
-    }  # fmt: skip
+    }
 
 
 def _words(panel: Panel) -> list[str]:
     """Words with a meaning that this panel's legends may hold; a label may have any of them as its value."""
     told = " ".join(legend for legend, _ in panel.queries)
-    by_label = {"{{athanor_outcome}}": ("ok", "refused", "cancelled", "failed"),
-                "{{athanor_token_type}}": ("input", "output", "cached"),
-                "{{athanor_reason}}": ("oom", "fault", "ended")}  # fmt: skip
+    by_label = {
+        "{{athanor_outcome}}": ("ok", "refused", "cancelled", "failed"),
+        "{{athanor_token_type}}": ("input", "output", "cached"),
+        "{{athanor_reason}}": ("oom", "fault", "ended"),
+    }
     found = [word for word in MEANINGS if word in told.replace("{", " ").replace("}", " ").split()]
     return found + [word for label, words in by_label.items() if label in told for word in words]
 

@@ -19,164 +19,472 @@ from docs.monitoring.queries import (
 )
 
 OVERVIEW = Dashboard(
-    "athanor", "Athanor", "Is it well, how much does it do, how fast, what is it short of.",
+    "athanor",
+    "Athanor",
+    "Is it well, how much does it do, how fast, what is it short of.",
     (
-        Row("Now", (
-            Panel("Sandboxes that answer", "Engines and text sandboxes that are ready, of all that are served.",
-                  (("ready", "sum(athanor_sandbox_ready)"), ("of", "count(athanor_sandbox_ready)")), kind="stat"),
-            Panel("Tokens a second", "Input and output of all tenants.",
-                  (("tokens/s", f'sum(rate(athanor_tokens_total{{athanor_token_type=~"input|output"}}{RATE}))'),),
-                  TOKENS, "stat"),
-            Panel("Requests running", "In the engines' last steps, and waiting in front of them.",
-                  (("running", "sum(athanor_engine_running_requests)"),
-                   ("waiting", "sum(athanor_engine_waiting_requests)")), kind="stat"),
-            Panel("First token within 2.5 s", "The promise that the SLO page keeps account of.",
-                  (("share", f'sum(rate({TTFT}_bucket{{le="2.5"}}{RATE})) / sum(rate({TTFT}_count{RATE}))'),),
-                  "percentunit", "stat", steps=((None, RED), (0.95, YELLOW), (0.99, GREEN)), top=1),
-        )),
-        Row("Requests", (
-            Panel("Requests a second by outcome", "Refused: by a limit or a rule. Failed: by our fault.",
-                  (("{{athanor_outcome}}", total("athanor_requests_total", "athanor_outcome")),), "reqps",
-                  stacked=True),
-            Panel("Tokens a second by type", "Cached is the part of the input that was found in KV.",
-                  (("{{athanor_token_type}}", total("athanor_tokens_total", "athanor_token_type")),), TOKENS),
-        )),
-        Row("Latency", (
-            Panel("Time to first token", "From the arrival of a request to its first token.",
-                  quantiles(TTFT, "gen_ai_request_model", "0.5", "0.95", "0.99"), "s"),
-            Panel("Time per output token", "After the first; of answers whose tokens came in more than one pass.",
-                  quantiles(TPOT, "gen_ai_request_model", "0.5", "0.99"), "s"),
-            Panel("Whole request", "From its arrival to its last byte.",
-                  quantiles(ANSWER, "gen_ai_request_model", "0.5", "0.95"), "s"),
-        )),
-        Row("Where time goes", (
-            Panel("Where requests spend their time, p95", "Policy and text are the host's, the rest the engine's.",
-                  (("{{athanor_phase}}", "histogram_quantile(0.95, sum by (le, athanor_phase) "
-                    f"(rate(athanor_phase_duration_seconds_bucket{RATE})))"),), "s"),
-            Panel("Running and waiting", "Waiting that stays is a lack of rows or of KV memory.",
-                  (("running {{gen_ai_request_model}}", f"athanor_engine_running_requests{MODEL}"),
-                   ("waiting {{gen_ai_request_model}}", f"athanor_engine_waiting_requests{MODEL}"))),
-        )),
-        Row("Gateway", (
-            Panel("Processor", "Of the gateway's process; one core is all that it can use.",
-                  (("cores", f"rate(process_cpu_seconds_total{RATE})"),), "none", top=1),
-            Panel("Memory", "Resident memory of the gateway.",
-                  (("resident", "process_resident_memory_bytes"),), "bytes"),
-            Panel("Descriptors", "Open ones, and how many there may be.",
-                  (("open", "process_open_fds"), ("limit", "process_max_fds"))),
-            Panel("Spans", "To the collector. Lost ones cost no request.",
-                  (("sent", f"sum(rate(athanor_telemetry_sent_spans_total{RATE}))"),
-                   ("lost", f"sum(rate(athanor_telemetry_dropped_spans_total{RATE}))")), "cps"),
-        )),
+        Row(
+            "Now",
+            (
+                Panel(
+                    "Sandboxes that answer",
+                    "Engines and text sandboxes that are ready, of all that are served.",
+                    (("ready", "sum(athanor_sandbox_ready)"), ("of", "count(athanor_sandbox_ready)")),
+                    kind="stat",
+                ),
+                Panel(
+                    "Tokens a second",
+                    "Input and output of all tenants.",
+                    (("tokens/s", f'sum(rate(athanor_tokens_total{{athanor_token_type=~"input|output"}}{RATE}))'),),
+                    TOKENS,
+                    "stat",
+                ),
+                Panel(
+                    "Requests running",
+                    "In the engines' last steps, and waiting in front of them.",
+                    (
+                        ("running", "sum(athanor_engine_running_requests)"),
+                        ("waiting", "sum(athanor_engine_waiting_requests)"),
+                    ),
+                    kind="stat",
+                ),
+                Panel(
+                    "First token within 2.5 s",
+                    "The promise that the SLO page keeps account of.",
+                    (("share", f'sum(rate({TTFT}_bucket{{le="2.5"}}{RATE})) / sum(rate({TTFT}_count{RATE}))'),),
+                    "percentunit",
+                    "stat",
+                    steps=((None, RED), (0.95, YELLOW), (0.99, GREEN)),
+                    top=1,
+                ),
+            ),
+        ),
+        Row(
+            "Requests",
+            (
+                Panel(
+                    "Requests a second by outcome",
+                    "Refused: by a limit or a rule. Failed: by our fault.",
+                    (("{{athanor_outcome}}", total("athanor_requests_total", "athanor_outcome")),),
+                    "reqps",
+                    stacked=True,
+                ),
+                Panel(
+                    "Tokens a second by type",
+                    "Cached is the part of the input that was found in KV.",
+                    (("{{athanor_token_type}}", total("athanor_tokens_total", "athanor_token_type")),),
+                    TOKENS,
+                ),
+            ),
+        ),
+        Row(
+            "Latency",
+            (
+                Panel(
+                    "Time to first token",
+                    "From the arrival of a request to its first token.",
+                    quantiles(TTFT, "gen_ai_request_model", "0.5", "0.95", "0.99"),
+                    "s",
+                ),
+                Panel(
+                    "Time per output token",
+                    "After the first; of answers whose tokens came in more than one pass.",
+                    quantiles(TPOT, "gen_ai_request_model", "0.5", "0.99"),
+                    "s",
+                ),
+                Panel(
+                    "Whole request",
+                    "From its arrival to its last byte.",
+                    quantiles(ANSWER, "gen_ai_request_model", "0.5", "0.95"),
+                    "s",
+                ),
+            ),
+        ),
+        Row(
+            "Where time goes",
+            (
+                Panel(
+                    "Where requests spend their time, p95",
+                    "Policy and text are the host's, the rest the engine's.",
+                    (
+                        (
+                            "{{athanor_phase}}",
+                            "histogram_quantile(0.95, sum by (le, athanor_phase) "
+                            f"(rate(athanor_phase_duration_seconds_bucket{RATE})))",
+                        ),
+                    ),
+                    "s",
+                ),
+                Panel(
+                    "Running and waiting",
+                    "Waiting that stays is a lack of rows or of KV memory.",
+                    (
+                        ("running {{gen_ai_request_model}}", f"athanor_engine_running_requests{MODEL}"),
+                        ("waiting {{gen_ai_request_model}}", f"athanor_engine_waiting_requests{MODEL}"),
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "Gateway",
+            (
+                Panel(
+                    "Processor",
+                    "Of the gateway's process; one core is all that it can use.",
+                    (("cores", f"rate(process_cpu_seconds_total{RATE})"),),
+                    "none",
+                    top=1,
+                ),
+                Panel(
+                    "Memory",
+                    "Resident memory of the gateway.",
+                    (("resident", "process_resident_memory_bytes"),),
+                    "bytes",
+                ),
+                Panel(
+                    "Descriptors",
+                    "Open ones, and how many there may be.",
+                    (("open", "process_open_fds"), ("limit", "process_max_fds")),
+                ),
+                Panel(
+                    "Spans",
+                    "To the collector. Lost ones cost no request.",
+                    (
+                        ("sent", f"sum(rate(athanor_telemetry_sent_spans_total{RATE}))"),
+                        ("lost", f"sum(rate(athanor_telemetry_dropped_spans_total{RATE}))"),
+                    ),
+                    "cps",
+                ),
+            ),
+        ),
     ),
     (MODELS,),
-)  # fmt: skip
+)
 
 TENANT_PAGE = Dashboard(
-    "athanor-tenants", "Athanor: tenants", "Who uses it, who is held back by what, and what each gets.",
+    "athanor-tenants",
+    "Athanor: tenants",
+    "Who uses it, who is held back by what, and what each gets.",
     (
-        Row("Use", (
-            Panel("Requests a second", "Of the first 64 tenants; all others count as other.",
-                  (("{{athanor_tenant_id}}", total("athanor_requests_total", "athanor_tenant_id", TENANT)),), "reqps",
-                  stacked=True),
-            Panel("Output tokens a second", "What engines computed for each.",
-                  (("{{athanor_tenant_id}}", total("athanor_tokens_total", "athanor_tenant_id",
-                    '{athanor_tenant_id=~"$tenant", athanor_token_type="output"}')),), TOKENS, stacked=True),
-            Panel("Input tokens a second", "Prompts, cached parts included.",
-                  (("{{athanor_tenant_id}}", total("athanor_tokens_total", "athanor_tenant_id",
-                    '{athanor_tenant_id=~"$tenant", athanor_token_type="input"}')),), TOKENS, stacked=True),
-        )),
-        Row("Held back", (
-            Panel("Refusals a second by reason", "By a limit or a rule of the policy.",
-                  (("{{athanor_tenant_id}}: {{athanor_reason}}",
-                    total("athanor_refusals_total", "athanor_tenant_id, athanor_reason", TENANT)),), "reqps"),
-            Panel("Failures a second", "By our fault; nothing here is the rule.",
-                  (("{{athanor_tenant_id}}", total("athanor_requests_total", "athanor_tenant_id",
-                    '{athanor_tenant_id=~"$tenant", athanor_outcome="failed"}')),), "reqps"),
-            Panel("Share of requests that were refused", "One tenant near 1 wants more than its policy gives.",
-                  (("{{athanor_tenant_id}}",
-                    total("athanor_refusals_total", "athanor_tenant_id", TENANT) + " / "
-                    + total("athanor_requests_total", "athanor_tenant_id", TENANT)),), "percentunit", top=1),
-        )),
-        Row("What they get", (
-            Panel("First token, p95", "One tenant apart from the others waits for its own limits, not for the machine.",
-                  quantiles(TTFT, "athanor_tenant_id", "0.95", where=TENANT), "s"),
-            Panel("Time per output token, p95", "After the first.",
-                  quantiles(TPOT, "athanor_tenant_id", "0.95", where=TENANT), "s"),
-            Panel("Input found in KV", "Share of prompt tokens that were not computed again.",
-                  (("{{athanor_tenant_id}}",
-                    total("athanor_tokens_total", "athanor_tenant_id",
-                          '{athanor_tenant_id=~"$tenant", athanor_token_type="cached"}') + " / "
-                    + total("athanor_tokens_total", "athanor_tenant_id",
-                            '{athanor_tenant_id=~"$tenant", athanor_token_type="input"}')),),
-                  "percentunit", top=1),
-        )),
-        Row("The last hour", (
-            Panel("Requests", "By tenant, the busiest first.",
-                  (("{{athanor_tenant_id}}", f"topk(10, sum by (athanor_tenant_id) "
-                    f"(increase(athanor_requests_total{TENANT}[1h])))"),), kind="bargauge"),
-            Panel("Tokens", "Input and output.",
-                  (("{{athanor_tenant_id}}", "topk(10, sum by (athanor_tenant_id) (increase(athanor_tokens_total"
-                    '{athanor_tenant_id=~"$tenant", athanor_token_type=~"input|output"}[1h])))'),), kind="bargauge"),
-        )),
+        Row(
+            "Use",
+            (
+                Panel(
+                    "Requests a second",
+                    "Of the first 64 tenants; all others count as other.",
+                    (("{{athanor_tenant_id}}", total("athanor_requests_total", "athanor_tenant_id", TENANT)),),
+                    "reqps",
+                    stacked=True,
+                ),
+                Panel(
+                    "Output tokens a second",
+                    "What engines computed for each.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            total(
+                                "athanor_tokens_total",
+                                "athanor_tenant_id",
+                                '{athanor_tenant_id=~"$tenant", athanor_token_type="output"}',
+                            ),
+                        ),
+                    ),
+                    TOKENS,
+                    stacked=True,
+                ),
+                Panel(
+                    "Input tokens a second",
+                    "Prompts, cached parts included.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            total(
+                                "athanor_tokens_total",
+                                "athanor_tenant_id",
+                                '{athanor_tenant_id=~"$tenant", athanor_token_type="input"}',
+                            ),
+                        ),
+                    ),
+                    TOKENS,
+                    stacked=True,
+                ),
+            ),
+        ),
+        Row(
+            "Held back",
+            (
+                Panel(
+                    "Refusals a second by reason",
+                    "By a limit or a rule of the policy.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}: {{athanor_reason}}",
+                            total("athanor_refusals_total", "athanor_tenant_id, athanor_reason", TENANT),
+                        ),
+                    ),
+                    "reqps",
+                ),
+                Panel(
+                    "Failures a second",
+                    "By our fault; nothing here is the rule.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            total(
+                                "athanor_requests_total",
+                                "athanor_tenant_id",
+                                '{athanor_tenant_id=~"$tenant", athanor_outcome="failed"}',
+                            ),
+                        ),
+                    ),
+                    "reqps",
+                ),
+                Panel(
+                    "Share of requests that were refused",
+                    "One tenant near 1 wants more than its policy gives.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            total("athanor_refusals_total", "athanor_tenant_id", TENANT)
+                            + " / "
+                            + total("athanor_requests_total", "athanor_tenant_id", TENANT),
+                        ),
+                    ),
+                    "percentunit",
+                    top=1,
+                ),
+            ),
+        ),
+        Row(
+            "What they get",
+            (
+                Panel(
+                    "First token, p95",
+                    "One tenant apart from the others waits for its own limits, not for the machine.",
+                    quantiles(TTFT, "athanor_tenant_id", "0.95", where=TENANT),
+                    "s",
+                ),
+                Panel(
+                    "Time per output token, p95",
+                    "After the first.",
+                    quantiles(TPOT, "athanor_tenant_id", "0.95", where=TENANT),
+                    "s",
+                ),
+                Panel(
+                    "Input found in KV",
+                    "Share of prompt tokens that were not computed again.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            total(
+                                "athanor_tokens_total",
+                                "athanor_tenant_id",
+                                '{athanor_tenant_id=~"$tenant", athanor_token_type="cached"}',
+                            )
+                            + " / "
+                            + total(
+                                "athanor_tokens_total",
+                                "athanor_tenant_id",
+                                '{athanor_tenant_id=~"$tenant", athanor_token_type="input"}',
+                            ),
+                        ),
+                    ),
+                    "percentunit",
+                    top=1,
+                ),
+            ),
+        ),
+        Row(
+            "The last hour",
+            (
+                Panel(
+                    "Requests",
+                    "By tenant, the busiest first.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            f"topk(10, sum by (athanor_tenant_id) (increase(athanor_requests_total{TENANT}[1h])))",
+                        ),
+                    ),
+                    kind="bargauge",
+                ),
+                Panel(
+                    "Tokens",
+                    "Input and output.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            "topk(10, sum by (athanor_tenant_id) (increase(athanor_tokens_total"
+                            '{athanor_tenant_id=~"$tenant", athanor_token_type=~"input|output"}[1h])))',
+                        ),
+                    ),
+                    kind="bargauge",
+                ),
+            ),
+        ),
     ),
     (TENANTS,),
-)  # fmt: skip
+)
 
 KV = Dashboard(
-    "athanor-kv", "Athanor: KV memory", "Who holds the KV memory, who is squeezed, whether stamps hold.",
+    "athanor-kv",
+    "Athanor: KV memory",
+    "Who holds the KV memory, who is squeezed, whether stamps hold.",
     (
-        Row("Now", (
-            Panel("In use", "Blocks with content, cached ones included: full is normal once caches are warm.",
-                  (("{{gen_ai_request_model}}", f"1 - athanor_engine_kv_free_blocks{MODEL} / "
-                    f"athanor_engine_kv_blocks{MODEL}"),), "percentunit", "stat", steps=GOOD_LOW, top=1),
-            Panel("Requests that wait", "For rows or KV memory, inside the engines.",
-                  (("{{gen_ai_request_model}}", f"athanor_engine_waiting_requests{MODEL}"),), kind="stat"),
-            Panel("Stamps that did not hold", "Requests ended because a block in their tables was not theirs.",
-                  (("requests", f"sum(athanor_engine_integrity_failures_total{MODEL})"),), kind="stat",
-                  steps=GOOD_ZERO),
-            Panel("Broken promises", "Of fairness between tenants, found by the engine itself.",
-                  (("{{gen_ai_request_model}}", f"athanor_engine_defects{MODEL}"),), kind="stat", steps=GOOD_ZERO),
-        )),
-        Row("Memory", (
-            Panel("Blocks in use", "And how many there are.",
-                  (("in use {{gen_ai_request_model}}",
-                    f"athanor_engine_kv_blocks{MODEL} - athanor_engine_kv_free_blocks{MODEL}"),
-                   ("pool {{gen_ai_request_model}}", f"athanor_engine_kv_blocks{MODEL}"))),
-            Panel("Blocks by account", "Tenants, and sharing groups as group/NAME.",
-                  (("{{athanor_tenant_id}}", f"sum by (athanor_tenant_id) (athanor_kv_resident_blocks{MODEL})"),),
-                  stacked=True),
-            Panel("Input found in KV", "Share of prompt tokens that were not computed again.",
-                  (("{{gen_ai_request_model}}",
-                    f'sum by (gen_ai_request_model) (rate(athanor_tokens_total{{athanor_token_type="cached"}}{RATE})) '
-                    "/ sum by (gen_ai_request_model) "
-                    f'(rate(athanor_tokens_total{{athanor_token_type="input"}}{RATE}))'),), "percentunit", top=1),
-        )),
-        Row("Quotas", (
-            Panel("Reserved blocks", "What each account can always have.",
-                  (("{{athanor_tenant_id}}", f"sum by (athanor_tenant_id) (athanor_kv_reserved_blocks{MODEL})"),)),
-            Panel("Borrowed blocks", "Beyond the reservation; taken back when their owner wants them.",
-                  (("{{athanor_tenant_id}}", f"sum by (athanor_tenant_id) (athanor_kv_borrowed_blocks{MODEL})"),)),
-            Panel("Waits for the own cap", "Each second; a raised cap would end them.",
-                  (("{{athanor_tenant_id}}",
-                    f"sum by (athanor_tenant_id) (rate(athanor_kv_cap_waits{MODEL}{RATE}))"),), "cps"),
-        )),
-        Row("Outside of the engines", (
-            Panel("Sealed KV", "Where it lies while it waits to come back; none where KV does not spill.",
-                  (("{{athanor_tier}}", or_none("sum by (athanor_tier) (athanor_spill_bytes)", "athanor_tier")),),
-                  "bytes", stacked=True),
-            Panel("Blocks a second", "Restored are hits, absent misses; rejected ones were changed on their way.",
-                  (("{{athanor_outcome}}", or_none(
-                    f"sum by (athanor_outcome) (rate(athanor_spill_blocks_total{RATE}))", "athanor_outcome")),), "cps"),
-        )),
-        Row("Squeezed by others", (
-            Panel("Cached blocks lost", "Each second: evicted for others; prompts are computed again.",
-                  (("{{athanor_tenant_id}}",
-                    f"sum by (athanor_tenant_id) (rate(athanor_kv_lost_blocks{MODEL}{RATE}))"),), "cps"),
-            Panel("Requests preempted", "Each second: put back to waiting for others.",
-                  (("{{athanor_tenant_id}}",
-                    f"sum by (athanor_tenant_id) (rate(athanor_kv_preempted_requests{MODEL}{RATE}))"),), "cps"),
-        )),
+        Row(
+            "Now",
+            (
+                Panel(
+                    "In use",
+                    "Blocks with content, cached ones included: full is normal once caches are warm.",
+                    (
+                        (
+                            "{{gen_ai_request_model}}",
+                            f"1 - athanor_engine_kv_free_blocks{MODEL} / athanor_engine_kv_blocks{MODEL}",
+                        ),
+                    ),
+                    "percentunit",
+                    "stat",
+                    steps=GOOD_LOW,
+                    top=1,
+                ),
+                Panel(
+                    "Requests that wait",
+                    "For rows or KV memory, inside the engines.",
+                    (("{{gen_ai_request_model}}", f"athanor_engine_waiting_requests{MODEL}"),),
+                    kind="stat",
+                ),
+                Panel(
+                    "Stamps that did not hold",
+                    "Requests ended because a block in their tables was not theirs.",
+                    (("requests", f"sum(athanor_engine_integrity_failures_total{MODEL})"),),
+                    kind="stat",
+                    steps=GOOD_ZERO,
+                ),
+                Panel(
+                    "Broken promises",
+                    "Of fairness between tenants, found by the engine itself.",
+                    (("{{gen_ai_request_model}}", f"athanor_engine_defects{MODEL}"),),
+                    kind="stat",
+                    steps=GOOD_ZERO,
+                ),
+            ),
+        ),
+        Row(
+            "Memory",
+            (
+                Panel(
+                    "Blocks in use",
+                    "And how many there are.",
+                    (
+                        (
+                            "in use {{gen_ai_request_model}}",
+                            f"athanor_engine_kv_blocks{MODEL} - athanor_engine_kv_free_blocks{MODEL}",
+                        ),
+                        ("pool {{gen_ai_request_model}}", f"athanor_engine_kv_blocks{MODEL}"),
+                    ),
+                ),
+                Panel(
+                    "Blocks by account",
+                    "Tenants, and sharing groups as group/NAME.",
+                    (("{{athanor_tenant_id}}", f"sum by (athanor_tenant_id) (athanor_kv_resident_blocks{MODEL})"),),
+                    stacked=True,
+                ),
+                Panel(
+                    "Input found in KV",
+                    "Share of prompt tokens that were not computed again.",
+                    (
+                        (
+                            "{{gen_ai_request_model}}",
+                            "sum by (gen_ai_request_model) "
+                            f'(rate(athanor_tokens_total{{athanor_token_type="cached"}}{RATE})) '
+                            "/ sum by (gen_ai_request_model) "
+                            f'(rate(athanor_tokens_total{{athanor_token_type="input"}}{RATE}))',
+                        ),
+                    ),
+                    "percentunit",
+                    top=1,
+                ),
+            ),
+        ),
+        Row(
+            "Quotas",
+            (
+                Panel(
+                    "Reserved blocks",
+                    "What each account can always have.",
+                    (("{{athanor_tenant_id}}", f"sum by (athanor_tenant_id) (athanor_kv_reserved_blocks{MODEL})"),),
+                ),
+                Panel(
+                    "Borrowed blocks",
+                    "Beyond the reservation; taken back when their owner wants them.",
+                    (("{{athanor_tenant_id}}", f"sum by (athanor_tenant_id) (athanor_kv_borrowed_blocks{MODEL})"),),
+                ),
+                Panel(
+                    "Waits for the own cap",
+                    "Each second; a raised cap would end them.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            f"sum by (athanor_tenant_id) (rate(athanor_kv_cap_waits{MODEL}{RATE}))",
+                        ),
+                    ),
+                    "cps",
+                ),
+            ),
+        ),
+        Row(
+            "Outside of the engines",
+            (
+                Panel(
+                    "Sealed KV",
+                    "Where it lies while it waits to come back; none where KV does not spill.",
+                    (("{{athanor_tier}}", or_none("sum by (athanor_tier) (athanor_spill_bytes)", "athanor_tier")),),
+                    "bytes",
+                    stacked=True,
+                ),
+                Panel(
+                    "Blocks a second",
+                    "Restored are hits, absent misses; rejected ones were changed on their way.",
+                    (
+                        (
+                            "{{athanor_outcome}}",
+                            or_none(
+                                f"sum by (athanor_outcome) (rate(athanor_spill_blocks_total{RATE}))", "athanor_outcome"
+                            ),
+                        ),
+                    ),
+                    "cps",
+                ),
+            ),
+        ),
+        Row(
+            "Squeezed by others",
+            (
+                Panel(
+                    "Cached blocks lost",
+                    "Each second: evicted for others; prompts are computed again.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            f"sum by (athanor_tenant_id) (rate(athanor_kv_lost_blocks{MODEL}{RATE}))",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Requests preempted",
+                    "Each second: put back to waiting for others.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            f"sum by (athanor_tenant_id) (rate(athanor_kv_preempted_requests{MODEL}{RATE}))",
+                        ),
+                    ),
+                    "cps",
+                ),
+            ),
+        ),
     ),
     (MODELS,),
-)  # fmt: skip
+)

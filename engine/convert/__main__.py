@@ -1,13 +1,13 @@
-"""The program that converts: ``python -m engine.convert SOURCE FOLDER DTYPE``, started by ``athanor model convert``.
+"""Model conversion program: ``python -m engine.convert SOURCE FOLDER DTYPE``, started by ``athanor model convert``.
 
-A GGUF file comes from strangers, and reading it is most of what this program does. So it opens the file and the files
-that it will write, then locks itself down (``engine.lockdown``): from there on it can read the one, write the others
-and its standard output, use bounded memory, and end; opening, connecting or starting anything ends it with SIGSYS. Only
-then does it look at the first byte.
+GGUF files are untrusted, and reading them is most of this program's work. So it opens the source and the output files,
+then locks itself down (``engine.sandbox.lockdown``): from then on it can read the source, write the outputs and its
+standard output, use bounded memory, and exit; opening, connecting or starting anything ends it with SIGSYS. Only then
+does it read the first byte.
 
-It tells on standard output, a line each: ``progress WRITTEN TOTAL`` in bytes; last ``done`` with a JSON object, or
+It reports on standard output, one line each: ``progress WRITTEN TOTAL`` in bytes; last ``done`` with a JSON object, or
 ``error`` with a sentence. Exit status: 0; 3 when the file cannot be converted; 4 when a file cannot be opened or
-written, or the machine has no lock-down.
+written, or the machine supports no lock-down.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from engine.convert.rope import ROPE_FACTORS
 from engine.convert.tokenizer import read_text
 from engine.convert.values import Values
 from engine.errors import LockdownError, ModelLoadError
-from engine.lockdown import lock_down
+from engine.sandbox.lockdown import lock_down
 
 EXIT_REFUSED = 3
 EXIT_FILES = 4
 EXIT_USAGE = 2
 
 FILES = ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-"""What is written."""
+"""Names of the files that are written."""
 
 MEMORY_BYTES = 6 << 30
-"""Address space: what Python and numpy map, the header's caps, and the stretches of rows."""
+"""Address-space limit: Python's and numpy's mappings, the header's bounds, and row slabs."""
 
 CPU_SECONDS = 6 * 3_600
-"""Processor time: some terabytes of weights."""
+"""Processor-time limit, enough for some terabytes of weights."""
 
 MAX_DIVISORS = 512
-"""Numbers in the tensor of rotary divisors: half a head."""
+"""Largest number of values in the tensor of rotary divisors: half a head."""
 
 PROGRESS_BYTES = 1 << 26
-"""Bytes between two lines about progress."""
+"""Bytes between two progress lines."""
 
 
 def main(arguments: list[str]) -> int:
-    """Convert; gives the exit status."""
+    """Convert; return the exit status."""
     if len(arguments) != 3 or arguments[2] not in ("auto", *DTYPES):
         return EXIT_USAGE
     source, folder, dtype = arguments
@@ -78,23 +78,23 @@ def main(arguments: list[str]) -> int:
 
 
 def convert(fd: int, name: str, outputs: dict[str, int], dtype: str) -> dict[str, object]:
-    """Convert an open GGUF file into open files.
+    """Convert an open GGUF file into open output files.
 
     Args:
-        fd: the source.
-        name: its name, for messages.
+        fd: descriptor of the source.
+        name: the source's name, for messages.
         outputs: descriptors of ``FILES``.
-        dtype: of the result; ``auto`` for that of the embedding, bfloat16 where it is packed.
+        dtype: dtype of the result; ``auto`` for that of the embedding, bfloat16 where the embedding is packed.
 
     Returns:
-        What was done, for people.
+        A summary for people.
 
     Raises:
-        ModelLoadError: the file is malformed, or of a kind that is not converted.
+        ModelLoadError: the file is malformed, or its kind is not supported.
         OSError: a file cannot be written.
     """
     file = GgufFile(fd, name)
-    values = Values(file.values, name)
+    values = Values(name, {**file.values})
     model = read_model(values, file.tensors, _divisors(file))
     vocabulary = int(file.tensors["token_embd.weight"].shape[0])
     text = read_text(values, vocabulary)

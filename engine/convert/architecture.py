@@ -1,9 +1,9 @@
-"""What a GGUF model is, in the published layout: its ``config.json`` and where each of its tensors goes.
+"""Mapping of a GGUF model to the published layout: its ``config.json`` and the target of each tensor.
 
-A row of ``FAMILIES`` for each architecture: its class there, which optional tensors its layers have, and whether its
-query and key rows lie in ggml's order. Names are those of llama.cpp's ``gguf-py/gguf/constants.py``.
+``FAMILIES`` has one row for each architecture: its published class, the optional tensors of its layers, and whether its
+query and key rows use ggml's order. Names are those of llama.cpp's ``gguf-py/gguf/constants.py``.
 
-llama.cpp rotates neighbouring numbers of a head where the published form rotates halves, so its converter reorders the
+llama.cpp rotates neighbouring values of a head where the published form rotates halves, so its converter reorders the
 rows of query and key of the "llama" architecture: row ``2 i + half`` of a head is row ``half * dim / 2 + i`` of the
 published one. ``Target.heads`` says that this must be undone; other architectures are stored as published.
 """
@@ -17,40 +17,37 @@ from engine.convert.gguf import GgufTensor
 from engine.convert.rope import ROPE_FACTORS, rope_of
 from engine.convert.values import Values
 from engine.errors import ModelLoadError
-from engine.model.safetensors import show_name
+from engine.model.checkpoint.safetensors import show_name, show_names
 
 MAX_LAYERS = 512
 MAX_WIDTH = 1 << 18
 MAX_HEADS = 1_024
 MAX_HEAD_DIM = 1_024
 MAX_POSITIONS = 1 << 24
-"""Ranges as ``engine.model.config`` has them."""
-
-MAX_NAMED = 4
-"""Tensors that one message names."""
+"""Largest context length; the limit in ``engine.model.checkpoint.config``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """One architecture."""
+class Architecture:
+    """Conversion rules of one architecture."""
 
     name: str
-    """The class that ``config.json`` names."""
+    """Class name written to ``config.json``."""
     model_type: str
     swapped: bool = False
-    """Query and key rows lie in ggml's order."""
+    """Whether query and key rows use ggml's order."""
     head_norms: bool = False
-    """Query and key have norms of their own."""
+    """Whether query and key have their own norms."""
     qkv_bias: bool = False
-    """Query, key and value always have biases, which ``config.json`` does not mention."""
+    """Whether query, key and value always have biases, which ``config.json`` does not mention."""
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama", swapped=True),
-    "qwen2": Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3", head_norms=True),
+    "llama": Architecture("LlamaForCausalLM", "llama", swapped=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", head_norms=True),
 }
-"""Every architecture that is converted, by its name in the file."""
+"""Every supported architecture, by its name in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class Target:
     source: str
     shape: tuple[int, ...]
     heads: int = 0
-    """Heads whose rows must be brought back into order; 0 for none."""
+    """Number of heads whose rows must be reordered; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +81,12 @@ class _Shape:
 
 
 def read_model(values: Values, tensors: Mapping[str, GgufTensor], divisors: Sequence[float] | None) -> Model:
-    """Description and tensors of a file's model.
+    """Build description and tensor list of a file's model.
 
     Args:
-        values: of the header.
-        tensors: of the header.
-        divisors: content of the tensor ``ROPE_FACTORS``, if there is one.
+        values: values of the header.
+        tensors: tensors of the header.
+        divisors: content of the tensor ``ROPE_FACTORS``, if present.
 
     Raises:
         ModelLoadError: the architecture or an option is not supported, or tensors are missing, extra or misshaped.
@@ -97,16 +94,16 @@ def read_model(values: Values, tensors: Mapping[str, GgufTensor], divisors: Sequ
     architecture = values.text("general.architecture")
     if architecture not in FAMILIES:
         raise ModelLoadError(
-            f"{values.file}: architecture {show_name(architecture)} is not supported; "
+            f"{values.name}: architecture {show_name(architecture)} is not supported; "
             f"supported are: {', '.join(FAMILIES)}"
         )
-    if values.integer("split.count", 0, 1 << 16, 0) > 1:
-        raise ModelLoadError(f"{values.file} is one part of several: join them first, with llama-gguf-split --merge")
+    if values.integer("split.count", 0, 1 << 16, default=0) > 1:
+        raise ModelLoadError(f"{values.name} is one part of several: join them first, with llama-gguf-split --merge")
     values.refuse(f"{architecture}.expert_count", "mixtures of experts are not converted")
     family = FAMILIES[architecture]
     shape = _read_shape(values, architecture, tensors)
     targets = _targets(family, shape, tensors)
-    _check(values.file, targets, tensors)
+    _check(values.name, targets, tensors)
     rope = rope_of(values, architecture, shape.head_dim, divisors)
     return Model({**_config(values, architecture, shape, tensors), **rope}, tuple(targets))
 
@@ -114,22 +111,22 @@ def read_model(values: Values, tensors: Mapping[str, GgufTensor], divisors: Sequ
 def _read_shape(values: Values, prefix: str, tensors: Mapping[str, GgufTensor]) -> _Shape:
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ModelLoadError(f"{values.file}: the matrix token_embd.weight is missing")
+        raise ModelLoadError(f"{values.name}: the matrix token_embd.weight is missing")
     hidden = values.integer(f"{prefix}.embedding_length", 1, MAX_WIDTH)
     heads = values.integer(f"{prefix}.attention.head_count", 1, MAX_HEADS)
-    head_dim = values.integer(f"{prefix}.attention.key_length", 2, MAX_HEAD_DIM, hidden // heads)
-    if values.integer(f"{prefix}.attention.value_length", 2, MAX_HEAD_DIM, head_dim) != head_dim:
-        raise ModelLoadError(f"{values.file}: keys and values of different length are not supported")
-    if values.integer(f"{prefix}.rope.dimension_count", 2, MAX_HEAD_DIM, head_dim) != head_dim:
-        raise ModelLoadError(f"{values.file}: {prefix}.rope.dimension_count is not the heads' {head_dim}")
+    head_dim = values.integer(f"{prefix}.attention.key_length", 2, MAX_HEAD_DIM, default=hidden // heads)
+    if values.integer(f"{prefix}.attention.value_length", 2, MAX_HEAD_DIM, default=head_dim) != head_dim:
+        raise ModelLoadError(f"{values.name}: keys and values of different length are not supported")
+    if values.integer(f"{prefix}.rope.dimension_count", 2, MAX_HEAD_DIM, default=head_dim) != head_dim:
+        raise ModelLoadError(f"{values.name}: {prefix}.rope.dimension_count is not the heads' {head_dim}")
     if head_dim % 2:
-        raise ModelLoadError(f"{values.file}: heads of {head_dim} numbers have no halves to rotate")
+        raise ModelLoadError(f"{values.name}: heads of {head_dim} numbers have no halves to rotate")
     return _Shape(
         hidden=hidden,
         inner=values.integer(f"{prefix}.feed_forward_length", 1, MAX_WIDTH),
         layers=values.integer(f"{prefix}.block_count", 1, MAX_LAYERS),
         heads=heads,
-        kv_heads=values.integer(f"{prefix}.attention.head_count_kv", 1, MAX_HEADS, heads),
+        kv_heads=values.integer(f"{prefix}.attention.head_count_kv", 1, MAX_HEADS, default=heads),
         head_dim=head_dim,
         vocabulary=embedding.shape[0],
     )
@@ -159,7 +156,7 @@ def _config(values: Values, prefix: str, shape: _Shape, tensors: Mapping[str, Gg
     return config
 
 
-def _targets(family: Family, shape: _Shape, tensors: Mapping[str, GgufTensor]) -> list[Target]:
+def _targets(family: Architecture, shape: _Shape, tensors: Mapping[str, GgufTensor]) -> list[Target]:
     targets = [
         Target("model.embed_tokens.weight", "token_embd.weight", (shape.vocabulary, shape.hidden)),
         Target("model.norm.weight", "output_norm.weight", (shape.hidden,)),
@@ -173,7 +170,7 @@ def _targets(family: Family, shape: _Shape, tensors: Mapping[str, GgufTensor]) -
     return targets
 
 
-def _layer(family: Family, shape: _Shape, index: int, biases: tuple[bool, bool]) -> list[Target]:
+def _layer(family: Architecture, shape: _Shape, index: int, biases: tuple[bool, bool]) -> list[Target]:
     ours, theirs = f"model.layers.{index}.", f"blk.{index}."
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     swaps = (shape.heads, shape.kv_heads) if family.swapped else (0, 0)
@@ -211,6 +208,4 @@ def _check(file: str, targets: list[Target], tensors: Mapping[str, GgufTensor]) 
     used = {target.source for target in targets} | {ROPE_FACTORS}
     extra = [name for name in tensors if name not in used]
     if extra:
-        shown = ", ".join(show_name(name) for name in extra[:MAX_NAMED])
-        more = f" and {len(extra) - MAX_NAMED} more" if len(extra) > MAX_NAMED else ""
-        raise ModelLoadError(f"{file} holds {shown}{more}, which its architecture has no use for")
+        raise ModelLoadError(f"{file} holds {show_names(extra)}, which its architecture has no use for")

@@ -1,4 +1,4 @@
-"""Bits of ggml's blocks: halves of bytes, fields of bytes, half-precision numbers."""
+"""Bit fields of ggml's blocks: nibbles, smaller fields, half-precision numbers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Floats = NDArray[np.float32]
 
 
 def half(data: Blocks) -> Floats:
-    """Numbers of half precision, widened; shape ``(N, 2 k)`` to ``(N, k)``."""
+    """Convert half-precision numbers to float32; shape ``(N, 2 k)`` to ``(N, k)``."""
     return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def nibbles(data: Blocks) -> NDArray[np.uint8]:
-    """All lower halves of the bytes, then all upper ones; shape ``(N, k)`` to ``(N, 2 k)``."""
+    """Unpack nibbles, all lower ones of the bytes before all upper ones; shape ``(N, k)`` to ``(N, 2 k)``."""
     return np.concatenate((data & np.uint8(15), data >> np.uint8(4)), axis=1)
 
 
 def fields(data: Blocks, bits: int, run: int) -> NDArray[np.uint8]:
-    """Fields of ``bits`` bits: of each run of bytes all lowest ones, then all second, and so on.
+    """Unpack fields of ``bits`` bits: for each run of bytes all lowest fields, then all second ones, and so on.
 
     Shape ``(N, k)`` to ``(N, k * 8 / bits)``.
     """

@@ -1,18 +1,18 @@
-"""The system calls of a conversion: data, each entry with its reason. Whatever is not here ends the program."""
+"""System calls permitted during a conversion, each with its reason. Any other call ends the program."""
 
 from __future__ import annotations
 
-from engine.allowed_calls import ENDING, MEMORY, NO_CODE, WAITING, Argument, Call
+from engine.sandbox.allowed_calls import ENDING, MEMORY, NO_CODE, WAITING, Argument, Call
 
 STDOUT, STDERR = 1, 2
 
 
 def converter_calls(source: int, outputs: tuple[int, ...]) -> tuple[Call, ...]:
-    """The list.
+    """Return the seccomp allow-list.
 
     Args:
         source: descriptor of the file that is read.
-        outputs: descriptors of those that are written.
+        outputs: descriptors of the files that are written.
     """
     return (
         Call("preadv", 295, 69, "read the file", (Argument(0, (source,)),)),

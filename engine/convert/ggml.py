@@ -1,7 +1,7 @@
-"""ggml's types of numbers: what a block of each holds, and its numbers in float32.
+"""ggml's number types: block layout of each, and decoding to float32.
 
-Layouts are those of ggml-common.h; numbers come out with the roundings of ggml's own reference (``dequantize_row_*``):
-products of float32, in that order. Blocks of 256 numbers are in ``engine.convert.k_blocks``.
+Layouts are those of ggml-common.h; decoding rounds as ggml's own reference does (``dequantize_row_*``): products of
+float32, in that order. Blocks of 256 numbers are in ``engine.convert.k_blocks``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from engine.convert import k_blocks
 from engine.convert.bits import Blocks, Floats, half, nibbles
 
 CODEBOOK = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32)
-"""The numbers of IQ4_NL's 4 bits."""
+"""Values of IQ4_NL's 4-bit codes."""
 
 E2M1_TWICE = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
-"""MXFP4's numbers, doubled; so its exponents are one less."""
+"""Values of MXFP4's codes, doubled, so its exponents are reduced by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A type of numbers: ``numbers`` of them lie in ``size`` bytes."""
+    """A number type: each block holds ``numbers`` values in ``size`` bytes."""
 
     name: str
     numbers: int
@@ -34,16 +34,12 @@ class BlockType:
 
     @property
     def plain(self) -> bool:
-        """Whether each number stands for itself."""
+        """Whether each value is stored separately, without a block scale."""
         return self.numbers == 1
 
 
 def _f32(blocks: Blocks) -> Floats:
     return np.ascontiguousarray(blocks).view("<f4").astype(np.float32)
-
-
-def _f16(blocks: Blocks) -> Floats:
-    return half(blocks)
 
 
 def _bf16(blocks: Blocks) -> Floats:
@@ -81,14 +77,14 @@ def _iq4_nl(blocks: Blocks) -> Floats:
 
 
 def _mxfp4(blocks: Blocks) -> Floats:
-    # The exponent of a doubled number: 2 ** (e - 128), below the smallest normal one for e of 0 and 1.
+    # The exponent of a doubled number is 2 ** (e - 128), below the smallest normal one for e of 0 and 1.
     scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
     return scale * E2M1_TWICE[nibbles(blocks[:, 1:])]
 
 
 TYPES = {
     0: BlockType("F32", 1, 4, _f32),
-    1: BlockType("F16", 1, 2, _f16),
+    1: BlockType("F16", 1, 2, half),
     2: BlockType("Q4_0", 32, 18, _q4_0),
     3: BlockType("Q4_1", 32, 20, _q4_1),
     6: BlockType("Q5_0", 32, 22, _q5_0),
@@ -103,4 +99,4 @@ TYPES = {
     30: BlockType("BF16", 1, 2, _bf16),
     39: BlockType("MXFP4", 32, 17, _mxfp4),
 }
-"""Every type that is read, by its number in the file."""
+"""Every supported type, by its number in the file."""

@@ -1,17 +1,19 @@
-"""A reader of the GGUF format, versions 2 and 3, that trusts no size in the file.
+"""Reader of the GGUF format, versions 2 and 3, that trusts no size in the file.
 
 Format: ``"GGUF" | version u32 | tensors u64 | pairs u64 | pairs | tensor descriptions | padding | data``, little-endian
 (ggml's docs/gguf.md). A pair is a name, a type and a value: a number, a string, or an array of one of both. A tensor is
 described by a name, its dimensions (the fastest first), a type of ``engine.convert.ggml`` and where its data begins.
 
-Checks, all before one byte of data is read: every count and length is held against a cap and against what is left of
-the file before memory is taken for it; names are unique; types are known; dimensions multiply (in Python's integers) to
-whole blocks; data begins where the alignment says, lies in the file and overlaps nothing. The header is read through a
-buffer of bounded size; numbers of an array stay packed. What is wrong is a ``ModelLoadError`` that says what.
+All of these checks precede the first read of data: every count and length is compared with a limit and with the
+remaining bytes of the file before memory is allocated for it; names are unique; types are known; dimensions multiply
+(in Python's integers) to whole blocks; data begins at the stated alignment, lies in the file and overlaps nothing. The
+header is read through a buffer of bounded size; array numbers stay packed. Every violation is a ``ModelLoadError`` that
+describes it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
@@ -22,35 +24,35 @@ from numpy.typing import NDArray
 
 from engine.convert.ggml import TYPES, BlockType
 from engine.errors import ModelLoadError
-from engine.model.safetensors import show_name
+from engine.model.checkpoint.safetensors import show_name
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 MAX_HEADER_BYTES = 256 << 20
-"""Bytes before the data; vocabularies of 262,144 tokens with their merges take 20 MiB."""
+"""Largest header in bytes; vocabularies of 262,144 tokens with their merges take 20 MiB."""
 
 MAX_PAIRS = 4_096
-"""Pairs of names and values; published files have about 50."""
+"""Largest number of name-value pairs; published files have about 50."""
 
 MAX_TENSORS = 1 << 17
-"""Tensors of one file; the largest published have about 2,000."""
+"""Largest number of tensors; the largest published files have about 2,000."""
 
 MAX_NAME_BYTES = 256
-"""Bytes of a name; ggml allows 64 for tensors and keys of 65,535, and uses 60."""
+"""Largest length of a name in bytes; ggml allows 64 for tensors and 65,535 for keys, and uses 60."""
 
 MAX_TEXT_BYTES = 1 << 20
-"""Bytes of one string value; chat templates reach 20 KiB."""
+"""Largest length of one string value in bytes; chat templates reach 20 KiB."""
 
 MAX_STRINGS = 1 << 21
-"""Strings of one array: a vocabulary or its merges."""
+"""Largest number of strings in one array: a vocabulary or its merges."""
 
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes of the header asked for in one read."""
+"""Bytes of the header requested in one read."""
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {
@@ -66,7 +68,7 @@ _NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
-"""Value types that are numbers; 7 is a truth value."""
+"""Numeric value types; 7 is a boolean."""
 
 Numbers = NDArray[np.generic]
 Value = int | float | bool | str | list[str] | Numbers
@@ -74,29 +76,26 @@ Value = int | float | bool | str | list[str] | Numbers
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies: ``begin`` in bytes from the start of the file."""
+    """Position of a tensor: ``begin`` in bytes from the start of the file."""
 
     kind: BlockType
     shape: tuple[int, ...]
-    """The slowest dimension first, as everywhere but in this format."""
+    """Shape with the slowest dimension first, the reverse of this format's order."""
     begin: int
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the fastest dimension."""
+        """Return the bytes of one row, the fastest dimension."""
         return self.shape[-1] // self.kind.numbers * self.kind.size
 
     @property
     def rows(self) -> int:
-        """How many of them there are."""
-        count = 1
-        for dimension in self.shape[:-1]:
-            count *= dimension
-        return count
+        """Return the number of rows."""
+        return math.prod(self.shape[:-1])
 
 
 class GgufFile:
-    """A checked header over an open descriptor, which stays the caller's.
+    """Validated header over an open descriptor, which the caller still owns.
 
     Args:
         fd: open for reading.
@@ -112,17 +111,18 @@ class GgufFile:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise ModelLoadError(f"{name} is not a regular file")
-        self._size = status.st_size
+        self.size = status.st_size
+        """Bytes of the file when it was opened."""
         header = _Header(self)
         pairs, tensors = _read_counts(header)
         self.values = _read_pairs(header, pairs)
         self.tensors = self._read_tensors(header, tensors)
 
     def read(self, offset: int, length: int) -> bytearray:
-        """Bytes of the file.
+        """Read bytes of the file.
 
         Raises:
-            ModelLoadError: it ends early.
+            ModelLoadError: the file ends early.
         """
         target = bytearray(length)
         view, done = memoryview(target), 0
@@ -133,13 +133,8 @@ class GgufFile:
             done += count
         return target
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file when it was opened."""
-        return self._size
-
     def read_rows(self, name: str, first: int, last: int) -> NDArray[np.float32]:
-        """Rows of a tensor in float32, shape ``(last - first, columns)``.
+        """Decode rows of a tensor to float32, shape ``(last - first, columns)``.
 
         Raises:
             ModelLoadError: the file ends early, or a number is not finite.
@@ -180,7 +175,7 @@ class GgufFile:
         return self._place(found, start)
 
     def _place(self, found: list[tuple[str, BlockType, tuple[int, ...], int]], start: int) -> dict[str, GgufTensor]:
-        """Tensors by name, after a check that each has bytes of its own inside the file."""
+        """Index tensors by name, after checking that each has its own bytes inside the file."""
         tensors: dict[str, GgufTensor] = {}
         position = start
         for name, kind, shape, offset in sorted(found, key=lambda one: one[3]):
@@ -190,9 +185,9 @@ class GgufFile:
                 raise ModelLoadError(f"{self.name}: there are two tensors {show_name(name)}")
             if tensor.begin < position:
                 raise ModelLoadError(f"{self.name}: the data of tensor {show_name(name)} overlaps another's")
-            if end > self._size:
+            if end > self.size:
                 raise ModelLoadError(
-                    f"{self.name}: tensor {show_name(name)} ends at byte {end} of a file of {self._size}: "
+                    f"{self.name}: tensor {show_name(name)} ends at byte {end} of a file of {self.size}: "
                     "it is truncated, or its header is false"
                 )
             tensors[name] = tensor
@@ -201,7 +196,7 @@ class GgufFile:
 
 
 class _Header:
-    """Reads the header from its start to its end, a bounded piece at a time."""
+    """Reads the header sequentially, in pieces of bounded size."""
 
     def __init__(self, file: GgufFile) -> None:
         self.name = file.name
@@ -212,7 +207,7 @@ class _Header:
         self._end = min(file.size, MAX_HEADER_BYTES)
 
     def take(self, length: int, what: str) -> memoryview:
-        """The next bytes."""
+        """Return the next bytes."""
         if length > self._end - self.position:
             why = (
                 "the file ends before"
@@ -228,12 +223,12 @@ class _Header:
         return memoryview(self._piece)[begin : begin + length]
 
     def number(self, kind: str) -> int:
-        """A whole number."""
+        """Read an integer."""
         data = self.take(int(kind[2]), "a number")
         return int.from_bytes(data, "little", signed=kind[1] == "i")
 
     def text(self, limit: int, what: str) -> str:
-        """A string of at most ``limit`` bytes."""
+        """Read a string of at most ``limit`` bytes."""
         length = self.number("<u8")
         if length > limit:
             raise ModelLoadError(f"{self.name}: {what} has {length} bytes; at most {limit} are allowed")
@@ -243,7 +238,7 @@ class _Header:
             raise ModelLoadError(f"{self.name}: {what} is not UTF-8") from error
 
     def value(self, key: str) -> Value:
-        """A value with its type before it."""
+        """Read a type and the value that follows it."""
         kind = self.number("<u4")
         what = f"the value of {show_name(key)}"
         if kind == _ARRAY:
@@ -272,7 +267,7 @@ class _Header:
 
 
 def _read_counts(header: _Header) -> tuple[int, int]:
-    """How many pairs and tensors there are."""
+    """Read the numbers of pairs and tensors."""
     if bytes(header.take(4, "the magic")) != MAGIC:
         raise ModelLoadError(f"{header.name} is not a GGUF file: it does not begin with GGUF")
     version = header.number("<u4")

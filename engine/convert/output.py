@@ -1,11 +1,12 @@
-"""Writes a model into files that are open already: weights in the safetensors format, descriptions as JSON.
+"""Writes a model into open files: weights in the safetensors format, descriptions as JSON.
 
-Weights are converted a bounded stretch of rows at a time; the file is written from its start to its end.
+Weights are converted in slabs of rows of bounded size; the file is written sequentially.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,14 +16,14 @@ from numpy.typing import NDArray
 from engine.convert.architecture import Target
 from engine.convert.gguf import GgufFile
 from engine.errors import ModelLoadError
-from engine.model.safetensors import MAX_HEADER_BYTES, show_name
+from engine.model.checkpoint.safetensors import MAX_HEADER_BYTES, show_name
 
 STAGING_NUMBERS = 1 << 20
-"""Numbers that are in memory in float32 at once, where a row or a head has fewer: 4 MiB. Small stretches stay in the
-processor's cache from one step of a conversion to the next."""
+"""Largest slab in float32 numbers, where a row or a head has fewer: 4 MiB. Small slabs stay in the processor's cache
+from one conversion step to the next."""
 
 DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-"""Dtypes of the result: their name in the format, and bytes."""
+"""Dtypes of the result: name in the format, and bytes."""
 
 _ALIGNMENT = 8
 
@@ -31,13 +32,13 @@ Progress = Callable[[int], None]
 
 
 def write_json(fd: int, value: object) -> None:
-    """One JSON document."""
+    """Write one JSON document."""
     write_all(fd, json.dumps(value).encode() + b"\n")
 
 
 def data_bytes(targets: Sequence[Target], dtype: str) -> int:
-    """Bytes of all weights."""
-    return sum(_count(target) for target in targets) * DTYPES[dtype][1]
+    """Return the bytes of all weights."""
+    return sum(math.prod(target.shape) for target in targets) * DTYPES[dtype][1]
 
 
 def write_weights(fd: int, source: GgufFile, targets: Sequence[Target], dtype: str, progress: Progress) -> None:
@@ -50,7 +51,7 @@ def write_weights(fd: int, source: GgufFile, targets: Sequence[Target], dtype: s
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     place = 0
     for target in targets:
-        end = place + _count(target) * size
+        end = place + math.prod(target.shape) * size
         header[target.name] = {"dtype": kind, "shape": list(target.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -65,7 +66,7 @@ def write_weights(fd: int, source: GgufFile, targets: Sequence[Target], dtype: s
 
 
 def write_all(fd: int, data: bytes | memoryview) -> int:
-    """Write every byte; gives their number.
+    """Write all bytes; return their number.
 
     Raises:
         OSError: the disk is full.
@@ -77,7 +78,7 @@ def write_all(fd: int, data: bytes | memoryview) -> int:
 
 
 def _stretches(source: GgufFile, target: Target) -> Iterator[NDArray[np.float32]]:
-    """The rows of a target in order, a bounded number at a time; whole heads where rows must be reordered."""
+    """Yield slabs of a target's rows in order, of bounded size; whole heads where rows must be reordered."""
     if len(target.shape) == 1:
         yield _in_order(source.read_rows(target.source, 0, 1).reshape(-1, 1), target.heads)
         return
@@ -90,21 +91,21 @@ def _stretches(source: GgufFile, target: Target) -> Iterator[NDArray[np.float32]
 
 
 def _in_order(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of whole heads, from ggml's order into the published one."""
+    """Reorder the rows of whole heads from ggml's order to the published one."""
     if not heads:
         return rows
     return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _encode(rows: NDArray[np.float32], dtype: str, file: str, name: str) -> memoryview:
-    """Rows as bytes of the dtype, rounded to nearest even."""
+    """Encode rows as bytes of the dtype, rounded to nearest even."""
     if dtype == "float32":
         data: NDArray[np.generic] = rows
     elif dtype == "float16":
-        with np.errstate(over="ignore"):  # told below, by name
+        with np.errstate(over="ignore"):  # reported below, with the tensor's name
             data = rows.astype(np.float16)
     else:
-        # What lies on the lower half decides; carries into the exponent are right, and past the largest is infinity.
+        # The lower half decides the rounding; carries into the exponent are right, and past the largest is infinity.
         words = rows.view(np.uint32)
         data = ((words + (((words >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
     if dtype != "float32" and not _all_finite(data):
@@ -116,10 +117,3 @@ def _all_finite(data: NDArray[np.generic]) -> bool:
     if data.dtype == np.float16:
         return bool(np.isfinite(data.view(np.float16)).all())
     return bool(((data.view(np.uint16) & np.uint16(0x7F80)) != 0x7F80).all())
-
-
-def _count(target: Target) -> int:
-    count = 1
-    for dimension in target.shape:
-        count *= dimension
-    return count

@@ -1,7 +1,7 @@
-"""How byte-level vocabularies cut text before their merges apply, by the names that GGUF files use for it.
+"""Pre-tokenizers of byte-level vocabularies, by the names used in GGUF files: how text is split before merges.
 
-The names are those of llama.cpp's ``src/llama-vocab.cpp``; the patterns are the published ``tokenizer.json`` files'
-own. A name that is not here is refused: text that is cut otherwise than in training gives other ids.
+The names are those of llama.cpp's ``src/llama-vocab.cpp``; the patterns come from the published ``tokenizer.json``
+files. An unknown name is refused: text split differently than in training gives other ids.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Pretokenizer:
-    """One way to cut text."""
+    """One way to split text before merges."""
 
     pattern: str | None
-    """What a piece looks like; None for GPT-2's, which the byte-level step has built in."""
+    """Pattern of a piece; None for GPT-2's, which is built into the byte-level step."""
     nfc: bool = False
-    """Text is brought into normal form C first."""
+    """Whether text is first normalised to form C."""
     whole_words: bool = False
-    """A piece that is a token is taken as it is, without merges."""
+    """Whether a piece that is itself a token is used without merges."""
 
 
 _LLAMA3 = Pretokenizer(_CONTRACTIONS + "|" + _REST % r"\p{N}{1,3}", whole_words=True)
@@ -41,4 +41,4 @@ PRETOKENIZERS = {
     "deepseek-r1-qwen": Pretokenizer(_QWEN2.pattern),
     "tekken": Pretokenizer(_TEKKEN, whole_words=True),
 }
-"""Every way that is known."""
+"""Every supported pre-tokenizer by name."""

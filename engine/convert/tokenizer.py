@@ -1,15 +1,15 @@
-"""The tokenizer of a GGUF file as ``tokenizer.json``, ``tokenizer_config.json`` and stop ids.
+"""Tokenizer of a GGUF file as ``tokenizer.json``, ``tokenizer_config.json`` and stop ids.
 
 Two kinds are converted, each exactly or not at all:
 
-* "gpt2": byte-level BPE with its merges in the file. How text is cut before is only named there
-  (``tokenizer.ggml.pre``); ``engine.convert.pretokenizers`` has the names that are known.
-* "llama": SentencePiece BPE, which joins the pair whose piece has the best score. That is BPE whose merges are all
-  pairs of pieces that make a piece, the best score first, as the published conversions do it. Scores must differ:
-  among equal ones SentencePiece goes by place, which no list of merges does.
+* "gpt2": byte-level BPE with its merges in the file. The file only names its pre-tokenizer (``tokenizer.ggml.pre``);
+    ``engine.convert.pretokenizers`` has the supported names.
+* "llama": SentencePiece BPE, which joins the pair whose piece has the best score. That equals BPE whose merges are all
+    pairs of pieces that form a piece, best score first, as in the published conversions. Scores must differ:
+    SentencePiece breaks ties by position, which a list of merges cannot express.
 
-Anything else (unigram, WordPiece) is refused. Control tokens (type 3) become special added tokens, tokens that a user
-defined (type 4) plain added ones.
+Anything else (unigram, WordPiece) is refused. Control tokens (type 3) become special added tokens, user-defined tokens
+(type 4) plain added ones.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from dataclasses import dataclass
 from engine.convert.pretokenizers import PRETOKENIZERS, Pretokenizer
 from engine.convert.values import Values
 from engine.errors import ModelLoadError
-from engine.model.safetensors import show_name
+from engine.model.checkpoint.safetensors import show_name
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens."""
+"""Token types."""
 
 MAX_TOKENS = 1 << 20
-"""Tokens of a vocabulary, as the text sandbox takes them."""
+"""Largest vocabulary; the limit of the text sandbox."""
 
 MAX_TOKEN_LENGTH = 512
-"""Characters of a token; every place it can be cut at is looked at. Published ones reach 256."""
+"""Longest token in characters; every split position is tried. Published ones reach 256."""
 
 SPACE = "\u2581"
-"""SentencePiece's mark of a space."""
+"""SentencePiece's marker of a space."""
 
-TURN_ENDS = frozenset({
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-})  # fmt: skip
-"""Control tokens that end an output whatever the file says: the names that chat models give theirs."""
+TURN_ENDS = frozenset(
+    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
+)
+"""Control tokens that end an output whatever the file says: the names used by chat models."""
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """What the text sandbox and the stop test need."""
+    """Files and ids for the text sandbox and the stop test."""
 
     tokenizer: Json
     config: Json
@@ -53,14 +53,14 @@ class TextParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The tokens of a file with their types."""
+class GgufVocabulary:
+    """Tokens of a file with their types."""
 
     tokens: Sequence[str]
     kinds: Sequence[int]
 
     def of_kind(self, kind: int) -> list[tuple[int, str]]:
-        """Ids and texts."""
+        """Return ids and texts of the tokens of one type."""
         return [(place, self.tokens[place]) for place, one in enumerate(self.kinds) if one == kind]
 
 
@@ -68,15 +68,15 @@ def read_text(values: Values, vocabulary_rows: int) -> TextParts:
     """Convert the tokenizer.
 
     Args:
-        values: of the header.
-        vocabulary_rows: rows of the embedding; there may be more of them than tokens, not fewer.
+        values: values of the header.
+        vocabulary_rows: rows of the embedding; at least as many as tokens.
 
     Raises:
-        ModelLoadError: a kind that is not converted, or a malformed vocabulary.
+        ModelLoadError: the kind is not supported, or the vocabulary is malformed.
     """
     kind = values.text("tokenizer.ggml.model", "")
     if kind not in ("gpt2", "llama"):
-        raise ModelLoadError(f"{values.file}: tokenizer {show_name(kind)} is not converted; supported are: gpt2, llama")
+        raise ModelLoadError(f"{values.name}: tokenizer {show_name(kind)} is not converted; supported are: gpt2, llama")
     vocabulary = _vocabulary(values, vocabulary_rows)
     added = [(CONTROL, True), (USER_DEFINED, False)]
     entries = sorted((place, text, special) for kind_, special in added for place, text in vocabulary.of_kind(kind_))
@@ -100,29 +100,29 @@ def read_text(values: Values, vocabulary_rows: int) -> TextParts:
     return TextParts(spec, _config(values, vocabulary, begin, end), tuple(sorted(stops)), begin)
 
 
-def _vocabulary(values: Values, rows: int) -> Vocabulary:
+def _vocabulary(values: Values, rows: int) -> GgufVocabulary:
     tokens = values.texts("tokenizer.ggml.tokens")
     if not 1 <= len(tokens) <= min(MAX_TOKENS, rows):
-        raise ModelLoadError(f"{values.file}: {len(tokens)} tokens for an embedding of {rows} rows")
+        raise ModelLoadError(f"{values.name}: {len(tokens)} tokens for an embedding of {rows} rows")
     if len(set(tokens)) != len(tokens):
-        raise ModelLoadError(f"{values.file}: tokenizer.ggml.tokens holds a token twice")
+        raise ModelLoadError(f"{values.name}: tokenizer.ggml.tokens holds a token twice")
     if max(map(len, tokens)) > MAX_TOKEN_LENGTH:
         raise ModelLoadError(
-            f"{values.file}: tokenizer.ggml.tokens holds a token of over {MAX_TOKEN_LENGTH} characters"
+            f"{values.name}: tokenizer.ggml.tokens holds a token of over {MAX_TOKEN_LENGTH} characters"
         )
     kinds = [NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in values:
         kinds = [int(one) for one in values.numbers("tokenizer.ggml.token_type", len(tokens))]
         if not all(NORMAL <= one <= BYTE for one in kinds):
-            raise ModelLoadError(f"{values.file}: tokenizer.ggml.token_type holds an unknown type")
-    return Vocabulary(tokens, kinds)
+            raise ModelLoadError(f"{values.name}: tokenizer.ggml.token_type holds an unknown type")
+    return GgufVocabulary(tokens, kinds)
 
 
-def _byte_level(values: Values, vocabulary: Vocabulary) -> Json:
+def _byte_level(values: Values, vocabulary: GgufVocabulary) -> Json:
     name = values.text("tokenizer.ggml.pre", "")
     if name not in PRETOKENIZERS:
         raise ModelLoadError(
-            f"{values.file}: tokenizer.ggml.pre {show_name(name)} is not known; "
+            f"{values.name}: tokenizer.ggml.pre {show_name(name)} is not known; "
             f"supported are: {', '.join(sorted(PRETOKENIZERS))}"
         )
     known = set(vocabulary.tokens)
@@ -130,12 +130,12 @@ def _byte_level(values: Values, vocabulary: Vocabulary) -> Json:
     for merge in values.texts("tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
         if not space or {left, right, left + right} - known:
-            raise ModelLoadError(f"{values.file}: tokenizer.ggml.merges joins what is no token: {show_name(merge)}")
+            raise ModelLoadError(f"{values.name}: tokenizer.ggml.merges joins what is no token: {show_name(merge)}")
         merges.append([left, right])
     return _bpe(vocabulary, merges, PRETOKENIZERS[name])
 
 
-def _bpe(vocabulary: Vocabulary, merges: list[list[str]], cut: Pretokenizer) -> Json:
+def _bpe(vocabulary: GgufVocabulary, merges: list[list[str]], cut: Pretokenizer) -> Json:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     pre: Json = {**byte_level, "use_regex": True}
     if cut.pattern is not None:
@@ -146,10 +146,14 @@ def _bpe(vocabulary: Vocabulary, merges: list[list[str]], cut: Pretokenizer) -> 
         "pre_tokenizer": pre,
         "decoder": {**byte_level, "add_prefix_space": True, "use_regex": True},
         "model": {
-            **_MODEL, "fuse_unk": False, "byte_fallback": False, "ignore_merges": cut.whole_words,
-            "vocab": {text: place for place, text in enumerate(vocabulary.tokens)}, "merges": merges,
+            **_MODEL,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": cut.whole_words,
+            "vocab": {text: place for place, text in enumerate(vocabulary.tokens)},
+            "merges": merges,
         },
-    }  # fmt: skip
+    }
 
 
 _MODEL: Json = {
@@ -161,25 +165,31 @@ _MODEL: Json = {
 }
 
 
-def _sentencepiece(values: Values, vocabulary: Vocabulary) -> Json:
-    prefix = values.boolean("tokenizer.ggml.add_space_prefix", True)
-    if values.boolean("tokenizer.ggml.remove_extra_whitespaces", False):
-        raise ModelLoadError(f"{values.file}: tokenizer.ggml.remove_extra_whitespaces is not supported")
+def _sentencepiece(values: Values, vocabulary: GgufVocabulary) -> Json:
+    prefix = values.boolean("tokenizer.ggml.add_space_prefix", default=True)
+    if values.boolean("tokenizer.ggml.remove_extra_whitespaces", default=False):
+        raise ModelLoadError(f"{values.name}: tokenizer.ggml.remove_extra_whitespaces is not supported")
     unknown = vocabulary.of_kind(UNKNOWN)
     if len(unknown) > 1:
-        raise ModelLoadError(f"{values.file}: more than one token is the unknown one")
+        raise ModelLoadError(f"{values.name}: more than one token is the unknown one")
     prepend = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     decoders: list[Json] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
-    ]  # fmt: skip
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     model: Json = {
-        **_MODEL, "unk_token": unknown[0][1] if unknown else None, "fuse_unk": True, "byte_fallback": True,
-        "ignore_merges": False, "vocab": {text: place for place, text in enumerate(vocabulary.tokens)},
+        **_MODEL,
+        "unk_token": unknown[0][1] if unknown else None,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "vocab": {text: place for place, text in enumerate(vocabulary.tokens)},
         "merges": _merges(values, vocabulary),
-    }  # fmt: skip
+    }
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
         "pre_tokenizer": None,
@@ -188,8 +198,8 @@ def _sentencepiece(values: Values, vocabulary: Vocabulary) -> Json:
     }
 
 
-def _merges(values: Values, vocabulary: Vocabulary) -> list[list[str]]:
-    """Every pair of pieces that makes a piece: the best score first, then the shorter left part."""
+def _merges(values: Values, vocabulary: GgufVocabulary) -> list[list[str]]:
+    """Return every pair of pieces that forms a piece: best score first, then the shorter left part."""
     scores = values.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))
     pieces = {text: scores[place] for place, text in vocabulary.of_kind(NORMAL)}
     found: list[tuple[float, list[list[str]]]] = []
@@ -200,16 +210,16 @@ def _merges(values: Values, vocabulary: Vocabulary) -> list[list[str]]:
         if pairs:
             found.append((score, pairs))
     if len({score for score, _ in found}) != len(found):
-        raise ModelLoadError(f"{values.file}: two pieces have one score: this vocabulary cannot be converted exactly")
+        raise ModelLoadError(f"{values.name}: two pieces have one score: this vocabulary cannot be converted exactly")
     found.sort(key=lambda one: -one[0])
     return [pair for _, pairs in found for pair in pairs]
 
 
-def _framing(values: Values, kind: str, vocabulary: Vocabulary, begin: int | None, end: int | None) -> Json | None:
-    """What is put around a text: the beginning and the end, where the file asks for them."""
+def _framing(values: Values, kind: str, vocabulary: GgufVocabulary, begin: int | None, end: int | None) -> Json | None:
+    """Return the tokens added around a text: beginning and end, where the file asks for them."""
     bos_default = kind == "llama" or values.text("tokenizer.ggml.pre", "") == "llama-bpe"
-    with_begin = values.boolean("tokenizer.ggml.add_bos_token", bos_default) and begin is not None
-    with_end = values.boolean("tokenizer.ggml.add_eos_token", False) and end is not None
+    with_begin = values.boolean("tokenizer.ggml.add_bos_token", default=bos_default) and begin is not None
+    with_end = values.boolean("tokenizer.ggml.add_eos_token", default=False) and end is not None
     if not with_begin and not with_end:
         return None
     ids = [one for one, wanted in ((begin, with_begin), (end, with_end)) if wanted and one is not None]
@@ -224,11 +234,11 @@ def _framing(values: Values, kind: str, vocabulary: Vocabulary, begin: int | Non
     }
 
 
-def _special(vocabulary: Vocabulary, token_id: int) -> Json:
+def _special(vocabulary: GgufVocabulary, token_id: int) -> Json:
     return {"SpecialToken": {"id": vocabulary.tokens[token_id], "type_id": 0}}
 
 
-def _config(values: Values, vocabulary: Vocabulary, begin: int | None, end: int | None) -> Json:
+def _config(values: Values, vocabulary: GgufVocabulary, begin: int | None, end: int | None) -> Json:
     unknown = _token_id(values, "unknown_token_id", vocabulary)
     named: Mapping[str, int | None] = {"bos_token": begin, "eos_token": end, "unk_token": unknown}
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -238,7 +248,7 @@ def _config(values: Values, vocabulary: Vocabulary, begin: int | None, end: int 
     return config
 
 
-def _token_id(values: Values, name: str, vocabulary: Vocabulary) -> int | None:
+def _token_id(values: Values, name: str, vocabulary: GgufVocabulary) -> int | None:
     key = f"tokenizer.ggml.{name}"
     return values.integer(key, 0, len(vocabulary.tokens) - 1) if key in values else None
 

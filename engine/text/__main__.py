@@ -1,13 +1,12 @@
 """``python -m engine.text /ipc/host.sock``: the program of the text sandbox.
 
-It connects to the host, loads what its configuration names, tries it, locks itself down (``engine.lockdown``), says
-``TextReady``, and then answers jobs one by one in the order they come. The queue is the ring itself, so a host that
-asks faster than the worker answers finds the ring full. What concerns grammars goes to another process
-(``grammar_process``) and is answered as it comes. ``Drain`` ends it.
+It connects to the host, loads and tests the configured model, locks itself down (``engine.sandbox.lockdown``), sends
+``TextReady``, and then answers jobs one by one in order of arrival. The ring is the queue, so a host that sends faster
+than the worker answers finds the ring full. Grammar messages go to another process (``grammar_process``) and are
+answered as results arrive. ``Drain`` ends it.
 
-Exit status: 0 drained, 1 the host went away or spoke out of turn, 2 wrong usage, 3 the
-configuration or the model cannot be used, or the kernel takes no lock-down. Each but the first says why in one line on
-stderr.
+Exit status: 0 drained, 1 the host disconnected or broke the protocol, 2 wrong usage, 3 the configuration or the model
+cannot be used, or the kernel supports no lock-down. Every status but 0 prints its reason in one line on stderr.
 """
 
 from __future__ import annotations
@@ -20,22 +19,24 @@ from collections.abc import Sequence
 
 import jinja2.debug  # noqa: F401 - jinja2 imports it at a template's first error, when nothing can be imported
 
-from engine.allowed_calls import Bells
-from engine.attach import attach
 from engine.config import TextConfig
 from engine.errors import ConfigurationError, LockdownError, ModelLoadError
-from engine.lockdown import lock_down
+from engine.sandbox.allowed_calls import Bells
+from engine.sandbox.attach import attach
+from engine.sandbox.lockdown import lock_down
 from engine.text.allowed_calls import worker_calls
 from engine.text.grammar_process import GrammarLine, start_keeper
 from engine.text.guard import own_size
 from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Drain
 from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, SweepError
-from isolation.ipc.grammar_messages import Advance, CloseGrammar, OpenGrammar
-from isolation.ipc.memory import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
-from isolation.ipc.messages import Drain, Failed, FailureCode, Message, Role
+from isolation.ipc.grammar import Advance, CloseGrammar, OpenGrammar
+from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
+from isolation.ipc.messages import Failed, FailureCode, Role
 from isolation.ipc.sweeping import Rounds, Sweeper
-from isolation.ipc.text_messages import Decode, Encode, ReadVocabulary
+from isolation.ipc.text import Decode, Encode, ReadVocabulary
 
 EXIT_DRAINED = 0
 EXIT_HOST = 1
@@ -43,20 +44,20 @@ EXIT_USAGE = 2
 EXIT_LOAD = 3
 
 RECEIVE_LIMIT = 16
-"""Messages taken out of the ring at once; few, so that the ring stays the queue."""
+"""Messages taken from the ring at once; few, so that the ring stays the queue."""
 
 IDLE_WAIT_S = 10.0
-"""Longest sleep without work; the channel wakes the loop when a message comes."""
+"""Longest sleep in seconds without work; the channel wakes the loop when a message comes."""
 
 ROOM_WAIT_S = 0.002
-"""Pause between attempts to send into a full ring; a sandbox rounds shorter sleeps up."""
+"""Pause in seconds between attempts to send into a full ring; a sandbox rounds shorter sleeps up."""
 
 SEND_TIMEOUT_S = 30.0
-"""How long a full ring is waited for: longer than any pause of a live host."""
+"""Seconds to wait for a full ring: longer than any pause of a live host."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the worker; the arguments are the path of the host's socket. Returns the exit status."""
+    """Run the worker; the argument is the path of the host's socket. Returns the exit status."""
     if len(arguments) != 1:
         return _fail(EXIT_USAGE, "usage: python -m engine.text SOCKET")
     try:
@@ -89,18 +90,18 @@ def _lock_down(channel: Channel, grammars: GrammarLine | None) -> None:
 
 
 def _keep() -> None:
-    """What is done about freed memory where nobody asks for more."""
+    """Leave freed memory as it is: the default when no overwriting is requested."""
 
 
 def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None, rounds: Rounds) -> None:
     """Answer jobs until the host drains the worker; jobs before the ``Drain`` are answered.
 
     Raises:
-        ProtocolError: the host closed its end, reads nothing, or sent what a worker does not take.
-        SweepError: freed memory cannot be overwritten any more.
+        ProtocolError: the host closed its end, does not read, or sent an unexpected message.
+        SweepError: freed memory can no longer be overwritten.
     """
     while True:
-        # No name of this function keeps a message: a prompt that was answered is to be freed, and so overwritten.
+        # No local name may keep a message: an answered prompt must be freed, and so overwritten.
         messages = deque(channel.receive(RECEIVE_LIMIT))
         while messages:
             rounds.worked()
@@ -125,10 +126,8 @@ def _take(message: Message, worker: TextWorker, channel: Channel, grammars: Gram
         raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
 
 
-def _hand_over(
-    message: OpenGrammar | Advance | CloseGrammar, channel: Channel, grammars: GrammarLine | None
-) -> None:
-    """Give the message to the keeper of grammars, or refuse it where there is none."""
+def _hand_over(message: OpenGrammar | Advance | CloseGrammar, channel: Channel, grammars: GrammarLine | None) -> None:
+    """Forward a message to the grammar keeper, or refuse it when there is none."""
     if grammars is not None:
         grammars.send(message)
     elif isinstance(message, OpenGrammar):
@@ -143,8 +142,8 @@ def _relay(channel: Channel, grammars: GrammarLine | None) -> None:
 
 
 def _wait_both(channel: Channel, grammars: GrammarLine, timeout_s: float) -> None:
-    """Sleep until the host or the keeper of grammars has something, at most this long, looking again as
-    ``Channel.wait`` does."""
+    """Sleep until the host or the grammar keeper has sent something, at most this long, with the periodic re-check of
+    ``Channel.wait``."""
     if channel.arm():
         return
     poll = select.poll()

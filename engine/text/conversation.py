@@ -1,9 +1,8 @@
-"""A tenant's conversation: untrusted JSON to checked, plain values for the chat template.
+"""A tenant's conversation: untrusted JSON to validated, plain values for the chat template.
 
-The template is a program that would fail in strange ways on odd values, and the values are cheap
-to check here: types, names, counts, depth. Roles are words, so that no role can carry text into a
-header. Strings are Unicode without lone surrogates and without the marks that stand for control
-tokens.
+The template is a program that would fail in unexpected ways on odd values, and validation is cheap here: types, names,
+counts, depth. Roles are words, so that no role can carry text into a header. Strings are Unicode without lone
+surrogates and without the marks that represent control tokens.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from engine.text.marks import holds_mark
 from isolation.ipc.messages import FailureCode
 
 MAX_DEPTH = 32
-"""Nested values; JSON schemas in tools rarely pass ten."""
+"""Largest nesting depth; JSON schemas in tools rarely exceed ten."""
 
 MAX_VALUES = 200_000
-"""Values in one conversation, keys not counted: a guard on the walk, far above real use."""
+"""Largest number of values in one conversation, keys not counted: a bound on the walk, far above real use."""
 
 MAX_MESSAGES = 8_192
 MAX_PARTS = 1_024
-"""Text parts in one message."""
+"""Largest number of text parts in one message."""
 MAX_TOOLS = 128
-"""The limit of OpenAI's API."""
+"""Largest number of tools; the limit of OpenAI's API."""
 MAX_TOOL_CALLS = 128
 MAX_TEMPLATE_KWARGS = 16
 MAX_KWARG_CHARACTERS = 1_024
@@ -41,24 +40,23 @@ _TOP_KEYS = frozenset(("messages", "tools", "template_kwargs"))
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is rendered with."""
+    """Variables with which a chat template is rendered."""
 
     messages: Sequence[Mapping[str, Any]]
-    """Each has ``role``; ``content`` is one text or absent; ``tool_calls`` have parsed
-    arguments."""
+    """Messages with ``role``; ``content`` is one text or absent; ``tool_calls`` have parsed arguments."""
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
 def parse_conversation(source: bytes) -> Conversation:
-    """Read ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?}``.
+    """Parse ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?}``.
 
-    A message's content is a text or a list of ``{"type": "text", "text": ...}``, whose texts are
-    joined with a line break. Tool call arguments that are a JSON object in a string are parsed,
-    since templates expect the object. A null is the same as an absent key.
+    A message's content is a text or a list of ``{"type": "text", "text": ...}``, whose texts are joined with a line
+    break. Tool call arguments that are a JSON object in a string are parsed, because templates expect the object. A
+    null value counts as an absent key.
 
     Raises:
-        RequestRejectedError: ``INVALID``, with what is wrong and where.
+        RequestRejectedError: ``INVALID``, with the problem and its position.
     """
     try:
         data = json.loads(source.decode("utf-8"), parse_constant=_no_constant)
@@ -80,7 +78,7 @@ def parse_conversation(source: bytes) -> Conversation:
 
 
 def check_text(text: str) -> None:
-    """Refuse text that no tokenizer takes or that could pass for a mark.
+    """Refuse text that no tokenizer accepts or that could be mistaken for a mark.
 
     Raises:
         RequestRejectedError: ``INVALID``.
@@ -132,7 +130,7 @@ def _message(where: str, value: object) -> dict[str, Any]:
     if "content" in message:
         message["content"] = _content(f"{where}.content", message["content"])
     if "reasoning_content" in message:
-        # Some templates know the field by this older name.
+        # Some templates use this older name of the field.
         message["thinking"] = message["reasoning_content"]
     if "tool_calls" in message:
         calls = _list(f"{where}.tool_calls", message["tool_calls"], MAX_TOOL_CALLS)

@@ -1,8 +1,8 @@
-"""How the processes of a text sandbox tell that one of theirs broke its lock-down: nobody outside sees it end.
+"""Reports of lock-down violations by processes inside a text sandbox, whose end is not visible outside.
 
-gVisor tells the host of the first process alone. A grammar that ends its process with SIGSYS looks to its caller like
-one that took too much, and somebody may have tried something; so whoever forked it says a line on stderr, which comes
-to the operator's log.
+gVisor reports only the first process to the host. A grammar process ended by SIGSYS looks to its caller like one that
+exceeded a limit, but may indicate an attack; so the process that forked it prints a line on stderr, which reaches the
+operator's log.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from contextlib import suppress
 BREACH = "made a system call beyond its lock-down"
 LOOKS = 20
 LOOK_S = 0.01
-"""A process closes its pipes a moment before its end can be asked for."""
+"""Delay in seconds: a process closes its pipes a moment before its exit status is available."""
 
 
 def how_ended(pid: int) -> str:
-    """What to add to "it has ended": the breach, where it was one."""
+    """Return a suffix for "it has ended" that names a lock-down violation, if it was one."""
     with suppress(ChildProcessError):
         for _ in range(LOOKS):
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -31,7 +31,7 @@ def how_ended(pid: int) -> str:
 
 
 def reap(_number: int, _frame: object) -> None:
-    """A handler of SIGCHLD: take the children that have ended, and tell of those that broke their lock-down."""
+    """Handle SIGCHLD: reap ended children, and report those that violated their lock-down."""
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             if _is_breach(found[1]):

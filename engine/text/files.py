@@ -1,4 +1,4 @@
-"""The files of a model that concern text, read with bounds on their size."""
+"""A model's files that concern text, read with bounded sizes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from engine.text.template import MAX_TEMPLATE_BYTES
 from engine.text.tokenizer import MAX_TOKENIZER_BYTES
 
 MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
-"""Bytes of tokenizer_config.json; published ones list their added tokens and reach 0.5 MiB."""
+"""Largest tokenizer_config.json in bytes; published ones list their added tokens and reach 0.5 MiB."""
 
 DEFAULT_TEMPLATE = "default"
-"""Name of the template that serves chats, where a model has several."""
+"""Name of the template for chats, where a model has several."""
 
 TOOL_TEMPLATE = "tool_use"
-"""Name of the template that serves chats with tools, where a model has one of its own for them."""
+"""Name of the template for chats with tools, where a model has a separate one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """What the model's directory says about text."""
+    """Tokenizer and templates from the model's directory."""
 
     tokenizer: bytes
-    """Content of tokenizer.json, unread."""
+    """Content of tokenizer.json, unparsed."""
     templates: Mapping[str, str]
-    """Chat template sources by name; empty for a model without."""
+    """Chat template sources by name; empty for a model without templates."""
     special: Mapping[str, str]
-    """The tokenizer's own template variables, such as ``bos_token``."""
+    """Template variables defined by the tokenizer, such as ``bos_token``."""
 
 
 def read_text_files(model_dir: Path) -> TextFiles:
-    """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (which, if it is there,
-    stands before the template in the configuration).
+    """Read tokenizer.json, tokenizer_config.json and chat_template.jinja, which overrides the template in the
+    configuration.
 
     Raises:
         ModelLoadError: a file is missing, too large or malformed.

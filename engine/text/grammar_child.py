@@ -1,9 +1,9 @@
-"""The process of one grammar: it compiles under limits of time and memory, then answers with masks until it is let go.
+"""Process of one grammar: compiles it under limits of time and memory, then computes masks until it is released.
 
-It is forked with the tokenizer already built (``grammar_process``), and speaks with the keeper over two pipes. First
-comes the frame of an ``OpenGrammar``, whose request is only named in a refusal. Commands are ``op u8, request u64,
-token u32``; results ``tag u8, request u64, position u32, state u8, length u32`` and that many bytes: a mask, or the
-reason of a refusal.
+It is forked with the tokenizer already built (``grammar_process``), and communicates with the keeper over two pipes.
+The first input is the frame of an ``OpenGrammar``, whose request id appears only in a refusal. Commands are ``op u8,
+request u64, token u32``; results ``tag u8, request u64, position u32, state u8, length u32`` and that many bytes: a
+mask, or the reason of a refusal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.text.grammar_matcher import CompiledGrammar, Row
 from engine.text.reasons import presentable
 from isolation.ipc.codec import decode
 from isolation.ipc.frame import HEADER_BYTES
-from isolation.ipc.grammar_messages import OpenGrammar
+from isolation.ipc.grammar import OpenGrammar
 
 COMMAND = struct.Struct("<BQI")
 RESULT = struct.Struct("<BQIBI")
@@ -29,11 +29,11 @@ OPEN, ADVANCE, CLOSE = 0, 1, 2
 ROW, COMPILED, REFUSED = 0, 1, 2
 
 COMPILE_CPU_S = 0.4
-"""Processor seconds of compiling, after which the process is ended: three times what the largest published schemas
-take on a slow core, and little enough that a refusal comes within a second."""
+"""Processor seconds of compiling after which the process is ended: three times what the largest published schemas take
+on a slow core, and short enough that a refusal comes within a second."""
 
 MEMORY_BYTES = 512 << 20
-"""Address space beyond what the process begins with."""
+"""Address space in bytes beyond what the process starts with."""
 
 EXIT_DONE = 0
 EXIT_DEFECT = 1
@@ -42,14 +42,14 @@ _READ_BYTES = 1 << 16
 
 
 def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int, held_bytes: int) -> int:
-    """Compile, then serve until the keeper closes its end; gives the exit status. The memory limit stays.
+    """Compile, then serve until the keeper closes its end; return the exit status. The memory limit stays in force.
 
     Args:
-        tokenizer: from ``build_tokenizer``.
-        mask_bytes: of a mask.
-        commands: the pipe that orders come from.
-        results: the pipe that answers go to.
-        held_bytes: address space that the process begins with.
+        tokenizer: result of ``build_tokenizer``.
+        mask_bytes: bytes of a mask.
+        commands: pipe from which commands are read.
+        results: pipe to which results are written.
+        held_bytes: address space that the process starts with.
     """
     resource.setrlimit(resource.RLIMIT_AS, (held_bytes + MEMORY_BYTES, held_bytes + MEMORY_BYTES))
     frame = _exactly(commands, HEADER_BYTES)
@@ -82,7 +82,7 @@ def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int, held
 
 
 def _exactly(fd: int, size: int) -> bytes:
-    """So many bytes, or none when the other end is closed before."""
+    """Read exactly ``count`` bytes; none when the other end is closed before."""
     data = b""
     while len(data) < size:
         more = os.read(fd, size - len(data))

@@ -1,16 +1,16 @@
-"""Keeps the grammars of all tenants, a process each: compiles beside everything else, bounded, and routes masks.
+"""Grammar keeper: one process for each grammar of all tenants; bounded concurrent compilation, and routing of masks.
 
-A grammar's process is forked (by another one, so that a fork holds up nobody's masks), compiles, and then serves the
-requests that follow this grammar. So a grammar that takes too much is ended with its process; what is compiled is not
-compiled again; nothing compiled is shared between tenants; and a grammar that gets slow later holds up the requests of
-this grammar alone. The keeper itself parses nothing.
+A grammar's process is forked (by a separate forker, so that a fork delays no masks), compiles, and then serves the
+requests that use this grammar. So a grammar that exceeds its limits is ended with its process; nothing is compiled
+twice; nothing compiled is shared between tenants; and a grammar that becomes slow later delays only its own requests.
+The keeper itself parses nothing.
 
-Bounds. A tenant has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting to be compiled; all together
-have ``MAX_GRAMMARS``. A process that nobody needs goes when its place is needed: the tenant's own that was not used
-for longest, where the tenant has as many as it may; else, or where the sandbox's memory gets scarce, one of whoever has
-the most. ``MAX_COMPILING`` compile at a time, one of a tenant, tenants in turn. Compilations that take long have turns,
-too, and one turn is nobody's: together they take less than a core, however many are hopeless, and what serves has the
-rest.
+Limits: a tenant has ``TENANT_GRAMMARS`` processes and ``TENANT_QUEUE`` grammars waiting for compilation; all tenants
+together have ``MAX_GRAMMARS`` processes. An idle process is evicted when its slot is needed: the tenant's own least
+recently used one when the tenant is at its limit; otherwise, or when the sandbox's memory is scarce, one of the tenant
+with the most processes. ``MAX_COMPILING`` compile at a time, one for each tenant, tenants in turn. Long compilations
+are time-sliced, and one slice runs none of them: together they take less than a core, however many are hopeless, and
+serving processes get the rest.
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ from contextlib import suppress
 from time import clock_gettime, monotonic
 
 from engine.text.grammar_child import ADVANCE, CLOSE, COMPILE_CPU_S, COMPILED, OPEN, REFUSED, ROW
-from engine.text.grammar_schema import GrammarProcess, Key, Result
-from isolation.ipc.codec import encode
-from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, MaskState, OpenGrammar
-from isolation.ipc.messages import MAX_FRAME_BYTES, Failed, FailureCode, Message
+from engine.text.grammar_process_handle import GrammarProcess, Key, Result
+from isolation.ipc.codec import Message, encode
+from isolation.ipc.grammar import Advance, CloseGrammar, Masks, MaskState, OpenGrammar
+from isolation.ipc.messages import MAX_FRAME_BYTES, Failed, FailureCode
 
 MAX_GRAMMARS = 32
-"""Processes. gVisor copies shared memory in pieces of 2 MiB, so each takes some 15 MiB of the sandbox's, and 39 MiB
-where a model has 152,000 token ids; where that leaves too little for one more, there are fewer."""
+"""Largest number of processes. gVisor copies shared memory in pieces of 2 MiB, so each takes some 15 MiB of the
+sandbox's memory, and 39 MiB for a model with 152,000 token ids; when memory is short, there are fewer."""
 
 TENANT_GRAMMARS = 8
-"""Processes of one tenant: grammars that its running requests follow, and compiled ones that may be used again."""
+"""Largest number of processes of one tenant: grammars of running requests, and cached compiled ones."""
 
 MAX_COMPILING = 2
-"""Grammars compiled at a time."""
+"""Number of grammars compiled at a time."""
 
 TENANT_QUEUE = 16
-"""Grammars of one tenant that wait to be compiled."""
+"""Largest number of one tenant's grammars that wait for compilation."""
 
 COMPILE_WALL_S = 0.8
 """Seconds after which a compilation is ended, however little processor time it got."""
 
 HEAVY_AFTER_S = 0.1
-"""Seconds of compiling after which a grammar is a heavy one; the largest published schemas take about as long."""
+"""Seconds of compiling after which a grammar counts as heavy; the largest published schemas take about as long."""
 
 TURN_S = 0.02
-"""How long a heavy compilation runs, and then stands still so that whatever serves has the processor."""
+"""Time slice in seconds of a heavy compilation, after which it is stopped so that serving processes can run."""
 
 MASK_WALL_S = 2.0
 """Seconds after which a process that owes a mask is ended; llguidance's own limits end a mask after some 0.2 s."""
 
 KEPT_S = 60.0
-"""Seconds after which a compiled grammar that nobody has followed is let go. Its process has memory of the sandbox's
-(``MAX_GRAMMARS``), and of a tenant whose key was destroyed nothing shall stay for long: nobody can ask for its grammars
-any more, since they are found by a name that goes with the key."""
+"""Seconds after which an unused compiled grammar is released. Its process occupies sandbox memory (``MAX_GRAMMARS``),
+and data of a tenant whose key was destroyed must not stay long: its grammars can no longer be requested, because they
+are looked up by a name that depends on the key."""
 
 FRAME_ROOM_BYTES = 1 << 10
 
 BUSY = "the machine was too busy to compile it in time"
-"""Why a grammar was not compiled that had less than half of the processor time which it may take: no fault of its own,
-and the same request may do better a moment later."""
+"""Failure reason for a grammar that got less than half of its permitted processor time: the cause is machine load, and
+a retry may succeed."""
 
 _PROCESS_CLOCK = 2
-"""Processor time of all threads: the low bits of a clock's number whose high ones are a process (Linux,
+"""Low bits of a clock id that selects the processor time of all threads; the high bits are the process (Linux,
 ``include/uapi/linux/time.h``; ``clock_getcpuclockid``)."""
 
 Fork = Callable[[], tuple[int, int]]
-"""Asks for a process: gives the pipe to it and the pipe from it. Its pid is reported later (``Keeper.forked``), in the
-order of asking."""
+"""Requests a new process: returns the pipe to it and the pipe from it. Its pid is reported later (``Keeper.forked``),
+in the order of the requests."""
 
 
 class Keeper:
-    """All grammars' processes; ``answers`` takes what the host is to be told."""
+    """All grammar processes; ``answers`` receives messages for the host."""
 
     def __init__(
         self,
@@ -101,26 +101,26 @@ class Keeper:
 
     @property
     def busy(self) -> bool:
-        """Whether the clock is to be looked at."""
+        """Return whether time limits must be checked."""
         return any(process.asked or not process.compiled for process in self.processes.values())
 
     def prepare(self) -> None:
-        """Have a process made for the first grammar before it comes."""
+        """Fork a spare process for the first grammar in advance."""
         self._spare = self._ask()
 
     def forked(self, pid: int) -> None:
-        """The process that was asked for first is there."""
+        """Record the pid of the process that was requested first."""
         process = self._unborn.popleft()
         process.pid = pid
         if process.ended:
-            # Its pipes are closed, so it may have gone by itself before anybody was told that it was there.
+            # Its pipes are closed, so it may have ended before its pid was reported.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         elif process.key[0]:
             process.began = self._clock()
 
     def take(self, message: Message) -> None:
-        """Do what the host asks."""
+        """Handle a message from the host."""
         if isinstance(message, OpenGrammar):
             self._open(message)
         elif isinstance(message, Advance):
@@ -134,7 +134,7 @@ class Keeper:
             self._close(message.request)
 
     def read(self, process: GrammarProcess) -> None:
-        """Take a process's results."""
+        """Read a process's results."""
         results = process.read()
         if results is None:
             self._end(process)
@@ -143,7 +143,7 @@ class Keeper:
             self._result(process, result)
 
     def tick(self) -> None:
-        """End what takes too long or is not wanted any more, and begin what there is room for."""
+        """End processes that exceed a limit or are no longer needed, and start pending ones while there is room."""
         now = self._clock()
         for process in list(self.processes.values()):
             owing_s = now - next(iter(process.asked.values()), now)
@@ -157,7 +157,7 @@ class Keeper:
         self._start()
 
     def drain(self) -> list[Message]:
-        """What the host is to be told now, the rows of masks put together into as few frames as hold them."""
+        """Return the messages for the host, with mask rows combined into as few frames as possible."""
         most = max(1, (MAX_FRAME_BYTES - FRAME_ROOM_BYTES) // (self._mask_bytes + 16))
         rows, self._rows = self._rows, []
         answers, self.answers = self.answers, []
@@ -167,7 +167,7 @@ class Keeper:
         return answers
 
     def _take_turns(self, now: float) -> None:
-        """Let one of the heavy compilations run, or none."""
+        """Run one of the heavy compilations for this slice, or none."""
         if now - self._turned < TURN_S:
             return
         heavy = [process for process in self.processes.values() if now - _began(process, now) > HEAVY_AFTER_S]
@@ -222,7 +222,7 @@ class Keeper:
             process.command(CLOSE, request)
 
     def _start(self) -> None:
-        """Fork for the grammars whose turn it is."""
+        """Fork for the grammars that are next."""
         for tenant in list(self._queues):
             compiling = [process for process in self.processes.values() if not process.compiled]
             if len(compiling) >= MAX_COMPILING:
@@ -254,7 +254,7 @@ class Keeper:
             process.give(encode(job))
             self.processes[key] = process
             self._join(process, job.request)
-            # The next one need not wait until it is forked, which takes a sandbox a tenth of a second.
+            # Fork a spare at once: a fork takes a tenth of a second in a sandbox.
             self._spare = self._ask()
 
     def _full(self) -> bool:
@@ -266,7 +266,7 @@ class Keeper:
         return process
 
     def _evict(self, among: Iterable[GrammarProcess]) -> bool:
-        """End one that nobody follows: of whoever has the most, the one not used for longest."""
+        """End one idle process: the least recently used one of the tenant with the most."""
         idle = [process for process in among if process.idle]
         if idle:
             held = Counter(process.tenant for process in self.processes.values())
@@ -296,7 +296,7 @@ class Keeper:
         code: FailureCode = FailureCode.TOO_LONG,
         reason: str = "compiling it takes more time or memory than a grammar may",
     ) -> None:
-        """End a process; requests that follow it are told."""
+        """End a process and notify the requests that use it."""
         del self.processes[process.key]
         process.ended = True
         os.close(process.commands)
@@ -316,13 +316,13 @@ class Keeper:
 
 
 def _began(process: GrammarProcess, now: float) -> float:
-    """Since when a process has been compiling; now, when it does not."""
+    """Return when a process started compiling; now, if it is not compiling."""
     return now if process.compiled or process.began is None else process.began
 
 
 def _starved(process: GrammarProcess) -> bool:
-    """Whether a compilation got so little of the processor that nothing is known of its grammar. Its clock is asked and
-    not its folder in /proc, which gVisor would remember."""
+    """Return whether a compilation got too little processor time to judge its grammar. Reads its clock, not its /proc
+    folder, which gVisor would keep in memory."""
     try:
         return clock_gettime(~process.pid << 3 | _PROCESS_CLOCK) < COMPILE_CPU_S / 2
     except OSError:

@@ -1,7 +1,7 @@
-"""One compiled grammar and the requests that follow it: what runs inside a grammar's own process.
+"""One compiled grammar and the requests that use it; runs inside the grammar's own process.
 
-A source is compiled once, by llguidance, within its own limits of work (counted in expressions and items, so the same
-source is refused or taken alike on every machine). Each request gets a copy of the compiled state.
+A source is compiled once, by llguidance, within llguidance's work limits (counted in expressions and items, so every
+machine accepts or refuses it alike). Each request gets a copy of the compiled state.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestRejectedError
-from isolation.ipc.grammar_messages import GrammarKind, MaskState
+from isolation.ipc.grammar import GrammarKind, MaskState
 from isolation.ipc.messages import FailureCode
 
 WHITESPACE = r"[ ]|\n[ \t]{0,24}"
-"""Between the tokens of a JSON text, where a schema's ``x-guidance`` does not say otherwise: nothing, one space, or a
-new line and its indent. JSON allows any amount (RFC 8259, section 2), and a model that has lost its way takes it."""
+"""Whitespace between the tokens of a JSON text, unless a schema's ``x-guidance`` overrides it: nothing, one space, or a
+new line with its indent. JSON allows any amount (RFC 8259, section 2), and a degenerating model would emit it
+endlessly."""
 
 MAX_CHOICES = 10_000
-"""Strings to choose from."""
+"""Largest number of alternative strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What may come next in one request."""
+    """Permitted next tokens of one request."""
 
     request: int
     position: int
-    """Output tokens before."""
+    """Number of output tokens before this position."""
     state: MaskState
     words: bytes
 
@@ -40,13 +41,13 @@ class _Run:
 
 
 class CompiledGrammar:
-    """A grammar that some output can satisfy."""
+    """A compiled grammar that some output can satisfy."""
 
     def __init__(self, tokenizer: Any, kind: GrammarKind, source: bytes, mask_bytes: int) -> None:
-        """Compile it; ``mask_bytes`` is the width of the masks that are given.
+        """Compile the source; ``mask_bytes`` is the width of its masks.
 
         Raises:
-            RequestRejectedError: ``INVALID``, with what the compiler said.
+            RequestRejectedError: ``INVALID``, with the compiler's message.
         """
         import llguidance
 
@@ -68,12 +69,12 @@ class CompiledGrammar:
             )
 
     def open(self, request: int) -> Row:
-        """Follow a request from its beginning."""
+        """Start a request at the beginning of the grammar."""
         run = self._runs[request] = _Run(self._fresh.deep_copy())
         return self._row(request, run)
 
     def advance(self, request: int, token_id: int) -> Row | None:
-        """Follow the request over its next token; None when it is not open."""
+        """Advance the request by its next token; None when it is not open."""
         run = self._runs.get(request)
         if run is None:
             return None
@@ -83,7 +84,7 @@ class CompiledGrammar:
         return self._row(request, run)
 
     def close(self, request: int) -> None:
-        """Forget a request; one that is not open is passed over."""
+        """Forget a request; ignored when it is not open."""
         self._runs.pop(request, None)
 
     def _row(self, request: int, run: _Run) -> Row:
@@ -108,11 +109,11 @@ class CompiledGrammar:
 
 
 def _translated(kind: GrammarKind, source: bytes) -> str:
-    """The grammar in llguidance's own form.
+    """Translate the grammar to llguidance's own form.
 
     Raises:
-        ValueError: not UTF-8, or not the JSON that its kind wants.
-        RecursionError: JSON that is nested too deeply.
+        ValueError: it is not UTF-8, or not the JSON that its kind requires.
+        RecursionError: the JSON is nested too deeply.
     """
     from llguidance import LLMatcher
 

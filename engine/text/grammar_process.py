@@ -1,11 +1,11 @@
-"""The processes behind grammars: the keeper, the one that forks, and the worker's end of the two pipes to them.
+"""Grammar processes: the keeper, the forker, and the worker's end of the two pipes to them.
 
-Both are forked from the worker before any tenant's text was there, so neither they nor a grammar's process has ever
-held one. The *keeper* routes; it holds nothing large and never forks again. The *forker* imports llguidance and builds
-its tokenizer at once, beside the worker's first answers, so that no grammar waits for it (a second for 150,000 ids).
-It forks a grammar's process whenever the keeper asks: under gVisor a fork of so much memory takes a tenth of a second,
-in which nobody but the forker stands still. Frames on the pipes are those of the wire. Who loses the other end ends.
-Each locks itself down before a tenant's first byte comes, to a list of its own (``engine.text.allowed_calls``).
+Both are forked from the worker before it receives any tenant's text, so neither they nor a grammar process ever contain
+one. The *keeper* routes; it holds little memory and never forks again. The *forker* imports llguidance and builds its
+tokenizer at once, concurrently with the worker's first answers, so that no grammar waits for it (a second for 150,000
+ids). It forks a grammar process on the keeper's request: under gVisor a fork of so much memory takes a tenth of a
+second, which delays only the forker. Frames on the pipes use the wire format. A process whose peer is gone exits. Each
+locks itself down before a tenant's first byte arrives, to its own list (``engine.text.allowed_calls``).
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from engine.attach import LocalSocket, receive_packet, send_packet, socket_pair
-from engine.lockdown import compiled, lock_down, narrow
+from engine.sandbox.attach import LocalSocket, receive_packet, send_packet, socket_pair
+from engine.sandbox.lockdown import compiled, lock_down, narrow
 from engine.text.allowed_calls import forker_calls, grammar_calls, keeper_calls
 from engine.text.ending import how_ended, reap
 from engine.text.grammar_child import EXIT_DEFECT, EXIT_DONE, MEMORY_BYTES, run_child
 from engine.text.grammar_keeper import MAX_COMPILING, Keeper
-from engine.text.grammar_schema import GrammarProcess
-from engine.text.grammar_words import Words, build_tokenizer
-from engine.text.own_size import OwnSize
+from engine.text.grammar_process_handle import GrammarProcess
+from engine.text.guard import OwnSize
 from engine.text.sandbox_memory import SandboxMemory
+from engine.text.token_bytes import Words, build_tokenizer
 from isolation.ipc.channel import Channel
-from isolation.ipc.codec import decode, encode
+from isolation.ipc.codec import Message, decode, encode
 from isolation.ipc.errors import RemoteProtocolError
 from isolation.ipc.frame import HEADER_BYTES
-from isolation.ipc.messages import MAX_FRAME_BYTES, Message
+from isolation.ipc.messages import MAX_FRAME_BYTES
 from isolation.ipc.sweeping import Rounds
 
 TICK_S = 0.02
-"""Seconds between looks at the clock while something is under way."""
+"""Seconds between checks of the clock while work is in progress."""
 
 IDLE_S = 10.0
-"""Seconds of sleep without work; what comes wakes it."""
+"""Longest sleep in seconds without work; input wakes it."""
 
 READ_BYTES = 1 << 18
 
 
 class GrammarLine:
-    """The worker's end: frames to the keeper and from it."""
+    """The worker's end: sends frames to the keeper and receives its frames."""
 
     def __init__(self, outbound: int, inbound: int, pid: int) -> None:
         self._outbound = outbound
@@ -54,15 +54,15 @@ class GrammarLine:
 
     @property
     def pipes(self) -> tuple[int, int]:
-        """The descriptors from the keeper and to it."""
+        """Return the descriptors from the keeper and to it."""
         return self._frames.fd, self._outbound
 
     def fileno(self) -> int:
-        """Becomes readable when the keeper has said something, or has ended."""
+        """Return the descriptor that is readable when the keeper has sent something or has ended."""
         return self._frames.fd
 
     def send(self, message: Message) -> None:
-        """Hand a message over. The keeper always reads, so this waits for next to nothing.
+        """Send a message. The keeper always reads, so this hardly ever waits.
 
         Raises:
             RemoteProtocolError: the keeper has ended.
@@ -75,7 +75,7 @@ class GrammarLine:
             raise self._ended() from error
 
     def receive(self) -> list[Message]:
-        """What the keeper has said.
+        """Return the messages that the keeper has sent.
 
         Raises:
             RemoteProtocolError: the keeper has ended.
@@ -90,7 +90,7 @@ class GrammarLine:
 
 
 class FrameReader:
-    """Frames out of a pipe, without blocking."""
+    """Reads frames from a pipe without blocking."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -98,7 +98,7 @@ class FrameReader:
         self._held = bytearray()
 
     def read(self) -> list[Message] | None:
-        """The whole messages that are there; None at the pipe's end."""
+        """Return the complete messages available; None at the pipe's end."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -119,12 +119,12 @@ class FrameReader:
 
 
 def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: int) -> GrammarLine:
-    """Fork the keeper; the child never returns from here.
+    """Fork the keeper; the child never returns from this function.
 
     Args:
-        words: of the model's tokenizer.
-        channel: to the host; closed in the child.
-        rounds: of sweeping; the child has its own.
+        words: facts about the model's tokenizer.
+        channel: the channel to the host; closed in the child.
+        rounds: schedule of memory sweeps; the child has its own.
         memory_bytes: the sandbox's limit, as ``TextConfig`` has it.
     """
     read_from_worker, write_to_keeper = os.pipe()
@@ -136,7 +136,7 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
         return GrammarLine(write_to_keeper, read_from_keeper, pid)
     status = EXIT_DEFECT
     try:
-        # The host takes the end of the worker for the sandbox's: nobody else may hold its bells.
+        # The host treats the worker's end as the sandbox's end: no other process may hold its doorbells.
         channel.close()
         os.close(write_to_keeper)
         os.close(read_from_keeper)
@@ -154,14 +154,14 @@ def start_keeper(words: Words, channel: Channel, rounds: Rounds, memory_bytes: i
             os.close(read_from_worker)
             os.close(write_to_worker)
             status = _fork_on(theirs, words)
-    except BaseException as error:  # noqa: BLE001 - the border of a process: it must not go on as a second worker
+    except BaseException as error:  # noqa: BLE001 - process boundary: it must not go on as a second worker
         sys.stderr.write(f"engine.text: the keeper of grammars met a defect: {type(error).__name__}: {error}\n")
     finally:
         os._exit(status)
 
 
 class _Keeping:
-    """The keeper's loop: one poll over the worker, the forker and all grammars' processes."""
+    """The keeper's loop: one poll over the worker, the forker and all grammar processes."""
 
     def __init__(
         self, mask_bytes: int, forker: LocalSocket, inbound: int, outbound: int, rounds: Rounds, memory: SandboxMemory
@@ -175,7 +175,7 @@ class _Keeping:
         os.set_blocking(outbound, False)
 
     def run(self) -> int:
-        """Until the worker has gone, or the forker."""
+        """Run until the worker or the forker has gone."""
         keeper = self._keeper
         keeper.prepare()
         while True:
@@ -195,7 +195,7 @@ class _Keeping:
                     messages = self._frames.read()
                     if messages is None:
                         return EXIT_DONE
-                    while messages:  # No name of this function keeps one: it is to be freed, and so overwritten.
+                    while messages:  # No local name may keep one: it must be freed, and so overwritten.
                         keeper.take(messages.pop(0))
                     self._rounds.worked()
                 elif fd in by_fd and not by_fd[fd].ended:
@@ -236,13 +236,13 @@ class _Keeping:
 
 
 def _fork_on(keeper: LocalSocket, words: Words) -> int:
-    """The forker's loop: a process for each pair of pipes that comes; tells its pid."""
-    signal.signal(signal.SIGCHLD, reap)  # The pipes say when they end; this says when it was for a breach.
+    """The forker's loop: fork a process for each pair of pipes received; report its pid."""
+    signal.signal(signal.SIGCHLD, reap)  # The pipes report an end; this reports a lock-down violation.
     tokenizer = build_tokenizer(words)
-    # What is there now is shared with every grammar's process: the collector need not touch it.
+    # Everything allocated so far is shared with all grammar processes: exempt it from garbage collection.
     gc.collect()
     gc.freeze()
-    # Read here and handed on: no grammar's process looks for itself.
+    # Read here and passed on: no grammar process reads it itself.
     size = OwnSize()
     narrower = compiled(grammar_calls())
     lock_down(forker_calls(size.file))
@@ -267,7 +267,7 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
 
 
 def _be_grammar(tokenizer: Any, mask_bytes: int, commands: int, results: int, held_bytes: int) -> NoReturn:
-    """The whole life of a grammar's process."""
+    """Run a grammar process from its start to its end."""
     status = EXIT_DEFECT
     try:
         status = run_child(tokenizer, mask_bytes, commands, results, held_bytes)

@@ -1,14 +1,13 @@
-"""The Jinja environment in which chat templates run, and the marking of a parsed template.
+"""Jinja environment for chat templates, and the marking of a parsed template.
 
-Set up so that published templates give what they give in ``transformers``: trimmed blocks, loop
-controls, ``raise_exception``, ``strftime_now``, JSON without HTML escapes, ``generation`` blocks.
-Beyond Jinja's own sandbox (no underscored attributes, no mutation of arguments) it lacks what no
-template needs: loaders, ``lipsum``, and the filters that format pages.
+It is configured so that published templates give the results that they give in ``transformers``: trimmed blocks, loop
+controls, ``raise_exception``, ``strftime_now``, JSON without HTML escapes, ``generation`` blocks. In addition to
+Jinja's own sandbox (no underscored attributes, no mutation of arguments), it omits what no template needs: loaders,
+``lipsum``, and the filters that format pages.
 
-Marking (see ``engine.text.marks``) is done on the syntax tree, so it reaches what the template
-writes and nothing else. Where a template only *looks* at a text, marks must not be in the way:
-literals in comparisons, tests and subscripts stay bare, both sides of a comparison are stripped of
-marks, and so are the arguments of methods such as ``startswith`` and ``split``.
+Marking (see ``engine.text.marks``) operates on the syntax tree, so it affects only what the template writes. Where a
+template only *inspects* a text, marks must not interfere: literals in comparisons, tests and subscripts stay bare, both
+sides of a comparison are stripped of marks, and so are the arguments of methods such as ``startswith`` and ``split``.
 """
 
 from __future__ import annotations
@@ -27,27 +26,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.text.marks import ControlTokens, unmark
 
-# fmt: off
-FILTERS = frozenset((
-    "abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
-    "first", "float", "format", "groupby", "indent", "int", "items", "join", "last", "length",
-    "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round",
-    "safe", "select", "selectattr", "slice", "sort", "string", "title", "tojson", "trim",
-    "truncate", "unique", "upper", "wordcount",
-))
-# fmt: on
-"""Jinja's filters that chat templates use or may reasonably use."""
+FILTERS = frozenset(
+    (
+        "abs attr batch capitalize count d default dictsort e escape first float format groupby indent int items "
+        "join last length list lower map max min reject rejectattr replace reverse round safe select selectattr "
+        "slice sort string title tojson trim truncate unique upper wordcount"
+    ).split()
+)
+"""Jinja filters that chat templates use or may reasonably use."""
 
 GLOBALS = ("range", "dict", "namespace", "joiner", "cycler")
 
-# fmt: off
-INSPECTING_METHODS = frozenset((
-    "startswith", "endswith", "split", "rsplit", "partition", "rpartition", "find", "rfind",
-    "index", "rindex", "count", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix",
-    "replace", "get",
-))
-# fmt: on
-"""Methods whose first argument is compared with a text or key and not written out."""
+INSPECTING_METHODS = frozenset(
+    (
+        "startswith endswith split rsplit partition rpartition find rfind index rindex count strip lstrip rstrip "
+        "removeprefix removesuffix replace get"
+    ).split()
+)
+"""Methods that compare their first argument with a text or key and do not write it."""
 
 MAX_DATE_FORMAT_CHARACTERS = 64
 _DATE_FORMAT = re.compile(r"(?:[^%]|%[-]?[aAbBdejmuUVwWyYGgFDxhHIMSpcXTRrCZz%])*")
@@ -55,11 +51,11 @@ _DATE_FORMAT = re.compile(r"(?:[^%]|%[-]?[aAbBdejmuUVwWyYGgFDxhHIMSpcXTRrCZz%])*
 _ESCAPED_MARK = re.compile(r"\\ufdd[01]")
 
 _UNMARK = "unmark for comparison"
-"""Name of an internal filter; the space keeps templates from calling it."""
+"""Name of an internal filter; the space prevents templates from calling it."""
 
 
 class TemplateRefusal(TemplateError):
-    """The template called ``raise_exception``: it does not take this conversation."""
+    """The template called ``raise_exception``: it rejects this conversation."""
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -69,7 +65,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            # Constant expressions would otherwise be computed while compiling.
+            # Without this, constant expressions would be evaluated during compilation.
             optimized=False,
             cache_size=0,
             extensions=[LoopControlExtension, _Generation],
@@ -82,8 +78,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``__obj`` if the sandbox allows; methods that look at a text see no marks."""
-        # The odd names leave every keyword free for the callee, as in the method overridden here.
+        """Call ``__obj`` if the sandbox permits; inspecting methods get arguments without marks."""
+        # The unusual parameter names leave every keyword available to the callee, as in the overridden method.
         if (
             args
             and isinstance(__obj, BuiltinMethodType)
@@ -95,26 +91,26 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """``{% generation %}``: marks what the assistant wrote, for training; here it is its body."""
+    """``{% generation %}`` marks assistant output for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 prescribes
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block's body in a scope of its own."""
+        """Return the block's body in its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 def literals(tree: nodes.Template) -> str:
-    """All text that stands in a template as data or string literal, for a search in it."""
+    """Return all text in a template's data and string literals, for searching."""
     found = [node.data for node in tree.find_all(nodes.TemplateData)]
     found += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
     return "\n".join(found)
 
 
 def mark_tree(tree: nodes.Template, control: ControlTokens) -> None:
-    """Mark, in place, the control tokens that the template writes out."""
+    """Mark, in place, the control tokens that the template writes."""
     _mark(tree, control, inert=False)
 
 
@@ -126,7 +122,7 @@ def _mark(node: nodes.Node, control: ControlTokens, *, inert: bool) -> None:
     looks = isinstance(node, nodes.Compare | nodes.Test)
     inspected = _inspected_children(node)
     for child in node.iter_child_nodes():
-        # Nodes compare by content, hence the identity.
+        # Nodes compare by content, so identity is used.
         bare = inert or looks or any(child is part for part in inspected)
         _mark(child, control, inert=bare)
     if isinstance(node, nodes.Compare):
@@ -149,14 +145,7 @@ def _unmarking(expression: nodes.Expr) -> nodes.Expr:
     if isinstance(expression, nodes.Const):
         return expression
     return nodes.Filter(
-        expression,
-        _UNMARK,
-        [],
-        [],
-        None,
-        None,
-        lineno=expression.lineno,
-        environment=expression.environment,
+        expression, _UNMARK, [], [], None, None, lineno=expression.lineno, environment=expression.environment
     )
 
 
@@ -171,11 +160,11 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as ``transformers`` gives it."""
+    """Serialise to JSON as ``transformers`` does."""
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    # In pieces: the encoder of C that makes the whole at once heeds no alarm.
+    # In chunks: the C encoder that produces the whole at once cannot be interrupted by the alarm.
     text = "".join(encoder.iterencode(value))
-    # An escaped mark would be six characters of text; what a tenant sends holds none.
+    # An escaped mark would be six characters of text; tenants' texts hold no marks.
     return _ESCAPED_MARK.sub("", text) if ensure_ascii else text
 
 
@@ -184,7 +173,7 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:  # noqa: A002 - the name templates may call it by
-    """The date in UTC, at midnight: no clock finer than a day reaches a prompt."""
+    """Return the current date in UTC, at midnight: prompts get no clock finer than a day."""
     if len(format) > MAX_DATE_FORMAT_CHARACTERS or not _DATE_FORMAT.fullmatch(format):
         raise TemplateError("strftime_now: a format this service does not know")
     return datetime.combine(datetime.now(UTC).date(), time(), UTC).strftime(format)

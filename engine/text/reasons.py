@@ -1,4 +1,4 @@
-"""Reasons that a failed job tells its caller: one printable line that fits the frame."""
+"""Failure reasons for the caller: one printable line that fits a frame."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from isolation.ipc.messages import MAX_REASON_BYTES
 
 
 def presentable(reason: str) -> str:
-    """One line that fits the frame; what templates and compilers say may hold anything."""
+    """Convert text to one line that fits a frame; messages of templates and compilers may contain anything."""
     line = " ".join("".join(char if char.isprintable() else " " for char in reason).split())
     return line.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

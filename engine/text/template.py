@@ -1,8 +1,8 @@
-"""Chat templates: a conversation to the text that the model was trained on.
+"""Chat templates: render a conversation to the text format on which the model was trained.
 
-Two steps, because what counts as a control token depends on the template's own literals, and what
-is marked in the template depends on the control tokens: ``parse_template`` reads the source,
-``ChatTemplate`` compiles it. Loading and every rendering run guarded (``engine.text.guard``).
+There are two steps, because the set of control tokens depends on the template's own literals, and the marks in the
+template depend on the control tokens: ``parse_template`` reads the source, ``ChatTemplate`` compiles it. Loading and
+every rendering run guarded (``engine.text.guard``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.text.marks import ControlTokens, holds_mark
 from isolation.ipc.messages import FailureCode
 
 MAX_TEMPLATE_BYTES = 256 << 10
-"""Bytes of a template's source; the longest published ones have 20 KiB."""
+"""Largest template source in bytes; the longest published ones have 20 KiB."""
 
 LOAD_SECONDS = 10.0
 """Seconds to parse and compile; published templates take a tenth of a second."""
@@ -29,30 +29,22 @@ RENDER_SECONDS = 1.0
 """Seconds for one rendering; a conversation of a thousand messages takes a tenth of that."""
 
 MEMORY_BYTES = 256 << 20
-"""New memory of one step: thirty times the output cap."""
+"""New memory of one step in bytes: thirty times the output limit."""
 
 PROBE = "chat template probe"
-"""Content of the conversations that are rendered once while loading."""
+"""Content of the test conversations that are rendered once while loading."""
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "documents", "bos_token", "eos_token"))
 _FORBIDDEN_NODES = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a template's code can raise, recursion without end among it (``RecursionError``)."""
+_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Exceptions that a template's code can raise, including endless recursion (``RecursionError``)."""
 
 Result = TypeVar("Result")
 
 
 class ParsedTemplate:
-    """A template's syntax tree and what is known of it before it is compiled."""
+    """A template's syntax tree and the facts known before compilation."""
 
     def __init__(self, source: str) -> None:
         self.environment = ChatEnvironment()
@@ -62,15 +54,15 @@ class ParsedTemplate:
         self.literals = literals(self.tree)
         if holds_mark(self.literals):
             raise ModelLoadError("the chat template holds U+FDD0 or U+FDD1, which are reserved")
-        # On a tree of its own: the search folds constants, and a folded one is marked no more.
+        # On a separate tree: the search folds constants, and a folded constant would no longer be marked.
         self.variables = frozenset(meta.find_undeclared_variables(self.environment.parse(source)))
 
 
 def parse_template(source: str) -> ParsedTemplate:
-    """Read a template's source.
+    """Parse a template's source.
 
     Raises:
-        ModelLoadError: too large, not Jinja, or something that a chat template cannot contain.
+        ModelLoadError: it is too large, not Jinja, or contains something that a chat template must not.
     """
     if len(source.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
         raise ModelLoadError(f"the chat template is larger than {MAX_TEMPLATE_BYTES} bytes")
@@ -81,18 +73,13 @@ class ChatTemplate:
     """A compiled template, with the special tokens it may write."""
 
     def __init__(
-        self,
-        parsed: ParsedTemplate,
-        control: ControlTokens,
-        *,
-        special: Mapping[str, str],
-        limit_bytes: int,
+        self, parsed: ParsedTemplate, control: ControlTokens, *, special: Mapping[str, str], limit_bytes: int
     ) -> None:
-        """``special`` are the variables of the tokenizer, such as ``bos_token``; ``limit_bytes``
-        bounds one rendering.
+        """Compile the template; ``special`` are the variables of the tokenizer, such as ``bos_token``, and
+        ``limit_bytes`` bounds one rendering.
 
         Raises:
-            ModelLoadError: it cannot be compiled, or it puts control tokens together from parts.
+            ModelLoadError: it cannot be compiled, or it composes control tokens from parts.
         """
         self._control = control
         self._special = {name: control.mark(text) for name, text in special.items()}
@@ -104,18 +91,16 @@ class ChatTemplate:
         self._check_composition()
 
     def render(self, conversation: Conversation) -> str:
-        """The conversation as text in which exactly the template's own control tokens are marked.
+        """Render the conversation as text in which exactly the template's own control tokens are marked.
 
         Raises:
-            RequestRejectedError: ``INVALID`` when the template refuses or fails, ``TOO_LONG`` when
-                it gives more than the limit.
+            RequestRejectedError: ``INVALID`` when the template refuses or fails, ``TOO_LONG`` when the output exceeds
+                the limit.
         """
         self._check_variables(conversation)
         try:
             rendered = run_guarded(
-                lambda: self._rendered(conversation),
-                seconds=RENDER_SECONDS,
-                memory_bytes=MEMORY_BYTES,
+                lambda: self._rendered(conversation), seconds=RENDER_SECONDS, memory_bytes=MEMORY_BYTES
             )
         except TemplateRefusal as error:
             raise _rejected(f"the chat template refuses the conversation: {error}") from error
@@ -131,7 +116,7 @@ class ChatTemplate:
         if conversation.tools is not None and "tools" not in self._variables:
             raise _rejected("this model's chat template has no place for tools")
         for name in conversation.template_kwargs:
-            # The template is the allow-list: what it never reads, nobody can mean.
+            # The template is the allow-list: a variable that it never reads has no effect and is an error.
             if name not in self._variables or name in self._special or name in _OWN_VARIABLES:
                 raise _rejected(f"this model's chat template has no argument {name[:64]!r}")
 
@@ -149,8 +134,7 @@ class ChatTemplate:
             room -= len(chunk.encode("utf-8", "replace"))
             if room < 0:
                 raise RequestRejectedError(
-                    FailureCode.TOO_LONG,
-                    f"the chat template gives more than {self._limit_bytes} bytes",
+                    FailureCode.TOO_LONG, f"the chat template gives more than {self._limit_bytes} bytes"
                 )
             chunks.append(chunk)
         return "".join(chunks)
@@ -165,15 +149,15 @@ class ChatTemplate:
         return messages
 
     def _wants_parts(self) -> bool:
-        """Whether the template takes contents as lists of parts only."""
+        """Return whether the template accepts contents only as lists of parts."""
         if PROBE in self._probed(("user",)):
             return False
         self._parts = True
         return PROBE in self._probed(("user",))
 
     def _check_composition(self) -> None:
-        """A control token put together from parts, such as ``'<|' + role + '|>'``, cannot be told
-        from the same characters in a message: such a template would lose its own tokens."""
+        """Refuse a template that composes a control token from parts, such as ``'<|' + role + '|>'``: it is
+        indistinguishable from these characters in a message, so the template would lose its own tokens."""
         for roles in (("user",), ("system", "user"), ("user", "assistant", "user")):
             token = self._control.unmarked_in(self._probed(roles))
             if token is not None:
@@ -186,7 +170,7 @@ class ChatTemplate:
         try:
             return self.render(Conversation([{"role": role, "content": PROBE} for role in roles]))
         except RequestRejectedError:
-            # Many templates refuse some order of roles; that is theirs to say.
+            # Many templates reject some order of roles, which is legitimate.
             return ""
 
 

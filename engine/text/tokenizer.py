@@ -1,14 +1,13 @@
-"""tokenizer.json as published, changed in one thing: control tokens are known in their marks only.
+"""Published tokenizer.json with one change: control tokens are recognised only in their marks.
 
-The file is read, and every control token is renamed to its marked form (``engine.text.marks``):
-in the list of added tokens, in the model's own vocabulary, in the name of the unknown token. Ids,
-merges, normalisation and everything else stay. So one pass over a marked text gives the ids that
-the published tokenizer gives for the same text with its control tokens, and a control token that
-somebody spelt is encoded like any other text. That no text without marks gives a control id is
-checked while loading, and again on every result.
+The file is read, and every control token is renamed to its marked form (``engine.text.marks``): in the list of added
+tokens, in the model's own vocabulary, in the name of the unknown token. Ids, merges, normalisation and everything else
+are unchanged. So one pass over a marked text gives the ids that the published tokenizer gives for that text with its
+control tokens, and a control token spelt by a user is encoded like any other text. That no text without marks gives a
+control id is checked while loading, and again on every result.
 
-Control tokens are the added tokens that the file calls special, and those that stand literally in
-the chat template (models mark some of theirs, ``<think>`` for one, as not special).
+Control tokens are the added tokens that the file declares special, and those that stand literally in the chat template
+(models declare some of theirs, ``<think>`` for one, as not special).
 """
 
 from __future__ import annotations
@@ -27,39 +26,40 @@ from engine.text.marks import OPEN, ControlTokens, holds_mark, wrap
 from isolation.ipc.messages import FailureCode
 
 MAX_TOKENIZER_BYTES = 128 << 20
-"""Bytes of tokenizer.json; the largest published ones have 35 MiB."""
+"""Largest tokenizer.json in bytes; the largest published ones have 35 MiB."""
 
 MAX_VOCABULARY = 1 << 20
-"""Ids of a tokenizer; the largest published vocabularies have 262,144."""
+"""Largest number of ids; the largest published vocabularies have 262,144."""
 
 WORD_CACHE_ENTRIES = 0
-"""Words that the tokenizer's cache holds. None: one tenant's words would make another's prompt
-encode faster, and that can be measured. Without the cache encoding takes 1.4 times as long."""
+"""Size of the tokenizer's word cache. Disabled: one tenant's words would measurably speed up another's prompt. Without
+the cache encoding takes 1.4 times as long."""
 
 PIECE_CHARS = 1 << 16
-"""Characters of a long text that are encoded at a time to see whether it is far too long; some 60 ms."""
+"""Characters of a long text encoded at a time to detect that it is far too long; some 60 ms."""
 
 PIECE_SLACK = 16
-"""Tokens that a piece may have because it was cut out of its text."""
+"""Additional tokens that a piece may have because it was cut out of its text."""
 
 LONG_TEXT = 4
-"""Characters for each token allowed from which on a text is a long one; prose has about as many."""
+"""Characters for each permitted token above which a text counts as long; prose has about as many."""
 
 MOST_AT_ONCE = 2 << 20
-"""Characters that are never encoded at once before: megabytes take seconds, in which nobody else's prompt is."""
+"""Largest number of characters encoded at once without the check: megabytes take seconds, which delays other
+prompts."""
 
 _ESCAPED_MARK = re.compile(r"\\ufdd[01]", re.IGNORECASE)
 
 
 class Tokenizer:
-    """Text to ids and back for one model."""
+    """Converts text to ids and back for one model."""
 
     def __init__(self, data: bytes, template_literals: str) -> None:
-        """``data`` is the content of tokenizer.json, ``template_literals`` the text in the chat
+        """Load the tokenizer; ``data`` is the content of tokenizer.json, ``template_literals`` the text in the chat
         template (``engine.text.jinja.literals``).
 
         Raises:
-            ModelLoadError: not a tokenizer, too large, or control tokens cannot be kept apart.
+            ModelLoadError: it is no tokenizer, too large, or its control tokens cannot be separated.
         """
         spec = _parsed(data)
         added = _added_tokens(spec)
@@ -78,7 +78,7 @@ class Tokenizer:
         self.decoder: object = spec.get("decoder")
         self._tokenizer = _built(spec)
         self._check_ids(added)
-        # The unknown token is no control token: any tokenizer may give it for any text.
+        # The unknown token is no control token: any tokenizer may produce it for any text.
         self._control_ids = frozenset(added[text]["id"] for text in self.control.texts if text != unknown)
         self._framing = self._control_count(self._encoded("", add_special_tokens=True))
         self._check_apart()
@@ -89,16 +89,16 @@ class Tokenizer:
             raise ModelLoadError(f"tokenizer.json has an id beyond {MAX_VOCABULARY}")
 
     def encode_text(self, text: str, max_tokens: int) -> array[int]:
-        """Ids of plain text, framed as the tokenizer's own post-processor frames it (BOS, EOS).
+        """Encode plain text, framed by the tokenizer's own post-processor (BOS, EOS).
 
         Raises:
-            RequestRejectedError: ``TOO_LONG`` beyond ``max_tokens``, ``INVALID`` when the
-                tokenizer cannot take the text.
+            RequestRejectedError: ``TOO_LONG`` beyond ``max_tokens``, ``INVALID`` when the tokenizer cannot encode the
+                text.
         """
         return self._checked(text, max_tokens, add_special_tokens=True, control=self._framing)
 
     def encode_marked(self, text: str, max_tokens: int) -> array[int]:
-        """Ids of a rendered conversation; nothing is added to what the template wrote.
+        """Encode a rendered conversation; nothing is added to the template's output.
 
         Raises:
             RequestRejectedError: as ``encode_text``.
@@ -107,15 +107,15 @@ class Tokenizer:
         return self._checked(text, max_tokens, add_special_tokens=False, control=marked)
 
     def fragment(self, text: str) -> list[int]:
-        """Ids of a piece of text from the middle of an answer: nothing is put around it.
+        """Encode text from the middle of an answer; nothing is added around it.
 
         Raises:
-            RequestRejectedError: ``INVALID`` when the tokenizer cannot take the text.
+            RequestRejectedError: ``INVALID`` when the tokenizer cannot encode the text.
         """
         return self._encoded(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids without special tokens; ids outside the vocabulary give nothing."""
+        """Decode ids without special tokens; ids outside the vocabulary give nothing."""
         try:
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         except Exception as error:
@@ -126,20 +126,19 @@ class Tokenizer:
         return text
 
     def tokens(self) -> dict[str, int]:
-        """Id by the token's text as the model's vocabulary spells it, added tokens in clear."""
+        """Return ids by token text as spelt in the model's vocabulary; added tokens in clear."""
         names = {wrap(text): text for text in self.control.texts}
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return {names.get(name, name): token_id for name, token_id in vocabulary.items()}
 
     def _checked(self, text: str, max_tokens: int, *, add_special_tokens: bool, control: int) -> array[int]:
-        # Even if every token were the longest there is; spares the work of finding out.
+        # Too long even if every token had the largest length; avoids the encoding.
         if len(text) > (max_tokens + 1) * self._longest or self._is_far_too_long(text, max_tokens):
             raise RequestRejectedError(FailureCode.TOO_LONG, f"the prompt has more than {max_tokens} tokens")
         ids = self._encoded(text, add_special_tokens=add_special_tokens)
         if len(ids) > max_tokens:
             raise RequestRejectedError(
-                FailureCode.TOO_LONG,
-                f"the prompt has {len(ids)} tokens; at most {max_tokens} are allowed",
+                FailureCode.TOO_LONG, f"the prompt has {len(ids)} tokens; at most {max_tokens} are allowed"
             )
         if self._control_count(ids) > control:
             raise RequestRejectedError(
@@ -148,8 +147,8 @@ class Tokenizer:
         return array("I", ids)
 
     def _is_far_too_long(self, text: str, max_tokens: int) -> bool:
-        """Whether the first pieces of a long text have by an eighth more tokens than all of it may have: what is behind
-        them, up to megabytes, is then not encoded."""
+        """Return whether the first pieces of a long text already exceed the limit of the whole by an eighth; the rest,
+        up to megabytes, is then not encoded."""
         if len(text) <= max(PIECE_CHARS, min(LONG_TEXT * max_tokens, MOST_AT_ONCE)):
             return False
         left = max_tokens + max_tokens // 8
@@ -200,7 +199,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         raise ModelLoadError("tokenizer.json describes no model")
     if holds_mark(text) or _ESCAPED_MARK.search(text):
         raise ModelLoadError("tokenizer.json holds U+FDD0 or U+FDD1, which are reserved")
-    # Ours to decide: nothing is cut off silently, nothing is padded, nothing is random.
+    # Our own settings: no silent truncation, no padding, no randomness.
     spec["truncation"] = spec["padding"] = None
     if spec["model"].get("dropout") is not None:
         spec["model"]["dropout"] = None
@@ -233,7 +232,7 @@ def _unknown_token(spec: Mapping[str, Any]) -> str | None:
 
 
 def _rename(spec: dict[str, Any], control: ControlTokens) -> None:
-    """Give every control token its marked name, in place."""
+    """Rename every control token to its marked form, in place."""
     names = {text: wrap(text) for text in control.texts}
     for token in spec.get("added_tokens") or []:
         token["content"] = names.get(token["content"], token["content"])
@@ -252,7 +251,7 @@ def _rename(spec: dict[str, Any], control: ControlTokens) -> None:
 
 
 def _makes(pair: str | list[str], names: Iterable[str]) -> bool:
-    """Whether a merge has a renamed token as its parts or its result."""
+    """Return whether a merge has a renamed token as part or result."""
     left, right = pair if isinstance(pair, list) else pair.split(" ", 1)
     return left in names or right in names or left + right in names
 

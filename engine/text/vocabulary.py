@@ -1,15 +1,14 @@
-"""The id-to-bytes table: what each token adds to a text, so that the host can decode by joining.
+"""Id-to-bytes table: the bytes of each token, so that the host can decode by concatenation.
 
-Two spellings of vocabularies cover nearly all published models. *Byte-level* (GPT-2, Radford et
-al. 2019; ``bytes_to_unicode`` in its ``encoder.py``): each byte of the text is one printable
-character of the token, so a token may hold part of a UTF-8 character. *Metaspace* (SentencePiece,
-Kudo and Richardson 2018, arXiv 1808.06226): a lower block stands for a space, and with byte
-fallback tokens ``<0x00>`` to ``<0xFF>`` stand for single bytes; a space put before the first word
-on encoding is taken off the decoded text.
+Two spellings cover nearly all published vocabularies. *Byte-level* (GPT-2, Radford et al. 2019; ``bytes_to_unicode`` in
+its ``encoder.py``): each byte of the text is one printable character of the token, so a token may hold part of a UTF-8
+character. *Metaspace* (SentencePiece, Kudo and Richardson 2018, arXiv 1808.06226): a lower block represents a space,
+and with byte fallback tokens ``<0x00>`` to ``<0xFF>`` represent single bytes; a space added before the first word on
+encoding is removed from the decoded text.
 
-Which one holds is read from the decoder in tokenizer.json. Whether the table is *exact*, that is,
-joining its entries gives what the tokenizer's own decoder gives, is not believed but tried: every
-id in long random sequences, then in pairs while time lasts, then the ids of sample texts.
+The decoder in tokenizer.json determines the spelling. Whether the table is *exact*, that is, whether concatenating its
+entries gives the output of the tokenizer's own decoder, is tested: every id in long random sequences, then in pairs
+while time lasts, then the ids of sample texts.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from engine.text.tokenizer import Tokenizer
 from isolation.ipc.messages import MAX_ENTRY_BYTES
 
 CHECK_SECONDS = 0.4
-"""Seconds of the self-check after which no more pairs are tried; the pass over all ids before them
-takes a tenth of a second for the largest vocabularies."""
+"""Seconds of the self-check after which no more pairs are tested; the pass over all ids before them takes a tenth of a
+second for the largest vocabularies."""
 
 _LONG = 64
 _SHORT = 2
@@ -43,29 +42,29 @@ SAMPLES = (
     "def f(x):\n    return {'a': [1, 2.5e-3]} # 100%\n",
     "<0x41> \u2581 \ufffd",
 )
-"""Scripts, spaces, code, characters beyond the basic plane, and texts that look like tokens."""
+"""Sample texts: scripts, spaces, code, characters beyond the basic plane, and texts that look like tokens."""
 
 
 class Vocabulary:
-    """The table of one tokenizer."""
+    """Id-to-bytes table of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Build and check the table; takes at most half a second for the largest vocabularies."""
         spelling = _Spelling(tokenizer.decoder)
         self.entries = _entries(tokenizer, spelling)
-        """Bytes by id; empty for special tokens and for ids that no token has."""
+        """Bytes by id; empty for special tokens and unassigned ids."""
         self.strip_leading_space = spelling.strips_leading_space
-        """Whether a decoded text loses its first character when that is a space."""
+        """Whether a leading space is removed from decoded text."""
         self.exact = _agrees(tokenizer, spelling, self.entries)
-        """Whether joining entries gives the tokenizer's own decoding."""
+        """Whether concatenating entries equals the tokenizer's own decoding."""
 
     def join(self, ids: Sequence[int]) -> bytes:
-        """The bytes of a whole text."""
+        """Return the bytes of a whole text."""
         return _joined(self.entries, ids, self.strip_leading_space)
 
 
 class _Spelling:
-    """How tokens spell bytes, from the decoder's description in tokenizer.json."""
+    """Byte spelling of tokens, from the decoder's description in tokenizer.json."""
 
     def __init__(self, decoder: object) -> None:
         parts = list(_flat(decoder))
@@ -87,7 +86,7 @@ class _Spelling:
                 self.strips_leading_space |= part.get("start") == 1
 
     def to_bytes(self, token: str, *, added: bool) -> bytes:
-        """Bytes of one token; added tokens of a byte-level vocabulary spell themselves."""
+        """Return the bytes of one token; added tokens of a byte-level vocabulary spell themselves."""
         if self.byte_level:
             if added or not _SPELT_BYTES.fullmatch(token):
                 return token.encode()
@@ -111,7 +110,7 @@ def _flat(decoder: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the rest from U+0100 on."""
+    """Build GPT-2's alphabet: printable Latin-1 bytes map to themselves, the rest from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -142,7 +141,7 @@ def _joined(entries: Sequence[bytes], ids: Sequence[int], strip_leading_space: b
 def _agrees(tokenizer: Tokenizer, spelling: _Spelling, entries: Sequence[bytes]) -> bool:
     deadline = time.monotonic() + CHECK_SECONDS
     order = list(range(len(entries)))
-    # Seeded, so that one file is judged alike on every boot; nothing secret hangs on it.
+    # Seeded, so that a file gives one result on every boot; nothing secret depends on it.
     shuffle = random.Random(_SEED).shuffle  # noqa: S311
 
     def agrees(ids: list[int]) -> bool:
@@ -163,8 +162,8 @@ def _sliced(ids: list[int], length: int) -> Iterator[list[int]]:
 
 
 def _unclear(joined: bytes, spelling: _Spelling) -> bool:
-    """Byte fallback shows a run of bytes that is not all UTF-8 as one U+FFFD a byte; the joined
-    bytes keep what is readable of it, so there is nothing to compare."""
+    """Return whether the sequence contains incomplete UTF-8: byte fallback shows such a run as one U+FFFD a byte, while
+    concatenated bytes keep the readable part, so the two cannot be compared."""
     if not spelling.byte_fallback:
         return False
     try:

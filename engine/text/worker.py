@@ -1,4 +1,4 @@
-"""What the text sandbox does, one message in, one message out; no channel and no process here."""
+"""Message handlers of the text sandbox: one message in, one message out; without channel or process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import TypeAlias
 from engine.config import TextConfig
 from engine.errors import ModelLoadError, RequestRejectedError
 from engine.text.conversation import Conversation, check_text, parse_conversation
-from engine.text.decoder import FRAME_ROOM_BYTES, decode
 from engine.text.files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TextFiles, read_text_files
-from engine.text.grammar_words import Words
 from engine.text.reasons import presentable
 from engine.text.template import ChatTemplate, parse_template
+from engine.text.token_bytes import Words
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
 from isolation.ipc.messages import MAX_FRAME_BYTES, MAX_VOCABULARY_ENTRIES, Failed, FailureCode, TextReady
-from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind
-from isolation.ipc.text_messages import Vocabulary as VocabularySlice
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind
+from isolation.ipc.text import Vocabulary as VocabularySlice
+
+FRAME_ROOM_BYTES = 1_024
+"""Bytes of a frame reserved for its header, which has a few dozen."""
 
 LENGTH_BYTES = 8
 """Bytes of a frame that one entry takes besides its text, rounded up."""
@@ -30,7 +32,7 @@ class TextWorker:
     """Tokenizer, chat templates and vocabulary of one model."""
 
     def __init__(self, files: TextFiles, config: TextConfig) -> None:
-        """Load everything and try it.
+        """Load and test all of the model's text files.
 
         Raises:
             ModelLoadError: the model's files cannot be used.
@@ -40,21 +42,18 @@ class TextWorker:
         self._tokenizer = Tokenizer(files.tokenizer, literals)
         self._templates = {
             name: ChatTemplate(
-                template,
-                self._tokenizer.control,
-                special=files.special,
-                limit_bytes=config.render_limit_bytes,
+                template, self._tokenizer.control, special=files.special, limit_bytes=config.render_limit_bytes
             )
             for name, template in parsed.items()
         }
         self._vocabulary = Vocabulary(self._tokenizer)
 
     def words(self) -> Words | None:
-        """What grammars need of the tokenizer; None when the table of its tokens' bytes is not exact."""
+        """Return the tokenizer facts that grammars need; None when the table of token bytes is not exact."""
         return Words(self._vocabulary.entries, self._tokenizer.fragment) if self._vocabulary.exact else None
 
     def ready(self) -> TextReady:
-        """What this model can do."""
+        """Return this model's text capabilities."""
         return TextReady(
             vocab_size=self._tokenizer.vocab_size,
             has_chat_template=DEFAULT_TEMPLATE in self._templates,
@@ -63,13 +62,12 @@ class TextWorker:
         )
 
     def answer(self, job: TextJob) -> TextResult:
-        """The result of one job; its own faults come back as ``Failed`` and leave the worker
-        fit."""
+        """Answer one job; its own faults are returned as ``Failed`` and leave the worker usable."""
         try:
             if isinstance(job, Encode):
                 return self._encode(job)
             if isinstance(job, Decode):
-                return Decoded(job.request, decode(self._tokenizer, job.token_ids))
+                return self._decode(job)
             return self._read_vocabulary(job)
         except RequestRejectedError as error:
             return Failed(job.request, error.code, presentable(error.reason))
@@ -87,6 +85,14 @@ class TextWorker:
             raise RequestRejectedError(FailureCode.INVALID, "the text is not UTF-8") from error
         check_text(text)
         return Encoded(job.request, self._tokenizer.encode_text(text, job.max_tokens))
+
+    def _decode(self, job: Decode) -> Decoded:
+        """Decode ids by the tokenizer itself, for models whose table of token bytes is not exact: special tokens and
+        unknown ids give nothing, and invalid bytes give U+FFFD."""
+        text = self._tokenizer.decode(job.token_ids).encode("utf-8", "replace")
+        if len(text) > MAX_FRAME_BYTES - FRAME_ROOM_BYTES:
+            raise RequestRejectedError(FailureCode.TOO_LONG, "the decoded text is too long for one answer")
+        return Decoded(job.request, text)
 
     def _template_for(self, conversation: Conversation) -> ChatTemplate:
         default = self._templates.get(DEFAULT_TEMPLATE)
@@ -108,7 +114,7 @@ class TextWorker:
 
 
 def load_worker(config: TextConfig) -> TextWorker:
-    """The worker for the model that the configuration names.
+    """Load the worker for the configured model.
 
     Raises:
         ModelLoadError: the model's files cannot be used.
@@ -116,5 +122,5 @@ def load_worker(config: TextConfig) -> TextWorker:
     try:
         return TextWorker(read_text_files(Path(config.model_dir)), config)
     except RequestRejectedError as error:
-        # A sample of the self-check that the model's own tokenizer cannot take.
+        # The model's own tokenizer cannot encode one sample of the self-check.
         raise ModelLoadError(f"the tokenizer fails on a sample: {error.reason}") from error

@@ -26,23 +26,45 @@ _LATE_TOKENS = 3500  # length of the conversation before the question that is as
 _THREADS = 1
 
 QUESTIONS = (
-    "Hello", "Who are you?", "What is Athanor?", "What is a sandbox?", "Why gVisor?",
-    "Does the engine have network access?", "How do I add a tenant?", "How do I make an API key?",
-    "How do I rotate a key?", "How do I check the policy?", "How do I reload the policy?",
-    "Show me an example policy", "What limits are there?", "What does 429 mean?",
-    "Why do I get 401?", "How do I see the last requests?", "Where are the metrics?",
-    "How do I use the OpenAI client?", "How do I use gRPC?", "How do I serve another model?",
-    "Can tenants see each other's prompts?", "What happens when an engine dies?",
-    "How do I install it under systemd?", "What is the capital of France?",
-    "Give me a curl example", "Thanks",
+    "Hello",
+    "Who are you?",
+    "What is Athanor?",
+    "What is a sandbox?",
+    "Why gVisor?",
+    "Does the engine have network access?",
+    "How do I add a tenant?",
+    "How do I make an API key?",
+    "How do I rotate a key?",
+    "How do I check the policy?",
+    "How do I reload the policy?",
+    "Show me an example policy",
+    "What limits are there?",
+    "What does 429 mean?",
+    "Why do I get 401?",
+    "How do I see the last requests?",
+    "Where are the metrics?",
+    "How do I use the OpenAI client?",
+    "How do I use gRPC?",
+    "How do I serve another model?",
+    "Can tenants see each other's prompts?",
+    "What happens when an engine dies?",
+    "How do I install it under systemd?",
+    "What is the capital of France?",
+    "Give me a curl example",
+    "Thanks",
     # held out of the training
-    "Please explain how tenants are added", "What is the point of gVisor?",
-    "Is there a unix signal for reloading?", "What would a curl call look like?",
-    "My client reports 503, what is wrong?", "How can I end the demo?",
-    "I run a collector, how do I point Athanor at it?", "How can I check that the sandbox image is genuine?",
+    "Please explain how tenants are added",
+    "What is the point of gVisor?",
+    "Is there a unix signal for reloading?",
+    "What would a curl call look like?",
+    "My client reports 503, what is wrong?",
+    "How can I end the demo?",
+    "I run a collector, how do I point Athanor at it?",
+    "How can I check that the sandbox image is genuine?",
     "What is the price of gold?",
-    "Is Docker a requirement?", "Could you explain the prefill phase?",
-)  # fmt: skip
+    "Is Docker a requirement?",
+    "Could you explain the prefill phase?",
+)
 
 
 class Reference:
@@ -64,10 +86,7 @@ class Reference:
         ids = torch.tensor([prompt_ids])
         with torch.no_grad():
             out = self._network.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=MAX_NEW_TOKENS,
-                do_sample=False,
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_NEW_TOKENS, do_sample=False
             )
         new: list[int] = out[0, len(prompt_ids) :].tolist()
         return new

@@ -4,7 +4,7 @@ One thread uses a channel, and only ``wait`` blocks. While both sides are busy n
 made: ``receive`` is a look at one word of memory, ``send`` a copy and a look. The bell is rung only
 when the peer has said that it sleeps.
 
-Sleeping in a loop of one's own (the guest):
+Sleeping in a loop of its own (the guest):
 
     channel.wait(timeout_s) and handle(channel.receive())
 
@@ -16,8 +16,8 @@ and in an event loop (the gateway), which sets a timer of ``LOOK_AGAIN_S`` besid
 An event loop that will look again soon by itself, for it hands tokens on at a cadence, arms with ``napping=True``:
 then only what is sent as urgent rings.
 
-Why a fence stands between each flag and the look behind it, and why a sleeper looks again all the
-same, is told in ``memory``.
+``memory_order`` explains why a fence stands between each flag and the look behind it, and why a
+sleeper looks again nevertheless.
 
 The supervisor speaks the handshake, then calls ``disarm``, hands ``fds()`` to the gateway and
 closes its own copies. All that the rings know lives in shared memory, so the gateway goes on with
@@ -31,11 +31,11 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from isolation.ipc.codec import decode, encode
+from isolation.ipc.codec import Message, decode, encode
 from isolation.ipc.doorbell import BellReader, BellWriter, adopt
 from isolation.ipc.errors import PeerGoneError, RemoteProtocolError, RingFull
-from isolation.ipc.memory import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence
-from isolation.ipc.messages import Message, Role
+from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S, fence
+from isolation.ipc.messages import Role
 from isolation.ipc.ring import RingReader, RingWriter
 from isolation.ipc.segment import GUEST_TO_HOST, HOST_TO_GUEST, Layout, Segment, map_segment
 from isolation.ipc.state import Conversation, Side, State
@@ -67,14 +67,7 @@ class Channel:
 
     @classmethod
     def host(
-        cls,
-        memfd: int,
-        bell_in: int,
-        bell_out: int,
-        layout: Layout,
-        role: Role,
-        *,
-        established: bool = False,
+        cls, memfd: int, bell_in: int, bell_out: int, layout: Layout, role: Role, *, established: bool = False
     ) -> Self:
         """The host's side; ``established`` goes on behind the handshake, in the same cursors.
 

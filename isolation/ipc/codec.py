@@ -13,15 +13,28 @@ from __future__ import annotations
 
 import struct
 
-from isolation.ipc import embed_codec, engine_codec, grammar_codec, kv_codec, public_codec, spill_codec, text_codec
+from isolation.ipc import embed, engine, grammar, kv, public, spill, text
+from isolation.ipc.embed import Embed, Embedding
+from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.frame import HEADER, HEADER_BYTES, Frame
-from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message
+from isolation.ipc.grammar import Advance, CloseGrammar, Masks, OpenGrammar
+from isolation.ipc.kv import KvQuotas, KvUsage
+from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, TextReady
+from isolation.ipc.public import PublicPrefixes, PublicUsage
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
-_ARMS = (
-    engine_codec.ARMS + embed_codec.ARMS + text_codec.ARMS + grammar_codec.ARMS + kv_codec.ARMS + public_codec.ARMS
-    + spill_codec.ARMS
+EngineRequest = Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes
+TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
+HostMessage = Configure | Drain | EngineRequest | TextRequest | Fetched | Forget
+TextAnswer = Encoded | Decoded | Vocabulary | Failed
+GuestMessage = (
+    Hello | EngineReady | TextReady | StepOutput | Embedding | KvUsage | PublicUsage | TextAnswer | Masks | Keep | Fetch
 )
+Message = HostMessage | GuestMessage
+
+_ARMS = engine.ARMS + embed.ARMS + text.ARMS + grammar.ARMS + kv.ARMS + public.ARMS + spill.ARMS
 _BY_MESSAGE = {arm.message: arm for arm in _ARMS}
 _BY_KIND = {int(arm.kind): arm for arm in _ARMS}
 
@@ -80,7 +93,7 @@ def decode(frame: Frame) -> Message:
     if request and not arm.names_request:
         raise RemoteProtocolError(f"a {arm.message.__name__} names a request")
     try:
-        message = arm.unpack(request, frame)
+        message: Message = arm.unpack(request, frame)
         arm.check(message)
     except (ValueError, struct.error) as error:
         raise RemoteProtocolError(f"malformed {arm.message.__name__}: {error}") from error

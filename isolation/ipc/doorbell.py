@@ -47,13 +47,13 @@ class BellWriter:
         try:
             os.write(self.fd, _RING)
         except BlockingIOError:
-            pass  # The pipe is full of bells not yet heard.
+            pass  # The pipe is full of rings not yet read.
         except BrokenPipeError as error:
             raise PeerGoneError("the peer's process has ended") from error
 
 
 class BellReader:
-    """The end that hears. It does not own the descriptor."""
+    """The end that is read. It does not own the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -2,7 +2,7 @@
 
 ``ProtocolError`` is abstract: ``LocalProtocolError`` is our own bug (we tried to send what the
 protocol forbids), ``RemoteProtocolError`` is the peer's. Only the second one is a reason to kill
-a sandbox. ``PeerGoneError`` and ``AttachError`` are nobody's breach: a process ended, or the two
+a sandbox. ``PeerGoneError`` and ``AttachError`` are no breach of the protocol: a process ended, or the two
 never met. ``RingFull`` is flow control and no error: the caller waits or keeps the frame.
 """
 

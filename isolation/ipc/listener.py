@@ -58,13 +58,7 @@ class Listener:
             self._socket.close()
             raise
 
-    def accept(
-        self,
-        expected_pids: Collection[int] | None,
-        timeout_s: float,
-        layout: Layout,
-        role: Role,
-    ) -> Channel:
+    def accept(self, expected_pids: Collection[int] | None, timeout_s: float, layout: Layout, role: Role) -> Channel:
         """Wait for the guest and give it its half of a new channel. Blocks: call it in a thread.
 
         ``expected_pids`` are the processes that may be the guest, as this process numbers them.
@@ -101,10 +95,7 @@ class Listener:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 

@@ -21,7 +21,7 @@ range. It reads a frame's length once, checks it, and copies that many bytes out
 works on the copy and finds a length that was changed in between. Whatever the peer writes, every
 access here stays inside the arena: the place is computed from our own cursor and our own capacity.
 
-Why plain loads and stores suffice is told in ``memory``.
+``memory_order`` explains why plain loads and stores suffice.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RingWriter:
         self._words[_WAITING] = waiting
 
     def release(self) -> None:
-        """Let go of the arena."""
+        """Release the views of the arena."""
         self._words.release()
         self._data.release()
 
@@ -216,7 +216,7 @@ class RingReader:
         return True
 
     def release(self) -> None:
-        """Let go of the arena."""
+        """Release the views of the arena."""
         self._lengths.release()
         self._words.release()
         self._data.release()

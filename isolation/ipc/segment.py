@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
-from isolation.ipc.memory import require_total_store_order
+from isolation.ipc.memory_order import require_total_store_order
 from isolation.ipc.messages import PROTOCOL_VERSION
 from isolation.ipc.ring import CONTROL_BYTES
 
@@ -58,7 +58,7 @@ class Layout:
     """The arenas of a segment, in ascending order, without overlap."""
 
     version: int
-    """Protocol version of whoever made it."""
+    """Protocol version of the program that made it."""
     arenas: tuple[Arena, ...]
 
     def __post_init__(self) -> None:

@@ -3,23 +3,12 @@
 Rule 1: all that concerns order lives here. Rule 2: both peers run the same table, each with its own
 copy of the state, so it names the sender's side and not "we" and "they".
 
-    GREETING     guest: Hello                    -> CONFIGURING
-    CONFIGURING  host:  Configure                -> LOADING
-    LOADING      guest: EngineReady | TextReady  -> READY
-    READY        engine: host Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes,
-                     guest StepOutput | Embedding | KvUsage | PublicUsage
-                 text:   host Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar,
-                         guest Encoded | Decoded | Vocabulary | Failed | Masks
-                 both:   host Drain              -> DRAINING
-    DRAINING     engine: host Abort | Masks | KvQuotas | PublicPrefixes | Drain,
-                     guest StepOutput | Embedding | KvUsage | PublicUsage
-                 text:   host Drain, guest Encoded | Decoded | Vocabulary | Failed | Masks
-    SPILL        its GREETING leads to READY at once: host Fetched | Forget, guest Keep | Fetch
-    BROKEN       nothing, ever: a peer has broken the protocol
+``TRANSITIONS`` is that table. ``Drain`` leads to DRAINING; from BROKEN nothing leads anywhere: a peer has broken the
+protocol.
 
 The two copies differ only while a message is under way, and no state forbids what the other side
 may still send then. What belongs to a request (is it live, is the answer of its kind) is the
-business of whoever keeps the requests.
+business of the owner of the requests.
 """
 
 from __future__ import annotations
@@ -27,28 +16,16 @@ from __future__ import annotations
 from enum import Enum, auto
 from types import MappingProxyType
 
+from isolation.ipc.codec import Message
+from isolation.ipc.embed import Embed, Embedding
+from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
-from isolation.ipc.grammar_messages import Advance, CloseGrammar, Masks, OpenGrammar
-from isolation.ipc.kv_messages import KvQuotas, KvUsage
-from isolation.ipc.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    Configure,
-    Drain,
-    Embed,
-    Embedding,
-    EngineReady,
-    Failed,
-    Hello,
-    Message,
-    Role,
-    StepOutput,
-    Submit,
-    TextReady,
-)
-from isolation.ipc.public_messages import PublicPrefixes, PublicUsage
-from isolation.ipc.spill_messages import Fetch, Fetched, Forget, Keep
-from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
+from isolation.ipc.grammar import Advance, CloseGrammar, Masks, OpenGrammar
+from isolation.ipc.kv import KvQuotas, KvUsage
+from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, Role, TextReady
+from isolation.ipc.public import PublicPrefixes, PublicUsage
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 
 class Side(Enum):
@@ -64,7 +41,7 @@ class Side(Enum):
 
 
 class State(Enum):
-    """How far the conversation has come; the module's table says what each admits."""
+    """How far the conversation has come; ``TRANSITIONS`` says what each state admits."""
 
     GREETING = auto()
     CONFIGURING = auto()
@@ -106,10 +83,7 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
         },
         Role.TEXT: {
             **_opening(TextReady),
-            (State.READY, Side.HOST): {
-                **_staying(State.READY, *_TEXT_JOBS),
-                Drain: State.DRAINING,
-            },
+            (State.READY, Side.HOST): {**_staying(State.READY, *_TEXT_JOBS), Drain: State.DRAINING},
             (State.READY, Side.GUEST): _staying(State.READY, *_TEXT_RESULTS),
             (State.DRAINING, Side.HOST): _staying(State.DRAINING, Drain),
             (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_TEXT_RESULTS),

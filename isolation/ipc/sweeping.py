@@ -1,14 +1,14 @@
 """Overwrites what this process has freed, all of it in one go, now and then instead of at every free.
 
-A freed piece of memory keeps its content until somebody else gets its place, so whoever takes every free piece and
+A freed piece of memory keeps its content until its place is used again, so a program that takes every free piece and
 fills it has overwritten them all. ``Sweeper`` does that with public functions of the C library alone (malloc(3),
 mallinfo(3), madvise(2)), the largest pieces first: a request for so many bytes is served from the free pieces as long
 as one of them is large enough, and from the *top* of the heap, which has never been used or is given back to the
 system, only then. It costs what is free, not what was freed: a few milliseconds each time, however busy the process.
 
-For programs of one thread whose Python takes all objects from the C library (``isolation.environment.SWEPT``); whether
-both hold is tried when a sweeper is made. Where other threads are about, the C library itself overwrites what is freed,
-except for the few pieces that it keeps for each thread: those are what ``overwrite_cached`` takes.
+For programs of one thread whose Python takes all objects from the C library (``isolation.gvisor.environment.SWEPT``);
+whether both hold is tried when a sweeper is made. Where other threads are about, the C library itself overwrites what
+is freed, except for the few pieces that it keeps for each thread: those are what ``overwrite_cached`` takes.
 """
 
 from __future__ import annotations
@@ -63,10 +63,8 @@ class _Info(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    )  # fmt: skip
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
 
 
 def _zeros(usable: int) -> bytes:

@@ -1,6 +1,6 @@
-"""Overwrites what held a prompt, where it is let go of.
+"""Overwrites what held a prompt, before it is freed.
 
-A freed buffer keeps its bytes until somebody else gets its place. The host and the text sandbox have the C library
+A freed buffer keeps its bytes until its place is used again. The host and the text sandbox have the C library
 overwrite everything that is freed; an engine, to which that would cost speed, overwrites what held token ids itself.
 """
 

@@ -1,10 +1,11 @@
-"""What can go wrong with keys and sealed bytes.
+"""Errors of keys and of sealed bytes.
 
 ``KeysError``
-  * ``RootKeyError``: the root key is absent, malformed or open to others.
+  * ``RootKeyError``: the root key is absent, malformed or accessible to others.
   * ``KeyringError``: a tenant's key cannot be read or written.
-      * ``ShreddedError``: the tenant's key was destroyed; what it sealed is gone for good.
+      * ``ShreddedError``: the tenant's key was destroyed; what it sealed is permanently unreadable.
   * ``SealBrokenError``: sealed bytes are not what was sealed under this name.
+  * ``SigningKeyError`` (in ``signing``): a signing key file cannot be used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from isolation.errors import IsolationError
 
 
 class KeysError(IsolationError):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class RootKeyError(KeysError):
@@ -25,8 +26,8 @@ class KeyringError(KeysError):
 
 
 class ShreddedError(KeyringError):
-    """A key that was destroyed has come back, from a backup or by hand; it is refused."""
+    """A destroyed key has reappeared, from a backup or by hand, and is refused."""
 
 
 class SealBrokenError(KeysError):
-    """Sealed bytes were changed, cut, moved or replayed, or belong to a key that is gone."""
+    """Sealed bytes were changed, truncated, moved or replayed, or their key is gone."""

@@ -1,7 +1,8 @@
-"""Private files: read whole, and destroyed so that the medium was at least told to forget them.
+"""Private files: bounded reads, and destruction by overwriting.
 
 Overwriting in place reaches the old bytes on file systems that write in place (ext4, xfs). Copy-on-write file systems,
-snapshots and the spare blocks of flash keep what they keep; against those stands the root key, which lies elsewhere.
+snapshots and the spare blocks of flash may retain them; the root key, which lies elsewhere, protects against those.
+
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from isolation.host.atomic_file import sync_folder
 from isolation.keys.errors import KeyringError
-from isolation.whole_file import sync_folder
 
 OTHERS = 0o077
 """Permission bits of everybody but the owner."""
@@ -21,16 +22,16 @@ _WIPE_CHUNK = 1 << 20
 
 
 def read_private(path: Path, limit: int, others: int = OTHERS) -> bytes:
-    """At most ``limit`` bytes of a file that only its owner may read.
+    """Read at most ``limit`` bytes of a file that only its owner may read.
 
     ``others``: permission bits that it must not have.
 
     Raises:
-        FileNotFoundError: there is none.
-        KeyringError: it is no plain file, larger, or open to others.
+        FileNotFoundError: it does not exist.
+        KeyringError: it is no regular file, larger, or accessible to others.
         OSError: it cannot be read.
     """
-    # A link, or a pipe that never ends, could stand in its place.
+    # A link, or an endless pipe, could stand in its place.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
@@ -42,7 +43,7 @@ def read_private(path: Path, limit: int, others: int = OTHERS) -> bytes:
 
 
 def destroy(path: Path) -> bool:
-    """Overwrite a file with random bytes, bring that to the medium, then remove it; False when there is none.
+    """Overwrite a file with random bytes, flush them to disk, then remove it; False when it does not exist.
 
     Raises:
         OSError: it cannot be overwritten or removed.
@@ -62,7 +63,7 @@ def destroy(path: Path) -> bool:
 
 
 def overwrite(fd: int) -> None:
-    """Overwrite an open file with random bytes and bring that to the medium."""
+    """Overwrite an open file with random bytes and flush them to disk."""
     left = os.fstat(fd).st_size
     os.lseek(fd, 0, os.SEEK_SET)
     while left > 0:

@@ -1,9 +1,8 @@
-"""One random key a tenant (its key-encryption key, KEK), wrapped under the root key, one small file each.
+"""Keyring: one random key-encryption key (KEK) for each tenant, wrapped under the root key, one small file each.
 
-A KEK is drawn, never derived: what can be derived again cannot be destroyed. Destroying it (``shred``) makes
-everything that was sealed under it unreadable, wherever copies of that lie (crypto-shredding, NIST SP 800-88 rev. 1,
-2.6). The identifier of a destroyed KEK stays in ``shredded``, so that a wrapped key which comes back from a backup is
-refused.
+A KEK is drawn, never derived: what can be derived again cannot be destroyed. Destroying it (``shred``) makes everything
+sealed under it unreadable, wherever copies exist (crypto-shredding, NIST SP 800-88 rev. 1, 2.6). The identifier of a
+destroyed KEK stays in ``shredded``, so that a wrapped key restored from a backup is refused.
 
 A file is ``magic 8, KEK id 16, nonce 12, AES-256-GCM-SIV(KEK) 48`` (RFC 8452: a nonce drawn twice would cost nothing
 but equality), with the tenant's name and the id as associated data: renamed, swapped or changed files do not unwrap.
@@ -29,10 +28,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isolation.host.atomic_file import sync_folder, write_whole
 from isolation.keys.errors import KeyringError, ShreddedError
 from isolation.keys.files import destroy, overwrite, read_private
 from isolation.keys.root import ROOT_KEY_BYTES
-from isolation.whole_file import sync_folder, write_whole
 
 KEK_BYTES = 32
 KEK_ID_BYTES = 16
@@ -43,8 +42,9 @@ _TAG_BYTES = 16
 _FILE_BYTES = len(_MAGIC) + KEK_ID_BYTES + _NONCE_BYTES + KEK_BYTES + _TAG_BYTES
 _SUFFIX = ".kek"
 _SHREDDED = "shredded"
-_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-"""What a tenant may be called, as in the policy: such a name is a file name without further thought."""
+_TENANT = re.compile(r"(group/)?[a-z0-9][a-z0-9-]{0,62}")
+"""A tenant's id as in the policy, or ``group/ID`` for what a sharing group's members send. Both are safe in a file's
+name, where a point stands for the slash: no id contains one."""
 
 MAX_SHREDDED_BYTES = 64 << 20
 """Bytes of the list of destroyed ids, 34 each: two million."""
@@ -52,7 +52,7 @@ MAX_SHREDDED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Kek:
-    """A tenant's key. ``key`` is overwritten when it is shredded or rotated out."""
+    """A tenant's key. ``key`` is overwritten on shred or rotation."""
 
     id: bytes
     key: bytearray
@@ -62,13 +62,13 @@ class _Kek:
 
 
 class Keyring:
-    """The keys in one folder, which belongs to this process while it is open."""
+    """Keys in one folder, which belongs exclusively to this process while it is open."""
 
     def __init__(self, folder: Path, root: bytes) -> None:
-        """Open a folder, which is made when it is absent.
+        """Open a folder, created if absent.
 
         Raises:
-            KeyringError: another process has it open, it is open to others, or it cannot be used.
+            KeyringError: another process has it open, others may access it, or it cannot be used.
         """
         if len(root) != ROOT_KEY_BYTES:
             raise KeyringError(f"a root key has {ROOT_KEY_BYTES} bytes, not {len(root)}")
@@ -96,7 +96,7 @@ class Keyring:
             raise
 
     def close(self) -> None:
-        """Overwrite the keys in memory and let go of the folder; the second call does nothing."""
+        """Overwrite the keys in memory and release the folder. Idempotent."""
         with self._lock:
             for kek in self._keks.values():
                 _blank(kek)
@@ -106,15 +106,15 @@ class Keyring:
                 self._fd = -1
 
     def derive(self, tenant: str, salt: bytes, info: bytes, secret: bytes = b"") -> tuple[bytes, bytes]:
-        """A 256-bit key for one object and the id of the KEK it comes from (HKDF-SHA256, RFC 5869).
+        """Derive a 256-bit key for one object (HKDF-SHA256, RFC 5869); return it with the id of its KEK.
 
-        The KEK itself never leaves this module. It is drawn, and on the medium, when the tenant had none.
+        The KEK itself never leaves this module. If the tenant has none, one is drawn and written to disk first.
 
         Args:
             tenant: whose KEK.
             salt: differs for every object.
             info: what the key is for.
-            secret: goes into the input beside the KEK: what must be known besides.
+            secret: additional key material beside the KEK, which must also be known.
 
         Raises:
             KeyringError: its file was changed, belongs to another root key, or cannot be written.
@@ -130,12 +130,12 @@ class Keyring:
             return kek.id, hkdf.derive(bytes(kek.key) + secret)
 
     def tenants(self) -> list[str]:
-        """Tenants that have a key, sorted."""
-        names = (path.name.removesuffix(_SUFFIX) for path in self._folder.glob(f"*{_SUFFIX}"))
+        """Return the tenants that have a key, sorted."""
+        names = (path.name.removesuffix(_SUFFIX).replace(".", "/") for path in self._folder.glob(f"*{_SUFFIX}"))
         return sorted(name for name in names if _TENANT.fullmatch(name))
 
     def rotate(self, tenant: str) -> None:
-        """Give the tenant a new KEK. The old one is destroyed, so what it sealed is lost: KV is computed anew.
+        """Give the tenant a new KEK and destroy the old one; what the old one sealed is lost, and KV is recomputed.
 
         Raises:
             KeyringError: as ``derive`` and ``shred``.
@@ -145,11 +145,13 @@ class Keyring:
             self._keks[tenant] = self._draw(tenant)
 
     def rewrap(self, root: bytes) -> int:
-        """Wrap every tenant's KEK under another root key, which is then this keyring's; gives how many. After a crash
-        in between, opened with the old root key, it goes on: what the new one opens already stays as it is.
+        """Rewrap every tenant's KEK under another root key, which this keyring uses from then on; return their number.
+
+        After a crash, a repeated call on a keyring opened with the old root key resumes: files that the new root key
+        already unwraps are left unchanged.
 
         Raises:
-            KeyringError: a file belongs to neither; files before it are rewrapped.
+            KeyringError: a file belongs to neither root key; files before it are rewrapped.
         """
         if len(root) != ROOT_KEY_BYTES:
             raise KeyringError(f"a root key has {ROOT_KEY_BYTES} bytes, not {len(root)}")
@@ -158,19 +160,20 @@ class Keyring:
             try:
                 count = sum(self._move(tenant, old, new) for tenant in self.tenants())
             except BaseException:
-                # Under the old root key the next attempt goes on; under the new one nothing would open what is left.
+                # With the old root key kept, the next attempt resumes; with the new one, the remaining files would not
+                # open.
                 self._cipher = old
                 raise
             self._cipher = new
         return count
 
     def shred(self, tenant: str) -> bool:
-        """Destroy the tenant's key, in memory and on the medium; False when it had none.
+        """Destroy the tenant's key in memory and on disk; False when there was none.
 
-        A file that cannot be unwrapped is destroyed all the same.
+        A file that cannot be unwrapped is destroyed as well.
 
         Raises:
-            KeyringError: the medium refuses; the key in memory is gone then, too.
+            KeyringError: the disk write failed; the key in memory is already gone.
         """
         _check(tenant)
         path = self._path(tenant)
@@ -187,7 +190,7 @@ class Keyring:
                 raise KeyringError(f"cannot destroy {path}: {error.strerror}") from error
 
     def _move(self, tenant: str, old: AESGCMSIV, new: AESGCMSIV) -> bool:
-        """Wrap one tenant's KEK under another root key; False where it is already."""
+        """Wrap one tenant's KEK under another root key; False when it already is."""
         try:
             self._cipher = new
             self._read(tenant)
@@ -231,7 +234,7 @@ class Keyring:
         return kek
 
     def _write(self, tenant: str, kek: _Kek) -> None:
-        """Write a wrapped key; the file that had its name is overwritten once it has none."""
+        """Write a wrapped key; the replaced file is overwritten after it has lost its name."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         wrapped = self._cipher.encrypt(nonce, bytes(kek.key), _bound(tenant, kek.id))
         path = self._path(tenant)
@@ -247,7 +250,7 @@ class Keyring:
             raise KeyringError(f"cannot write {path}: {error.strerror}") from error
 
     def _id_in(self, path: Path) -> bytes | None:
-        """The id in a wrapped key's file, as far as there is one."""
+        """Return the id in a wrapped key's file, if there is one."""
         with suppress(KeyringError, FileNotFoundError):
             data = read_private(path, _FILE_BYTES)
             if len(data) == _FILE_BYTES:
@@ -270,7 +273,7 @@ class Keyring:
         path = self._folder / _SHREDDED
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            # A line of its own, also behind one that a full disk has cut.
+            # Start on a new line, even after one that a full disk has truncated.
             line = b"\n" + kek_id.hex().encode() + b"\n"
             if os.write(fd, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -280,7 +283,7 @@ class Keyring:
         sync_folder(self._folder)
 
     def _path(self, tenant: str) -> Path:
-        return self._folder / (tenant + _SUFFIX)
+        return self._folder / (tenant.replace("/", ".") + _SUFFIX)
 
 
 def _check(tenant: str) -> None:

@@ -1,9 +1,9 @@
-"""The root key: 32 random bytes in a file, under which the tenants' keys are wrapped.
+"""Root key: 32 random bytes in a file, under which the tenants' keys are wrapped.
 
-Under systemd the file is a credential (``LoadCredential=root-key:PATH``; systemd.exec(5)), which the service reads and
-cannot change. With a TPM2 the operator encrypts it once (``systemd-creds encrypt --with-key=tpm2``) and names it by
-``LoadCredentialEncrypted=``; nothing changes here, for systemd decrypts it before the service starts. Without systemd
-it is a file of mode 0600.
+Under systemd the file is a credential (``LoadCredential=root-key:PATH``; systemd.exec(5)), which the service can read
+but not change. With a TPM2 the operator encrypts it once (``systemd-creds encrypt --with-key=tpm2``) and names it by
+``LoadCredentialEncrypted=``; systemd decrypts it before the service starts, so this code does not change. Without
+systemd it is a file of mode 0600.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ import os
 import secrets
 from pathlib import Path
 
+from isolation.host.atomic_file import sync_folder
 from isolation.keys.errors import KeyringError, RootKeyError
 from isolation.keys.files import read_private
-from isolation.whole_file import sync_folder
 
 ROOT_KEY_BYTES = 32
-"""AES-256."""
+"""Length of the root key (AES-256)."""
 
 EVERYBODY = 0o007
-"""Permission bits that a root key must not have. Those of the group may show on a credential of systemd, where they
-stand for an access list; the folder keeps everybody else out there."""
+"""Permission bits that a root key must not have. Group bits may be set on a systemd credential, where they represent an
+access list; its folder excludes all other users."""
 
 
 def read_root(path: Path) -> bytes:
-    """The root key.
+    """Read the root key.
 
     Raises:
-        RootKeyError: it is absent, of another length, or open to others.
+        RootKeyError: it is absent, of another length, or accessible to others.
     """
     try:
         key = read_private(path, 2 * ROOT_KEY_BYTES, EVERYBODY)
     except FileNotFoundError:
-        raise RootKeyError(
-            f"there is no root key at {path}", hint="make one with: athanor tenant root PATH"
-        ) from None
+        raise RootKeyError(f"there is no root key at {path}", hint="make one with: athanor tenant root PATH") from None
     except KeyringError as error:
         raise RootKeyError(str(error)) from None
     except OSError as error:
@@ -49,10 +47,10 @@ def read_root(path: Path) -> bytes:
 
 
 def create_root(path: Path) -> None:
-    """Make a root key where there is no file yet.
+    """Create a root key unless the file exists.
 
     Raises:
-        RootKeyError: there is a file already, or it cannot be written.
+        RootKeyError: the file exists already, or cannot be written.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,13 +1,14 @@
-"""Sealing of objects that leave an engine: AES-256-GCM, a key for each object, the name in the associated data.
+"""Sealing of objects that leave an engine: AES-256-GCM, one key for each object, its name in the associated data.
 
-Each object gets 32 random bytes, its *id*, and a key of its own by HKDF from the tenant's KEK with the id as salt. So
-no nonce can ever meet a key twice (SP 800-38D, 8), and one nonce serves all. The key also takes in a secret that lives
-in this process's memory alone: what a run of the appliance sealed is unreadable after it, whoever has KEK and root key.
+Each object gets 32 random bytes, its *id*, and its own key by HKDF from the tenant's KEK with the id as salt. So no
+nonce is ever used twice with a key (SP 800-38D, 8), and one constant nonce suffices. The key also depends on a secret
+held only in this process's memory: objects sealed by one run of the appliance are unreadable afterwards, even with KEK
+and root key.
 
 A sealed object is ``magic 4, version u16, 0 u16, id 32, KEK id 16, length u64, ciphertext, tag 16``, little-endian.
 Header and ``Binding`` are the associated data. So an object that was moved to another name, swapped, taken from an
-earlier run, cut or changed in any bit does not open. An older object under the same name (a replay) is told by its id:
-whoever keeps objects remembers it. Sizes are checked first, then the tag; nothing is used before.
+earlier run, truncated or changed in any bit does not open. An older object under the same name (a replay) is detected
+by its id, which the keeper of the objects remembers. Sizes are checked first, then the tag; nothing is used before.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _MAGIC = b"ATHS"
 _HEADER = struct.Struct(f"<4sHH{OBJECT_ID_BYTES}s{KEK_ID_BYTES}sQ")
 _TAG_BYTES = 16
 _NONCE = bytes(12)
-"""The one nonce: every key seals one object."""
+"""Constant nonce: every key seals exactly one object."""
 
 OVERHEAD_BYTES = _HEADER.size + _TAG_BYTES
-"""Bytes that sealing adds."""
+"""Bytes that sealing adds to an object."""
 
 RUN_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What sealed bytes are: everything that must match for them to open."""
+    """Context of a sealed object: all fields must match for it to open."""
 
     tenant: str
     model: str
@@ -47,33 +48,38 @@ class Binding:
     block: bytes
     """Id of the KV block."""
     epoch: bytes
-    """The life of the engine that computed it."""
+    """Id of the engine run that computed it."""
     adapter: str = ""
     layers: str = "all"
     """Range of layers."""
     dtype: str = ""
 
     def framed(self) -> bytes:
-        """The fields, each behind its length, so that no two bindings give the same bytes."""
+        """Encode the fields with length prefixes, so that no two bindings give equal bytes."""
         parts = (
-            self.tenant.encode(), self.model.encode(), self.adapter.encode(), self.block, self.layers.encode(),
-            self.dtype.encode(), self.epoch,
-        )  # fmt: skip
+            self.tenant.encode(),
+            self.model.encode(),
+            self.adapter.encode(),
+            self.block,
+            self.layers.encode(),
+            self.dtype.encode(),
+            self.epoch,
+        )
         return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
 class Sealer:
-    """Seals and opens for one run of the appliance."""
+    """Seals and opens objects during one run of the appliance."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
         self._run_secret = secrets.token_bytes(RUN_SECRET_BYTES)
 
     def seal(self, binding: Binding, data: bytes) -> tuple[bytes, bytes]:
-        """The sealed object and its id.
+        """Seal an object; return it and its id.
 
         Raises:
-            KeyringError: the tenant's key cannot be had.
+            KeyringError: the tenant's key is not available.
         """
         object_id = secrets.token_bytes(OBJECT_ID_BYTES)
         kek_id, key = self._key(binding, object_id)
@@ -81,11 +87,11 @@ class Sealer:
         return header + AESGCM(key).encrypt(_NONCE, data, header + binding.framed()), object_id
 
     def open(self, binding: Binding, sealed: bytes, object_id: bytes) -> bytes:
-        """What was sealed under this binding as the object of this id.
+        """Open the object that was sealed under this binding and id.
 
         Raises:
-            SealBrokenError: anything differs, or the tenant's key is another by now.
-            KeyringError: the tenant's key cannot be had.
+            SealBrokenError: anything differs, or the tenant's key has changed since.
+            KeyringError: the tenant's key is not available.
         """
         if len(sealed) < OVERHEAD_BYTES:
             raise SealBrokenError("sealed bytes are cut off")

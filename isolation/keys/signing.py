@@ -1,4 +1,4 @@
-"""Ed25519 (RFC 8032): the key that the audit log is signed with."""
+"""Ed25519 signing key of the audit log (RFC 8032)."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from isolation.keys.errors import KeysError
+
 SEED_BYTES = 32
-"""Of a private key, which is what its file holds."""
+"""Bytes of a private key's seed, which is the content of its file."""
 
 PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64
 
 
-class SigningKeyError(Exception):
-    """A key file that cannot be used; the message says why and what to do."""
+class SigningKeyError(KeysError):
+    """A signing key file cannot be used; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key and the public one that belongs to it."""
+    """A private key and its public key."""
 
     _private: Ed25519PrivateKey
     public: bytes
-    """``PUBLIC_BYTES``."""
+    """The public key, ``PUBLIC_BYTES`` long."""
 
     def __repr__(self) -> str:
         return f"<SigningKey {self.public.hex()[:16]}>"
 
     def sign(self, data: bytes) -> bytes:
-        """``SIGNATURE_BYTES`` over the data."""
+        """Sign the data; return ``SIGNATURE_BYTES``."""
         return self._private.sign(data)
 
 
 def key_of(seed: bytes) -> SigningKey:
-    """The key of a seed.
+    """Make the signing key from a seed.
 
     Raises:
         SigningKeyError: it is not ``SEED_BYTES`` long.
@@ -49,10 +51,10 @@ def key_of(seed: bytes) -> SigningKey:
 
 
 def load_or_make(path: Path) -> tuple[SigningKey, bool]:
-    """The key in a file that only its owner may read; a file that is not there is made. Says whether it was.
+    """Load the key from a file that only its owner may read, or create it; also return whether it was created.
 
     Raises:
-        SigningKeyError: the file is open to others, damaged, or cannot be read or made.
+        SigningKeyError: the file is accessible to others, damaged, or cannot be read or created.
     """
     try:
         made = _make(path)
@@ -72,7 +74,7 @@ def load_or_make(path: Path) -> tuple[SigningKey, bool]:
 
 
 def verifies(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the signature over the data was made with the private key that belongs to the public one."""
+    """Return whether the signature over the data was made with the private key of this public key."""
     if len(public) != PUBLIC_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -83,8 +85,8 @@ def verifies(public: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def _is_open_to_others(fd: int) -> bool:
-    """Whether others than the owner may use the file. A credential of systemd has a list of users instead, and then the
-    group's bits are what that list may at most give (acl(5))."""
+    """Return whether users other than the owner may access the file. A systemd credential has an access list instead,
+    and the group bits are then the mask of that list (acl(5))."""
     mode = os.fstat(fd).st_mode
     if not mode & 0o040 or mode & 0o037:
         return bool(mode & 0o077)
@@ -96,7 +98,7 @@ def _is_open_to_others(fd: int) -> bool:
 
 
 def _make(path: Path) -> bool:
-    """Make the file with a fresh seed, unless it is there."""
+    """Create the file with a fresh seed, unless it exists."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     if path.exists():
         return False
@@ -107,7 +109,7 @@ def _make(path: Path) -> bool:
             os.fsync(fd)
         finally:
             os.close(fd)
-        # A link fails where a rename would replace what somebody else has made meanwhile.
+        # A link fails where a rename would replace a file that another process has created meanwhile.
         os.link(draft, path)
     except FileExistsError:
         return False

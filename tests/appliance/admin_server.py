@@ -11,21 +11,21 @@ from pathlib import Path
 
 import uvicorn
 
-from appliance.status import (
+from appliance.common.status import (
     ApplianceStatus,
     EngineStatus,
     ModelStatus,
     PolicyStatus,
     Readiness,
     ReloadOutcome,
+    SandboxStatus,
     TenantStatus,
-    TextStatus,
 )
-from appliance.telemetry import names
-from appliance.telemetry.admin import AdminParts, admin_app
-from appliance.telemetry.store import TraceStore
-from appliance.telemetry.tracer import TelemetrySettings, open_telemetry
-from tests.appliance.telemetry import samples
+from appliance.gateway.telemetry import names
+from appliance.gateway.telemetry.admin import AdminParts, admin_app
+from appliance.gateway.telemetry.store import TraceStore
+from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
+from tests.appliance.gateway.telemetry import samples
 
 STATUS = ApplianceStatus(
     version="0.1.0",
@@ -48,18 +48,12 @@ STATUS = ApplianceStatus(
                 running=3,
                 waiting=1,
             ),
-            text=TextStatus(state="ready", kind="gvisor-systrap", generation=1, pid=4243, uptime_s=7_425.0),
+            text=SandboxStatus(state="ready", kind="gvisor-systrap", generation=1, pid=4243, uptime_s=7_425.0),
         ),
     ),
     tenants=(
         TenantStatus(
-            id="alpha",
-            isolation_class="shared",
-            in_flight=3,
-            max_in_flight=8,
-            requests=120,
-            tokens=51_234,
-            refused=2,
+            id="alpha", isolation_class="shared", in_flight=3, max_in_flight=8, requests=120, tokens=51_234, refused=2
         ),
         TenantStatus(id="beta", isolation_class="strict", in_flight=0),
     ),

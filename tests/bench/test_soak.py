@@ -24,7 +24,7 @@ from bench.soak.load import Heard, Phases
 from bench.soak.log_watch import LogWatch
 from bench.soak.report import Control, Soak, Turn
 from bench.soak.room import refuse_covered
-from isolation.process import spawn
+from isolation.host.process import spawn
 
 
 def error(kind: str, code: str) -> bytes:
@@ -47,6 +47,9 @@ def test_a_wrong_answer_is_seen_and_a_cut_one_must_be_a_beginning() -> None:
     assert compare(Answer(RIGHT, "abd"), "abc").kind == WRONG
     assert compare(Answer(CUT, "ab"), "abc").kind == CUT
     assert compare(Answer(CUT, "b"), "abc").kind == WRONG
+    assert compare(Answer(RIGHT, "[[0.1001, 2.0]]"), "[[0.1, 2.0]]").kind == RIGHT
+    for other in ("[[0.1002, 2.0]]", "[[0.1]]", "[[0.1, 2.0], [0.1, 2.0]]", "[[0.1, 2.0]"):
+        assert compare(Answer(RIGHT, other), "[[0.1, 2.0]]").kind == WRONG
 
 
 def test_a_stream_is_right_only_with_its_end() -> None:
@@ -149,8 +152,9 @@ def test_counts_may_exceed_by_their_slack_and_no_more() -> None:
     before = {"sockets gateway": 5, "mounts": 30}
     assert census.exceeding(before, {"sockets gateway": 8, "mounts": 30}) == []
     assert census.exceeding(before, {"sockets gateway": 9, "mounts": 31}) == [
-        "mounts: 31 where 30 were", "sockets gateway: 9 where 5 were",
-    ]  # fmt: skip
+        "mounts: 31 where 30 were",
+        "sockets gateway: 9 where 5 were",
+    ]
 
 
 def test_descriptors_and_threads_are_counted_by_kind() -> None:

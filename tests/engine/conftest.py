@@ -1,4 +1,4 @@
-"""Compiled kernels for the tests, made once a session; and one thread for those whose models are tiny."""
+"""Compiled kernels for the tests; and one thread for those whose models are tiny."""
 
 from __future__ import annotations
 
@@ -8,31 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from appliance import kernels
-from engine.kernels.library import Library, open_library
-from engine.kernels.manifest import processor_features
+from engine.backends.native.library import Library, open_library
+from engine.backends.native.manifest import processor_features
+from tests.compiled_kernels import compiled
 
-VARIANTS = {
-    "native": (),
-    "no tiles": ("-mno-amx-tile",),
-    "no dot products": ("-march=x86-64-v3",),
-}
+VARIANTS = {"native": (), "no tiles": ("-mno-amx-tile",), "no dot products": ("-march=x86-64-v3",)}
 """Compiler flags that leave out what a machine, or its sandbox, may not have."""
 
 
 @pytest.fixture(scope="session")
-def kernel_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def kernel_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Directories of compiled kernels by variant; skips where there is no compiler."""
     made: dict[str, Path] = {}
 
     def get(variant: str = "native") -> Path:
-        if kernels.find_compiler() is None:
-            pytest.skip("no C compiler on PATH")
         if "x86" in "".join(VARIANTS[variant]) and "avx2" not in processor_features():
             pytest.skip("not an x86-64-v3 machine")
         if variant not in made:
-            made[variant] = tmp_path_factory.mktemp("kernels")
-            kernels.build(made[variant], extra_flags=VARIANTS[variant])
+            made[variant] = compiled(pytestconfig, tmp_path_factory, VARIANTS[variant])
         return made[variant]
 
     return get

@@ -11,21 +11,23 @@ import torch
 from safetensors.torch import save_file
 
 from engine.config import EngineConfig
-from engine.kv.block_pool import BlockPool
-from engine.kv.layout import KvGroup
-from engine.kv.prefix_cache import PrefixCache
-from engine.kv.spill import SpillChannel
-from engine.load import build_engine
-from engine.loop import Engine
-from engine.model.checklist import targets
-from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
-from engine.model.registry import build_model, describe_model
-from engine.model.rotary import RopeScaling
-from engine.model.weights import SINGLE_FILE
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.scheduler import Scheduler
-from isolation.ipc.messages import Sampling, Submit
+from engine.core.engine import Engine
+from engine.core.fairness.tenancy import Fairness
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.layout import KvGroup
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.spill import SpillChannel
+from engine.core.scheduler.limits import SchedulerLimits
+from engine.core.scheduler.scheduler import Scheduler
+from engine.model.checkpoint.checklist import targets
+from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.registry import build_model, describe_model
+from engine.model.checkpoint.weights import SINGLE_FILE
+from engine.model.layers.decoder import Decoder
+from engine.model.layers.rotary import RopeScaling
+from engine.startup.load import build_engine
+from isolation.ipc.engine import Submit
+from isolation.ipc.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -97,9 +99,7 @@ def save_model(folder: Path, config: ModelConfig, *, seed: int = 0) -> None:
     (folder / "config.json").write_text(json.dumps(description))
 
 
-def make_engine(
-    model: Decoder, *, num_blocks: int = 64, spill: SpillChannel | None = None, **fields: object
-) -> Engine:
+def make_engine(model: Decoder, *, num_blocks: int = 64, spill: SpillChannel | None = None, **fields: object) -> Engine:
     """An engine around a model, with exactly ``num_blocks`` usable blocks."""
     config = model.config
     size = int(fields.get("block_size", 4))
@@ -136,4 +136,4 @@ def make_scheduler(
     pool = BlockPool(num_blocks)
     cache = PrefixCache(pool, root=bytes(16), block_size=block_size, caching=prefix_caching, groups=groups)
     limits = SchedulerLimits(block_size=block_size, prefix_caching=prefix_caching, groups=groups, **values)
-    return Scheduler(limits, pool, cache, raise_defects=True), pool
+    return Scheduler(limits, pool, cache, Fairness(limits, pool, raise_defects=True)), pool

@@ -16,8 +16,10 @@ import pytest
 
 from engine.config import EngineConfig, TextConfig
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Drain, StepOutput
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import Configure, Drain, EngineReady, Message, Role, StepOutput, TextReady
+from isolation.ipc.messages import Configure, EngineReady, Role, TextReady
 from isolation.ipc.segment import standard_layout
 from tests.engine.support import model_config, save_model, submit
 
@@ -39,22 +41,29 @@ sys.exit(program.main(sys.argv[1:]))
 """
 BANNED = {"socket", "subprocess", "pickle", "multiprocessing", "asyncio", "ctypes", "ssl", "http", "urllib", "json"}
 ALLOWED = {
-    "engine.attach": {"socket"},
-    "engine.lockdown": {"ctypes"},
+    "engine.sandbox.attach": {"socket"},
+    "engine.sandbox.lockdown": {"ctypes"},
     "engine.config": {"json"},
-    "engine.device.configuration": {"json"},
-    "engine.heap": {"ctypes"},
-    "engine.kernels.abi": {"ctypes"},
-    "engine.kernels.library": {"ctypes"},
-    "engine.kernels.program": {"ctypes"},
-    "engine.model.config": {"json"},
-    "engine.model.safetensors": {"json"},
+    "engine.backends.cuda.runtime.launch_digest": {"json"},
+    "engine.startup.load": {"ctypes"},
+    "engine.backends.native.abi": {"ctypes"},
+    "engine.backends.native.library": {"ctypes"},
+    "engine.backends.native.program": {"ctypes"},
+    "engine.model.checkpoint.config": {"json"},
+    "engine.model.checkpoint.safetensors": {"json"},
 }
 """Our modules that hold one of them: all of it is done before lock-down, when nothing of a tenant is there yet."""
 
 FOREIGN = {
-    "tokenizers", "jinja2", "minijinja", "safetensors", "transformers", "cryptography", "pydantic", "engine.text",
-}  # fmt: skip
+    "tokenizers",
+    "jinja2",
+    "minijinja",
+    "safetensors",
+    "transformers",
+    "cryptography",
+    "pydantic",
+    "engine.text",
+}
 """Parsers of text, and packages with extensions written in Rust."""
 
 RUST_MARKS = (b"/rustc/", b"rust_panic", b"rust_eh_personality")
@@ -119,7 +128,7 @@ def test_the_engine_holds_no_parser_of_text_and_no_rust(engine: Guest) -> None:
     told = json.loads(engine.process.stdout.readline())
     held = {name: found for name, names in told["own"].items() if (found := set(names) & BANNED)}
     assert all(found <= ALLOWED.get(name, set()) for name, found in held.items()), held
-    assert held["engine.attach"] == {"socket"}
+    assert held["engine.sandbox.attach"] == {"socket"}
     assert not FOREIGN & set(told["all"])
     assert {"torch", "subprocess", "pickle"} <= set(told["all"])
     assert rust_libraries(engine.process.pid) == []

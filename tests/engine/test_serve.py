@@ -16,25 +16,16 @@ import pytest
 
 from engine import serve as serve_module
 from engine.config import EngineConfig
+from engine.core.engine import Engine
 from engine.errors import EngineError
-from engine.loop import Engine
 from engine.serve import IDLE_WAIT_S, RECEIVE_LIMIT, HostStuckError, UnexpectedMessageError, serve
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Abort, Drain, StepOutput
 from isolation.ipc.errors import PeerGoneError, RingFull
-from isolation.ipc.kv_messages import KvQuotas, KvUsage
+from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import (
-    Abort,
-    Configure,
-    Drain,
-    EngineReady,
-    FailureCode,
-    Finish,
-    Hello,
-    Message,
-    Role,
-    StepOutput,
-)
+from isolation.ipc.messages import Configure, EngineReady, FailureCode, Finish, Hello, Role
 from isolation.ipc.segment import standard_layout
 from tests.engine.support import make_engine, model_config, random_model, save_model, submit
 
@@ -298,6 +289,7 @@ def test_the_program_serves_and_drains(start: object, model_dir: Path) -> None:
     assert SAID.fullmatch(said), said
 
 
+@pytest.mark.clock
 def test_an_idle_engine_uses_no_processor_and_ends_quietly_with_its_host(start: object, model_dir: Path) -> None:
     """Asleep it burns next to nothing; when the host goes away it exits 0 without another word."""
     host = start(config_for(model_dir))

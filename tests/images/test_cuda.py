@@ -10,26 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels.gpu import folder
+from engine.backends.cuda.kernels import folder
 from images.build import build, build_tree, is_program, variant_of
 from images.sbom import bill_of
 from images.triton_cache import add_cache
 from isolation.errors import IsolationError
-from isolation.python_rootfs import ROLE_PACKAGES, PythonInstall, running_python, tools_of
+from isolation.image.python_rootfs import ROLE_PACKAGES, PythonInstall, running_python, tools_of
 
 PROGRAM = Path("/bin/true")
 """Any program that is an ELF file and no script."""
 
 TOOLS = (
-    "triton/backends/nvidia/bin/ptxas", "triton/FileCheck", "nvidia/cu13/bin/nvcc", "nvidia/cuda_nvcc/bin/ptxas",
+    "triton/backends/nvidia/bin/ptxas",
+    "triton/FileCheck",
+    "nvidia/cu13/bin/nvcc",
+    "nvidia/cuda_nvcc/bin/ptxas",
     "nvidia/cuda_nvcc/nvvm/bin/cicc",
-)  # fmt: skip
+)
 """Where packages for GPUs keep their compilers and assemblers."""
 
 KEPT = (
-    "torch/lib/libtorch_cuda.so", "nvidia/cu13/lib/libcublas.so.13", "triton/backends/nvidia/driver.c",
+    "torch/lib/libtorch_cuda.so",
+    "nvidia/cu13/lib/libcublas.so.13",
+    "triton/backends/nvidia/driver.c",
     "triton/backends/nvidia/lib/libdevice.10.bc",
-)  # fmt: skip
+)
 """What an engine on a GPU reads."""
 
 DROPPED = ("triton/backends/nvidia/include/cuda.h", "triton/backends/amd/driver.c")
@@ -116,7 +121,7 @@ def test_the_bill_names_every_package_of_a_shared_folder(install: PythonInstall,
 
 def sealed(root: Path, tree: Path, *, triton: str = "3.7.1", sources: str = "") -> Path:
     """A folder of kernels as it is sealed, for a tree's own sources unless told otherwise."""
-    kernels = sources or folder.sources_digest(tree / "opt/athanor/engine/kernels/gpu")
+    kernels = sources or folder.sources_digest(tree / "opt/athanor/engine/backends/cuda/kernels")
     words = "sm_90", triton, kernels, "c0" * 32
     place = root / str(folder.folder_name(*words))
     (place / "KEY").mkdir(parents=True)
@@ -143,10 +148,14 @@ def test_compiled_kernels_have_their_place(install: PythonInstall, tmp_path: Pat
     (tmp_path / "odd/sm_90").mkdir(parents=True)
     (tmp_path / "none").mkdir()
     for name, said in {
-        "older": r"compiled by triton 3\.6\.0, the image has 3\.7\.1", "others": "from other sources",
-        "changed": "not as they were sealed", "linked": "files only", "bare": "no manifest",
-        "odd": "holds no compiled kernels", "none": "no compiled kernels are in",
-    }.items():  # fmt: skip
+        "older": r"compiled by triton 3\.6\.0, the image has 3\.7\.1",
+        "others": "from other sources",
+        "changed": "not as they were sealed",
+        "linked": "files only",
+        "bare": "no manifest",
+        "odd": "holds no compiled kernels",
+        "none": "no compiled kernels are in",
+    }.items():
         with pytest.raises(IsolationError, match=said):
             add_cache(tree, tmp_path / name)
     assert [path.name for path in (tree / "opt/triton").iterdir()] == [good.name]

@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from isolation.image_manifest import read_manifest
-from tests.appliance.cli.conftest import Run, run
-from tests.appliance.image.samples import make_image
+from isolation.image.manifest import read_manifest
+from tests.appliance.common.image.samples import make_image
+from tests.appliance.operator.cli.conftest import Run, run
 
 __all__ = ["run"]
 
 CONFIG = {
-    "models": [{"name": "m", "path": "m"}], "policy": "p", "credentials": "c", "pepper": "p", "run_dir": "run",
+    "models": [{"name": "m", "path": "m"}],
+    "policy": "p",
+    "credentials": "c",
+    "pepper": "p",
+    "run_dir": "run",
     "sandbox": {"image_store": "images", "image_pin": "image.json"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -37,8 +41,8 @@ def test_every_command_of_the_document_ends_well(config: Path, root: Path) -> No
     blocks = re.findall(r"^```sh\n(.*?)^```$", (root / "docs/images.md").read_text(), re.DOTALL | re.MULTILINE)
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(root)}
     done = subprocess.run(
-        ["sh", "-ec", "".join(blocks)], cwd=config.parent, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["sh", "-ec", "".join(blocks)], cwd=config.parent, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "no image was pinned before" in done.stderr
     told = json.loads(done.stdout[done.stdout.index("{") :])

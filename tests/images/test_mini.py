@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ MODEL = MINI / "athanor-mini"
 MAX_WEIGHT_BYTES = 8_000_000  # it is committed, and travels in every installation
 LOSS_TOLERANCE = 2e-3  # nats; another machine adds in another order
 GREEDY_CHECKED = 6  # answers made again here; expect.py makes them all
-TINY = training.Schedule(steps=14, tokens=256, warm_up=4)
+TINY = training.Schedule(steps=7, tokens=256, warm_up=2)
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +232,23 @@ def test_only_answers_and_questions_weigh(topics: tuple[corpus.Topic, ...]) -> N
     assert sorted(set(batch.weights[1].tolist())) == pytest.approx([0.0, 0.1, 1.0])
 
 
-def test_training_lowers_the_loss_and_repeats(topics: tuple[corpus.Topic, ...]) -> None:
-    """A few steps learn something, and a second run gives the same losses bit for bit."""
+@pytest.fixture
+def torch_settings() -> Iterator[None]:
+    """Training sets torch's threads and its deterministic mode for the whole process: put back what was there."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("layers", [1, pytest.param(6, marks=pytest.mark.full)])
+def test_training_lowers_the_loss_and_repeats(
+    layers: int, topics: tuple[corpus.Topic, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few steps learn something, and a second run gives the same losses bit for bit; at the full count with all
+    layers of the embedded model."""
+    monkeypatch.setattr(training, "ModelShape", functools.partial(training.ModelShape, num_hidden_layers=layers))
     tokenizer = export.read_model(MODEL)[1]
     first = training.train(topics, tokenizer, TINY)
     second = training.train(topics, tokenizer, dataclasses.replace(TINY))

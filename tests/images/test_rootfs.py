@@ -19,23 +19,44 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
 from images.build import build, build_tree
-from isolation.environment import guest_environment
 from isolation.errors import ImageError, IsolationError, RootfsError
-from isolation.gvisor import GvisorRuntime
-from isolation.image_manifest import SBOM, read_list, read_manifest
-from isolation.image_rootfs import image_rootfs, tree_digest, verify_image
-from isolation.python_rootfs import ROLE_PACKAGES, running_python
-from isolation.runsc import find_runsc
-from isolation.spec import Limits, SandboxSpec
+from isolation.gvisor.environment import guest_environment
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.spec import Limits, SandboxSpec
+from isolation.image.manifest import SBOM, read_list, read_manifest
+from isolation.image.python_rootfs import ROLE_PACKAGES, running_python
+from isolation.image.rootfs import image_rootfs, tree_digest, verify_image
+
+ROLES = [pytest.param(role, marks=[] if role == "text" else [pytest.mark.full]) for role in sorted(ROLE_PACKAGES)]
+"""Both roles; the engine's tree, with torch in it, only at the full count."""
 
 
 @pytest.fixture(scope="module")
 def image():
-    """An image of all roles, built once; some 700 MB."""
+    """An image of all roles, built once; some 700 MB. Tests that use it are of the full count."""
     with tempfile.TemporaryDirectory(prefix="ath-image-") as place:
         target = Path(place) / "out"
         build(target)
         yield target
+
+
+@pytest.fixture(scope="module")
+def text_tree():
+    """The tree of the text role alone, by the function that the image is built with; some 60 MB."""
+    with tempfile.TemporaryDirectory(prefix="ath-image-") as place:
+        build_tree(Path(place) / "text", "text", running_python())
+        yield Path(place) / "text"
+
+
+@pytest.fixture
+def tree_of(request):
+    """Give the tree of a role: out of the whole image for the engine."""
+
+    def tree_of(role: str) -> Path:
+        return request.getfixturevalue("text_tree") if role == "text" else request.getfixturevalue("image") / role
+
+    return tree_of
 
 
 def files(tree: Path) -> list[Path]:
@@ -43,15 +64,22 @@ def files(tree: Path) -> list[Path]:
     return [path for path in tree.rglob("*") if path.is_file()]
 
 
-def test_two_builds_of_a_tree_give_one_digest(image, tmp_path):
+@pytest.mark.full
+def test_two_builds_of_a_tree_give_one_digest(text_tree, tmp_path):
     """A second build, in a directory with another name and under another umask, is the same bit by bit."""
     before = os.umask(0o077)
     try:
         build_tree(tmp_path / "another-place" / "text", "text", running_python())
     finally:
         os.umask(before)
+    assert tree_digest(tmp_path / "another-place" / "text") == tree_digest(text_tree)
+
+
+@pytest.mark.full
+def test_an_image_verifies_and_its_tree_is_the_role_s(image, text_tree):
+    """A whole image passes its own check, and its manifest has the digest of the text tree built apart."""
     manifest, _ = read_manifest(image)
-    assert tree_digest(tmp_path / "another-place" / "text") == manifest.roles["text"].digest
+    assert tree_digest(text_tree) == manifest.roles["text"].digest
     assert verify_image(image) == manifest
 
 
@@ -60,21 +88,32 @@ def test_two_builds_of_a_tree_give_one_digest(image, tmp_path):
 def test_two_builds_give_one_digest(image, tmp_path, root):
     """A whole second image, built by a process of its own: at another time, in another place, from another working
     directory, under another umask, time zone, locale and order of hashes."""
-    code = "import sys, os; os.umask(0o027); from images.build import build; from pathlib import Path; " \
+    code = (
+        "import sys, os; os.umask(0o027); from images.build import build; from pathlib import Path; "
         "print(build(Path(sys.argv[1])).digest)"
+    )
     environment = {
-        "PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "TZ": "Pacific/Apia", "LC_ALL": "C", "PYTHONHASHSEED": "7"
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(root),
+        "TZ": "Pacific/Apia",
+        "LC_ALL": "C",
+        "PYTHONHASHSEED": "7",
     }
     time.sleep(1.1)  # times of files have a second's digits in some formats
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a/b/second")], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path / "a/b/second")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == read_manifest(image)[0].digest
     for name in (SBOM, "engine.files", "text.files"):
         assert (tmp_path / "a/b/second" / name).read_bytes() == (image / name).read_bytes()
 
 
+@pytest.mark.full
 def test_the_bill_of_materials_is_true(image):
     """Each library of the tree is in it with its own digest; the packages have the versions that are installed, and
     hashes of the lock; a Debian package is named only for a file that is that package's, byte by byte."""
@@ -102,6 +141,7 @@ def test_the_bill_of_materials_is_true(image):
             assert one["hashes"][0]["content"] in owned
 
 
+@pytest.mark.full
 def test_the_bill_of_materials_satisfies_its_schema(image):
     """CycloneDX's own schema, in its strict form, has nothing against it, and package URLs are in their one canonical
     form. Controls: a bill without a name, with a short digest, with a word that the schema does not know."""
@@ -116,13 +156,14 @@ def test_the_bill_of_materials_satisfies_its_schema(image):
         assert validator.validate_str(json.dumps(bill)) is not None, change
 
 
-@pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))
-def test_image_holds_no_tools(image, role):
+@pytest.mark.parametrize("role", ROLES)
+def test_image_holds_no_tools(tree_of, role):
     """No shell, no package manager, no set-id file, no link; the only program is the interpreter."""
-    found = files(image / role)
+    tree = tree_of(role)
+    found = files(tree)
     names = {path.name for path in found}
     assert not names & {"sh", "bash", "dash", "busybox", "pip", "apt", "gcc", "cc", "ld", "perl", "env"}
-    assert not [path for path in (image / role).rglob("*") if path.is_symlink()]
+    assert not [path for path in tree.rglob("*") if path.is_symlink()]
     assert not [path for path in found if "site-packages" in path.parts or "ensurepip" in path.parts]
     modes = {stat.S_IMODE(path.stat().st_mode) for path in found}
     assert modes == {0o644, 0o755}
@@ -133,31 +174,36 @@ def test_image_holds_no_tools(image, role):
 
 @pytest.mark.parametrize(
     ("role", "there", "absent"),
-    [("engine", {"torch", "numpy"}, {"tokenizers", "jinja2"}), ("text", {"tokenizers", "jinja2"}, {"torch", "numpy"})],
+    [
+        pytest.param("engine", {"torch", "numpy"}, {"tokenizers", "jinja2"}, marks=pytest.mark.full),
+        ("text", {"tokenizers", "jinja2"}, {"torch", "numpy"}),
+    ],
 )
-def test_each_role_has_its_own_packages(image, role, there, absent):
+def test_each_role_has_its_own_packages(tree_of, role, there, absent):
     """The engine parses no text and the text side holds no tensors, already by what is installed."""
-    packages = set(os.listdir(image / role / "opt/packages"))
+    tree = tree_of(role)
+    packages = set(os.listdir(tree / "opt/packages"))
     assert there <= packages
     assert not absent & packages
-    assert sorted(os.listdir(image / role / "opt/athanor")) == ["engine", "isolation"]
-    assert sorted(os.listdir(image / role / "opt/athanor/isolation")) == ["__init__.py", "__pycache__", "ipc"]
+    assert sorted(os.listdir(tree / "opt/athanor")) == ["engine", "isolation"]
+    assert sorted(os.listdir(tree / "opt/athanor/isolation")) == ["__init__.py", "__pycache__", "ipc"]
 
 
+@pytest.mark.full
 def test_the_engine_image_holds_what_kernels_are_compared_with(image):
     """The C sources are the same as here, so kernels compiled from this checkout are taken inside."""
-    from engine.kernels.manifest import SOURCES
+    from engine.backends.native.manifest import SOURCES
 
-    inside = image / "engine" / "opt/athanor/engine/kernels/csrc"
+    inside = image / "engine" / "opt/athanor/engine/backends/native/csrc"
     names = sorted(path.name for path in SOURCES.iterdir())
     assert "linear.c" in names
     assert sorted(path.name for path in inside.iterdir()) == names
     assert all((inside / name).read_bytes() == (SOURCES / name).read_bytes() for name in names)
 
 
-def test_compiled_modules_do_not_look_at_times(image):
+def test_compiled_modules_do_not_look_at_times(text_tree):
     """Every module has its compiled form with an unchecked hash (PEP 552): flags 1, whatever the time of its source."""
-    modules = [path for path in files(image / "text") if path.suffix == ".py"]
+    modules = [path for path in files(text_tree) if path.suffix == ".py"]
     for path in modules:
         (compiled,) = (path.parent / "__pycache__").glob(f"{path.stem}.cpython-*.pyc")
         assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 1, path
@@ -205,6 +251,7 @@ def test_odd_files_are_refused(tree, odd):
         tree_digest(tree)
 
 
+@pytest.mark.full
 def test_verify_finds_a_changed_byte(image):
     """One byte of one file is enough, and the error names the file; control: with the byte back it is whole."""
     victim = image / "text/opt/athanor/engine/__init__.py"
@@ -215,8 +262,9 @@ def test_verify_finds_a_changed_byte(image):
     assert caught.value.path == victim
     victim.write_bytes(good)
     manifest = verify_image(image)
-    assert manifest.variant == "cpu" and manifest.roles["text"].files == len(read_list(image, "text",
-        manifest.roles["text"])) - sum(path.is_dir() for path in (image / "text").rglob("*"))
+    assert manifest.variant == "cpu" and manifest.roles["text"].files == len(
+        read_list(image, "text", manifest.roles["text"])
+    ) - sum(path.is_dir() for path in (image / "text").rglob("*"))
 
 
 def test_verify_refuses_what_is_no_image(tmp_path):
@@ -246,12 +294,12 @@ LOOK = (
 
 
 @pytest.mark.runsc
-@pytest.mark.parametrize("role", sorted(ROLE_PACKAGES))
-def test_sandbox_runs_from_the_image(image, runsc_path, role):
+@pytest.mark.parametrize("role", ROLES)
+def test_sandbox_runs_from_the_image(tree_of, runsc_path, role):
     """Each role's modules import in a real sandbox made from the image, and there is no shell."""
     if os.geteuid() != 0:
         pytest.skip("the profile for root needs root")
-    rootfs = image_rootfs(image / role)
+    rootfs = image_rootfs(tree_of(role))
     argv = (rootfs.python, "-s", "-S", "-P", "-c", PROBES[role] + LOOK)
     run_dir = Path(tempfile.mkdtemp(prefix="ath-"))
     try:

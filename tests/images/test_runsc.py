@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from images import runsc
-from isolation.runsc import MIN_VERSION
+from isolation.gvisor.runsc import MIN_VERSION
 
 DEB822 = """\
 # the machine's own

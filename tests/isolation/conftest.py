@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from isolation.environment import guest_environment
-from isolation.gvisor import GvisorRuntime
-from isolation.python_rootfs import python_rootfs
-from isolation.runsc import find_runsc
-from isolation.spec import Limits, Rootfs, SandboxSpec
+from isolation.gvisor.environment import guest_environment
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.spec import Limits, Rootfs, SandboxSpec
+from isolation.image.python_rootfs import python_rootfs
 
-PROBE = Path(__file__).with_name("guest_probe.py")
+PROBE = Path(__file__).with_name("gvisor") / "guest_probe.py"
 MIB = 1 << 20
 
 

@@ -34,21 +34,14 @@ def access(
 ) -> AccessRequest:
     """What is asked, with the usual tenant and model."""
     return AccessRequest(
-        tenant=tenant,
-        model=model,
-        input_tokens=input,
-        max_output_tokens=output,
-        structured=structured,
-        choices=choices,
+        tenant=tenant, model=model, input_tokens=input, max_output_tokens=output, structured=structured, choices=choices
     )
 
 
 def usage(*, concurrency=0, requests=60, tokens=6000) -> Usage:
     """What is used; nothing and full buckets by default."""
     return Usage(
-        concurrency=concurrency,
-        request_bucket=Bucket(float(requests), NOW),
-        token_bucket=Bucket(float(tokens), NOW),
+        concurrency=concurrency, request_bucket=Bucket(float(requests), NOW), token_bucket=Bucket(float(tokens), NOW)
     )
 
 

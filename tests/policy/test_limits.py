@@ -6,16 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policy.limits import (
-    Bucket,
-    Rate,
-    full,
-    refill,
-    rescale,
-    reserve,
-    retry_after,
-    settle,
-)
+from policy.limits import Bucket, Rate, full, refill, rescale, reserve, retry_after, settle
 
 SIXTY = Rate(60)
 

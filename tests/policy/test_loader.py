@@ -55,11 +55,7 @@ def test_every_field_arrives() -> None:
         Priority.LOW,
     )
     assert alpha.limits == Limits(
-        requests_per_minute=1,
-        tokens_per_minute=2,
-        concurrency=3,
-        max_context_tokens=4,
-        max_output_tokens=5,
+        requests_per_minute=1, tokens_per_minute=2, concurrency=3, max_context_tokens=4, max_output_tokens=5
     )
 
 
@@ -204,8 +200,7 @@ def test_long_values_are_cut_in_messages() -> None:
 def test_scalars_follow_yaml_1_2() -> None:
     """Words that YAML 1.1 reads as booleans or dates stay texts; quoting always makes a text."""
     data, _ = load_yaml(
-        "[no, on, 2025-01-01, 0x10, 1_000, '1', \"true\", True, false, ~, null, -3, +4, 1.5, 2e3, .5]",
-        "x",
+        "[no, on, 2025-01-01, 0x10, 1_000, '1', \"true\", True, false, ~, null, -3, +4, 1.5, 2e3, .5]", "x"
     )
     assert data[:7] == ["no", "on", "2025-01-01", "0x10", "1_000", "1", "true"]
     assert data[7:] == [True, False, None, None, -3, 4, 1.5, 2000.0, 0.5]
@@ -271,8 +266,12 @@ tenants:
     shared, strict, dedicated = (tenants[name].isolation_class for name in "std")
     assert (shared.pads, shared.own_text, shared.own_engine, shared.exact, shared.partitions) == (False,) * 5
     assert (strict.pads, strict.own_text, strict.own_engine, strict.exact, strict.partitions) == (
-        True, True, False, True, True,
-    )  # fmt: skip
+        True,
+        True,
+        False,
+        True,
+        True,
+    )
     assert tenants["t"].kv == KvShare(reservation=2_000, cap=2_000, borrow=False)
     assert (dedicated.pads, dedicated.own_text, dedicated.own_engine) == (True, True, True)
 

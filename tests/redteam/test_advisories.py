@@ -59,5 +59,6 @@ def test_the_twenty_are_all_there_and_no_id_stands_twice() -> None:
 def test_a_test_that_is_not_there_is_missed() -> None:
     """The control: a wrong function and a wrong file are found."""
     assert missing(("redteam/test_advisories.py::test_nowhere", "nowhere.py::test_x")) == [
-        "redteam/test_advisories.py::test_nowhere", "nowhere.py::test_x",
+        "redteam/test_advisories.py::test_nowhere",
+        "nowhere.py::test_x",
     ]

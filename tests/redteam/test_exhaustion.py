@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.guarantees import exhaustion
-from isolation.gvisor import GvisorRuntime
+from appliance.selftest import exhaustion
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
 
 pytestmark = pytest.mark.runsc
 
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.runsc
 QUICK = ("forks", "memory", "descriptors", "output")
 
 
-@pytest.mark.parametrize("kind", [
-    pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.full]) for kind in exhaustion.KINDS
-])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.full]) for kind in exhaustion.KINDS]
+)
 def test_the_host_does_not_notice(gvisor: GvisorRuntime, kind: str) -> None:
     """Forks, threads, memory, descriptors, scratch files, output, processor: each takes something and is stopped."""
     if kind == "memory" and "memory" not in gvisor.cgroups.enforced:

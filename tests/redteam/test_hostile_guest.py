@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.guarantees import hostile_guest
-from bench.guarantees.redteam.wire import WAYS
-from isolation.gvisor import GvisorRuntime
+from appliance.selftest import hostile_guest
+from appliance.selftest.redteam.wire import WAYS
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
 
 FRAMES = 20_000
 

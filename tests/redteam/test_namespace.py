@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.api.grpc import SERVICE
-from bench.guarantees import g2_namespace
-from bench.guarantees.scripted_gateway import scripted_gateway
+from appliance.gateway.grpc.servicer import SERVICE
+from appliance.selftest import g2_namespace
+from appliance.selftest.scripted_gateway import scripted_gateway
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -16,15 +16,21 @@ def test_no_field_header_or_metadata_changes_the_namespace(full: bool) -> None:
     controls beside them (another key changes it, a key opens every door, names without lengths meet)."""
     rows = {row.id: row for row in g2_namespace.run(full)}
     assert rows.keys() == {
-        "G2.namespace", "G2.namespace.control", "G2.public", "G2.public.control", "G2.doors", "G2.doors.control",
-        "G2.framing", "G2.framing.control",
+        "G2.namespace",
+        "G2.namespace.control",
+        "G2.public",
+        "G2.public.control",
+        "G2.doors",
+        "G2.doors.control",
+        "G2.framing",
+        "G2.framing.control",
     }
     assert [(row.id, row.figure) for row in rows.values() if row.verdict != "pass"] == []
 
 
 async def test_every_method_of_the_service_is_walked() -> None:
     """The method table that strangers are sent through is the whole one, by the service's own description."""
-    from appliance.api.generated import inference_pb2 as pb
+    from appliance.gateway.grpc.generated import inference_pb2 as pb
 
     async with scripted_gateway() as gateway:
         methods = g2_namespace.grpc_methods(gateway)
@@ -34,7 +40,7 @@ async def test_every_method_of_the_service_is_walked() -> None:
 
 def test_a_change_would_be_seen() -> None:
     """The count can fail: a submission under another namespace, and a grammar of another owner."""
-    from bench.guarantees.scripted_gateway import NAMESPACES, Heard, ScriptedGateway
+    from appliance.selftest.scripted_gateway import NAMESPACES, Heard, ScriptedGateway
 
     heard = Heard([NAMESPACES["beta"]], [b"x" * 16])
     gateway = ScriptedGateway(None, None, {}, heard, [])  # type: ignore[arg-type]

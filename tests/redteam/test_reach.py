@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from bench.guarantees import g8_containment, intruder
-from bench.guarantees.redteam import base, files, kernel, network, ring
-from isolation.gvisor import GvisorRuntime
+from appliance.selftest import g8_containment, intruder
+from appliance.selftest.redteam import base, files, kernel, network, ring
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.ipc.messages import Role
 
 pytestmark = pytest.mark.runsc
+
+
+def matrix(*quick: tuple[Role, bool]) -> list[object]:
+    """Every role, started and restored; all but the ``quick`` ones are of the full count."""
+    return [
+        pytest.param(role, restored, marks=[] if (role, restored) in quick else [pytest.mark.full])
+        for role in (Role.ENGINE, Role.TEXT)
+        for restored in (False, True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +27,7 @@ def control(runsc_path: object) -> intruder.Findings:
     return intruder.outside()
 
 
-@pytest.mark.parametrize("restored", [False, True])
-@pytest.mark.parametrize("role", [Role.ENGINE, Role.TEXT])
+@pytest.mark.parametrize(("role", "restored"), matrix((Role.ENGINE, False), (Role.TEXT, True)))
 def test_nothing_is_reached_from_a_sandbox(
     gvisor: GvisorRuntime, control: intruder.Findings, role: Role, restored: bool
 ) -> None:
@@ -29,8 +37,7 @@ def test_nothing_is_reached_from_a_sandbox(
     assert row.verdict == "pass", row.figure
 
 
-@pytest.mark.parametrize("restored", [False, True])
-@pytest.mark.parametrize("role", [Role.ENGINE, Role.TEXT])
+@pytest.mark.parametrize(("role", "restored"), matrix((Role.ENGINE, True), (Role.TEXT, False)))
 def test_a_locked_program_does_not_live_to_be_refused(
     gvisor: GvisorRuntime, control: intruder.Findings, role: Role, restored: bool
 ) -> None:

@@ -10,14 +10,37 @@ import pytest
 from tests.redteam.test_advisories import exists
 
 CONTROLS = (
-    *(f"AISVS {number}" for number in ("2.1.4", "2.1.7", "3.1.2", "3.1.3", "4.1.1", "4.1.2", "4.1.3", "4.2.4", "5.3.1",
-                                       "5.3.2", "6.1.3", "6.2.1", "6.2.2", "11.2.2", "11.3.2", "12.1.1", "12.2.5",
-                                       "12.4.3", "12.5.3")),
+    *(
+        f"AISVS {number}"
+        for number in (
+            "2.1.4",
+            "2.1.7",
+            "3.1.2",
+            "3.1.3",
+            "4.1.1",
+            "4.1.2",
+            "4.1.3",
+            "4.2.4",
+            "5.3.1",
+            "5.3.2",
+            "6.1.3",
+            "6.2.1",
+            "6.2.2",
+            "11.2.2",
+            "11.3.2",
+            "12.1.1",
+            "12.2.5",
+            "12.4.3",
+            "12.5.3",
+        )
+    ),
     *(f"OWASP LLM{number}:2026" for number in ("02", "04", "06", "08")),
     *(f"ATLAS AML.T{number}" for number in ("0010", "0024", "0029", "0034", "0057", "0105")),
-    *(f"NIST {name}" for name in ("SC-4", "SC-5", "SC-7", "SC-12", "SC-13", "SC-28", "SC-31", "SI-10", "SI-11", "AU-9",
-                                  "AU-10")),
-)  # fmt: skip
+    *(
+        f"NIST {name}"
+        for name in ("SC-4", "SC-5", "SC-7", "SC-12", "SC-13", "SC-28", "SC-31", "SI-10", "SI-11", "AU-9", "AU-10")
+    ),
+)
 """What the project is measured against."""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import select
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -16,12 +18,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
 ATHANOR = str(Path(sys.executable).parent / "athanor")
+PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""What clients of addresses without TLS verify with: reading the machine's authorities would take each of them longer
+than its request."""
+
+
+class PlainClient(openai.DefaultHttpxClient):
+    """The official client's HTTP, without authorities; closed with it."""
+
+    def __init__(self) -> None:
+        super().__init__(verify=PLAIN)
+
+    def __del__(self) -> None:
+        if not self.is_closed:
+            self.close()
+
+
+class PlainAsyncClient(openai.DefaultAsyncHttpxClient):
+    """The same, asynchronous."""
+
+    def __init__(self) -> None:
+        super().__init__(verify=PLAIN)
+
+    def __del__(self) -> None:
+        if not self.is_closed:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().create_task(self.aclose())
 
 
 @dataclass
@@ -40,12 +69,12 @@ class Appliance:
 
     def openai(self, tenant: str = "alpha", **options: Any) -> openai.OpenAI:
         """The official client as this tenant; it does not retry unless told to."""
-        settings = {"max_retries": 0, "timeout": 60.0, **options}
+        settings = {"max_retries": 0, "timeout": 60.0, "http_client": PlainClient(), **options}
         return openai.OpenAI(base_url=self.ready["http"] + "/v1", api_key=self.key(tenant), **settings)
 
     def async_openai(self, tenant: str = "alpha", **options: Any) -> openai.AsyncOpenAI:
         """The same, asynchronous."""
-        settings = {"max_retries": 0, "timeout": 60.0, **options}
+        settings = {"max_retries": 0, "timeout": 60.0, "http_client": PlainAsyncClient(), **options}
         return openai.AsyncOpenAI(base_url=self.ready["http"] + "/v1", api_key=self.key(tenant), **settings)
 
     def sandbox_pid(self, role: str, model: str = "athanor-mini") -> int:
@@ -57,9 +86,7 @@ class Appliance:
 
     def status(self) -> dict[str, Any]:
         """What the admin listener says."""
-        import httpx
-
-        return dict(httpx.get(self.ready["admin"] + "/status", timeout=10).json())
+        return dict(httpx.get(self.ready["admin"] + "/status", timeout=10, verify=PLAIN).json())
 
     def wait_generation(self, role: str, above: int, timeout_s: float = 30.0) -> None:
         """Until a later life of a sandbox is ready."""
@@ -97,8 +124,20 @@ def start_demo(
     """Start ``athanor demo --json`` and wait for its one line."""
     log = state.parent / f"{state.name}.log"
     argv = [
-        *command, "demo", "--json", "--checkpoints", str(checkpoints()),
-        "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--state-dir", str(state), *arguments,
+        *command,
+        "demo",
+        "--json",
+        "--checkpoints",
+        str(checkpoints()),
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--admin-port",
+        "0",
+        "--state-dir",
+        str(state),
+        *arguments,
     ]
     began = time.monotonic()
     with log.open("ab") as stderr:
@@ -131,6 +170,45 @@ def running(state: Path, *arguments: str, **options: Any) -> Iterator[Appliance]
             raise
 
 
+class Batterable:
+    """The demo that tests may do harm to: as long as its host process lives, the next test gets the same one."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._running = contextlib.ExitStack()
+        self._last: Appliance | None = None
+
+    def whole(self) -> Appliance:
+        """The demo with both sandboxes ready; a new one where there is none, or the last was stopped."""
+        if self._last is None or self._last.process.poll() is not None:
+            self._running.close()
+            self._last = self._running.enter_context(running(self._folders.mktemp("battered") / "state"))
+        for role in ("engine", "text"):
+            self._last.wait_generation(role, 0)
+        return self._last
+
+    def close(self) -> None:
+        """Stop it."""
+        self._running.close()
+
+
+@pytest.fixture(scope="session")
+def batterable(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Batterable]:
+    """The demo for tests that kill and stop, as often as they ask for a whole one."""
+    kept = Batterable(tmp_path_factory)
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def battered(batterable: Batterable) -> Appliance:
+    """One demo shared by the tests that kill its processes: each finds it ready, and leaves its policy as it was.
+
+    Counts since the start (generations, metrics, lines of the log) are not those of a fresh one.
+    """
+    return batterable.whole()
+
+
 @pytest.fixture(scope="session")
 def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
     """One demo shared by the tests that leave it as they found it."""
@@ -140,6 +218,6 @@ def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Ite
 
 @pytest.fixture
 def own_appliance(tmp_path: Path, runsc_path: Path) -> Iterator[Appliance]:
-    """A demo for one test that does harm to it."""
+    """A demo for one test that has to know all that ever happened to it."""
     with running(tmp_path / "state") as started:
         yield started

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from .conftest import Appliance
+from tests.system.conftest import Appliance
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -37,11 +37,15 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(folder: Path, kind: str, count: int = 1) -> list[dict[str, Any]]:
-    """Until so many entries of a kind are written: a second or two."""
+    """Until so many entries of a kind are written: a second or two. The files are looked at before the command is
+    asked, which takes longer to start."""
     deadline = time.monotonic() + LOOK_S
-    while len(found := [one for one in entries(folder) if one["kind"] == kind]) < count:
+    written = f'"kind":"{kind}"'.encode()
+    while sum(path.read_bytes().count(written) for path in folder.glob("*.log")) < count:
         assert time.monotonic() < deadline, f"no entries {kind}"
-        time.sleep(0.2)
+        time.sleep(0.05)
+    while len(found := [one for one in entries(folder) if one["kind"] == kind]) < count:
+        assert time.monotonic() < deadline, f"the command shows no entries {kind}"
     return found
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from .conftest import Appliance
+from tests.system.conftest import PLAIN, Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -32,7 +32,7 @@ def unharmed(appliance: Appliance) -> Iterator[None]:
 def post(appliance: Appliance, body: bytes, path: str = "/v1/completions", **headers: str) -> httpx.Response:
     """A raw request as tenant alpha."""
     all_headers = {"authorization": f"Bearer {appliance.key('alpha')}", "content-type": "application/json", **headers}
-    return httpx.post(appliance.ready["http"] + path, content=body, headers=all_headers, timeout=30)
+    return httpx.post(appliance.ready["http"] + path, content=body, headers=all_headers, timeout=30, verify=PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,13 @@ def test_a_wrong_value_is_refused_with_openais_error(
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"null", b'{"model": "athanor-mini"', b"\xff\xfe{}", b"[" * 100_000,
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"model": "athanor-mini"',
+        b"\xff\xfe{}",
+        b"[" * 100_000,
         b'{"model":"athanor-mini","prompt":"\xc3\x28","max_tokens":2}',
         b'{"model":"athanor-mini","prompt":"a","temperature":NaN}',
         b'{"model":"athanor-mini","prompt":"a","max_tokens":1e400}',
@@ -99,7 +105,8 @@ def test_a_huge_body_is_refused_without_reading_it(appliance: Appliance) -> None
     with httpx.Client(timeout=30) as client:
         try:
             answer = client.post(
-                appliance.ready["http"] + "/v1/completions", content=body(),
+                appliance.ready["http"] + "/v1/completions",
+                content=body(),
                 headers={"authorization": f"Bearer {appliance.key('alpha')}"},
             )
         except httpx.WriteError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from .conftest import ATHANOR, Appliance
+from tests.system.conftest import ATHANOR, Appliance
 
 pytestmark = pytest.mark.runsc
 

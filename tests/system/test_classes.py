@@ -7,17 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 
-from appliance.demo import run_directory
-from tests.appliance.api.support import post, talk
-
-from .conftest import Appliance, running
+from appliance.operator.demo import run_directory
+from tests.appliance.gateway.front.support import post, talk
+from tests.system.conftest import PLAIN, Appliance, Batterable
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -32,7 +30,7 @@ tenants:
 def classes(appliance: Appliance, alpha: str, beta: str) -> None:
     """Put the tenants into these classes."""
     (appliance.state / "policy.yaml").write_text(POLICY.format(alpha=alpha, beta=beta))
-    httpx.post(appliance.ready["admin"] + "/reload", timeout=30).raise_for_status()
+    httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
 
 
 def ask(appliance: Appliance, tenant: str, **options: object) -> str:
@@ -48,13 +46,17 @@ def own(appliance: Appliance) -> dict[str, dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def classed(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """A demo with one strict and one dedicated tenant."""
-    with running(tmp_path_factory.mktemp("classes") / "state") as appliance:
-        shared = ask(appliance, "alpha", extra_body={"deterministic": True})
-        classes(appliance, "strict, kv: {reservation: 40%}", "dedicated")
-        assert ask(appliance, "alpha") == ask(appliance, "beta") == shared
-        yield appliance
+def classed(batterable: Batterable) -> Iterator[Appliance]:
+    """The battered demo with one strict and one dedicated tenant, by a reload; its policy is put back afterwards."""
+    appliance = batterable.whole()
+    policy = appliance.state / "policy.yaml"
+    before = policy.read_text()
+    shared = ask(appliance, "alpha", extra_body={"deterministic": True})
+    classes(appliance, "strict, kv: {reservation: 40%}", "dedicated")
+    assert ask(appliance, "alpha") == ask(appliance, "beta") == shared
+    yield appliance
+    policy.write_text(before)
+    httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
 
 
 def test_each_class_has_the_sandboxes_that_it_promises(classed: Appliance) -> None:
@@ -68,7 +70,7 @@ def test_each_class_has_the_sandboxes_that_it_promises(classed: Appliance) -> No
     assert len(pids | shared) == 5
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        lines = httpx.get(classed.ready["admin"] + "/metrics", timeout=10).text.splitlines()
+        lines = httpx.get(classed.ready["admin"] + "/metrics", timeout=10, verify=PLAIN).text.splitlines()
         counts = {line.split('role="')[1].split('"')[0]: line[-3:] for line in lines if "sandbox_own{" in line}
         if counts == {"engine": "1.0", "text": "2.0"}:
             break

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.appliance.console.browser import Page
-from tests.appliance.console.conftest import browser  # noqa: F401 - the fixture
+from tests.appliance.gateway.console.browser import Page
+from tests.appliance.gateway.console.conftest import browser  # noqa: F401 - the fixture
 from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
@@ -31,9 +31,11 @@ def page(browser, appliance: Appliance) -> Iterator[Page]:  # noqa: F811
 def ask(appliance: Appliance, tenant: str, tokens: int) -> str:
     """One chat of this tenant; gives the id that the client saw."""
     answer = appliance.openai(tenant).chat.completions.create(
-        model="athanor-mini", max_tokens=tokens, temperature=0,
+        model="athanor-mini",
+        max_tokens=tokens,
+        temperature=0,
         messages=[{"role": "user", "content": f"Tell me about {MARKER} and about sandboxes."}],
-    )  # fmt: skip
+    )
     return str(answer.id)
 
 

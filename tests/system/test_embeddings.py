@@ -20,9 +20,9 @@ import tokenizers
 import torch
 import transformers
 
-from appliance.catalog import embedded_model
-from appliance.conversion import convert
-from appliance.demo import choose_ports, prepare_keys, prepare_policy, run_directory
+from appliance.common.catalog import embedded_model
+from appliance.operator.conversion import convert
+from appliance.operator.demo import choose_ports, prepare_keys, prepare_policy, run_directory
 from tests.engine.convert.write_gguf import Kind, write_embedded
 from tests.system.conftest import START_TIMEOUT_S, STOP_TIMEOUT_S
 
@@ -53,9 +53,15 @@ def embedding_model(folder: Path) -> transformers.PreTrainedModel:
     """A small decoder in the layout of Qwen3-Embedding, with the embedded model's tokenizer."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, vocab_size=2_048, max_position_embeddings=256,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=2_048,
+        max_position_embeddings=256,
+    )
     model = transformers.Qwen3Model(config).float().eval()
     with torch.no_grad():
         for one in model.parameters():
@@ -98,11 +104,14 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             {"name": "converted", "path": str(models / "converted"), **small},
             {"name": "athanor-mini", "path": str(embedded_model()), **small},
         ],
-        "policy": "policy.yaml", "credentials": "credentials.json", "pepper": "pepper",
-        "run_dir": str(run_directory(state)), "sandbox": {"runsc": str(runsc_path)},
-    }  # fmt: skip
+        "policy": "policy.yaml",
+        "credentials": "credentials.json",
+        "pepper": "pepper",
+        "run_dir": str(run_directory(state)),
+        "sandbox": {"runsc": str(runsc_path)},
+    }
     (state / "athanor.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "appliance.cli", "serve", "--config", str(state / "athanor.yaml")]
+    command = [sys.executable, "-m", "appliance.operator.cli", "serve", "--config", str(state / "athanor.yaml")]
     with (state / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,14 +12,19 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance import kernels
-from appliance.api.generated import inference_pb2, inference_pb2_grpc
-
-from .conftest import Appliance, running
+from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
+from tests.compiled_kernels import compiled
+from tests.system.conftest import Appliance, running
 
 pytestmark = pytest.mark.runsc
 
 MODEL = "stories260K-hf"
+VARIANTS = [
+    pytest.param("gvisor", marks=pytest.mark.full),
+    "gvisor, compiled kernels",
+    pytest.param("unsafe", marks=pytest.mark.full),
+]
+"""tests/engine/backends has both backends' ids without an appliance each time."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +34,7 @@ def cases(shared_data: Path) -> list[dict[str, Any]]:
     return list(loaded["stories260K"])
 
 
-@pytest.fixture(scope="module", params=["gvisor", "gvisor, compiled kernels", "unsafe"])
+@pytest.fixture(scope="module", params=VARIANTS)
 def stories(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shared_data: Path, runsc_path: Path
 ) -> Iterator[Appliance]:
@@ -36,16 +42,16 @@ def stories(
     arguments = ["--model", str(shared_data / "models" / MODEL)]
     if request.param == "unsafe":
         arguments.append("--unsafe-no-sandbox")
-    compiled = "kernels" in request.param
-    if compiled:
-        if kernels.find_compiler() is None:
-            pytest.skip("no C compiler on PATH")
-        arguments += ["--kernels", str(kernels.build(tmp_path_factory.mktemp("kernels")).library.parent)]
+    on_kernels = "kernels" in request.param
+    if on_kernels:
+        folder = tmp_path_factory.mktemp("kernels") / "native"
+        shutil.copytree(compiled(request.config, tmp_path_factory), folder)
+        arguments += ["--kernels", str(folder)]
     with running(tmp_path_factory.mktemp("stories") / "state", *arguments) as started:
         assert started.ready["models"] == ["athanor-mini", MODEL]
         assert started.ready["sandbox"] == ("unsafe/none" if request.param == "unsafe" else "gvisor/systrap")
         said = "engine computes with compiled kernels" in started.log.read_text()
-        assert said or not compiled, started.tail()
+        assert said or not on_kernels, started.tail()
         yield started
 
 

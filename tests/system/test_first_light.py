@@ -15,9 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from appliance.api.generated import inference_pb2, inference_pb2_grpc
-
-from .conftest import Appliance
+from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
+from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -54,11 +53,18 @@ def test_the_official_client_chats_and_completes(appliance: Appliance, tenant: s
     """Streamed and whole answers are the same text, with usage, for both tenants."""
     client = appliance.openai(tenant)
     whole = client.chat.completions.create(
-        model="athanor-mini", messages=QUESTION, temperature=0, max_tokens=64  # type: ignore[arg-type]
+        model="athanor-mini",
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=64,  # type: ignore[arg-type]
     )
     chunks = list(
         client.chat.completions.create(
-            model="athanor-mini", messages=QUESTION, temperature=0, max_tokens=64, stream=True,  # type: ignore[arg-type]
+            model="athanor-mini",
+            messages=QUESTION,
+            temperature=0,
+            max_tokens=64,
+            stream=True,  # type: ignore[arg-type]
             stream_options={"include_usage": True},
         )
     )
@@ -79,7 +85,11 @@ async def test_both_tenants_at_once_with_the_async_client(appliance: Appliance) 
     async def ask(tenant: str) -> str:
         client = appliance.async_openai(tenant)
         stream = await client.chat.completions.create(
-            model="athanor-mini", messages=QUESTION, temperature=0, max_tokens=48, stream=True  # type: ignore[arg-type]
+            model="athanor-mini",
+            messages=QUESTION,
+            temperature=0,
+            max_tokens=48,
+            stream=True,  # type: ignore[arg-type]
         )
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
@@ -145,7 +155,11 @@ def test_a_client_that_leaves_stops_the_compute(appliance: Appliance) -> None:
     """After a broken stream the engine has nothing to do long before the answer would have ended."""
     client = appliance.openai()
     stream = client.completions.create(
-        model="athanor-mini", prompt="Count:", max_tokens=3_500, stream=True, temperature=0,
+        model="athanor-mini",
+        prompt="Count:",
+        max_tokens=3_500,
+        stream=True,
+        temperature=0,
         extra_body={"ignore_eos": True},
     )
     next(iter(stream))
@@ -163,8 +177,12 @@ def test_a_deadline_ends_the_request(appliance: Appliance) -> None:
     """A request that cannot be done in its time ends with 504 and leaves nothing running."""
     with pytest.raises(openai.APIStatusError) as raised:
         appliance.openai().completions.create(
-            model="athanor-mini", prompt="Count:", max_tokens=3_500, temperature=0,
-            extra_body={"ignore_eos": True}, extra_headers={"x-request-timeout-ms": "300"},
+            model="athanor-mini",
+            prompt="Count:",
+            max_tokens=3_500,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+            extra_headers={"x-request-timeout-ms": "300"},
         )
     assert raised.value.status_code == 504
 
@@ -175,7 +193,10 @@ def test_stop_strings_seeds_and_logprobs(appliance: Appliance) -> None:
 
     def sample(**options: object) -> str:
         answer = client.chat.completions.create(
-            model="athanor-mini", messages=QUESTION, max_tokens=24, **options  # type: ignore[call-overload]
+            model="athanor-mini",
+            messages=QUESTION,
+            max_tokens=24,
+            **options,  # type: ignore[call-overload]
         )
         return str(answer.choices[0].message.content)
 
@@ -184,7 +205,12 @@ def test_stop_strings_seeds_and_logprobs(appliance: Appliance) -> None:
     assert sample(temperature=0, stop=stop) == full[: full.index(stop)]
     assert sample(temperature=1.0, seed=5) == sample(temperature=1.0, seed=5)
     answer = client.chat.completions.create(
-        model="athanor-mini", messages=QUESTION, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2  # type: ignore[arg-type]
+        model="athanor-mini",
+        messages=QUESTION,
+        max_tokens=3,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,  # type: ignore[arg-type]
     )
     assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
     first = answer.choices[0].logprobs.content[0]
@@ -247,7 +273,11 @@ def test_a_prompt_is_scored(appliance: Appliance) -> None:
     client = appliance.openai()
     prompt = list(range(100, 150))
     first = client.completions.create(
-        model="athanor-mini", prompt=prompt, temperature=0, max_tokens=12, logprobs=1,
+        model="athanor-mini",
+        prompt=prompt,
+        temperature=0,
+        max_tokens=12,
+        logprobs=1,
         extra_body={"prompt_logprobs": 1, "ignore_eos": True},
     )
     told = first.choices[0].model_extra["prompt_logprobs"]
@@ -267,8 +297,14 @@ def test_a_prompt_is_scored(appliance: Appliance) -> None:
 def test_a_deterministic_answer_is_the_same_bits_beside_others(appliance: Appliance) -> None:
     """Text and log-probabilities over HTTP are equal alone and while other requests of both tenants run."""
     ask = {
-        "model": "athanor-mini", "messages": QUESTION, "temperature": 0.9, "seed": 5, "max_tokens": 24,
-        "logprobs": True, "top_logprobs": 3, "extra_body": {"deterministic": True},
+        "model": "athanor-mini",
+        "messages": QUESTION,
+        "temperature": 0.9,
+        "seed": 5,
+        "max_tokens": 24,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "extra_body": {"deterministic": True},
     }
     client, other = appliance.openai(), appliance.openai("beta")
 
@@ -282,7 +318,10 @@ def test_a_deterministic_answer_is_the_same_bits_beside_others(appliance: Applia
         noise = [
             pool.submit(
                 (client if number % 2 else other).completions.create,
-                model="athanor-mini", prompt="word " * (3 + 7 * number), max_tokens=60, n=1 + number % 3,
+                model="athanor-mini",
+                prompt="word " * (3 + 7 * number),
+                max_tokens=60,
+                n=1 + number % 3,
             )
             for number in range(6)
         ]

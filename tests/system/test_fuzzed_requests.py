@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.guarantees import deaths, fuzzed_requests, g8_containment
-from bench.guarantees.real_appliance import RealAppliance, real_appliance
-from isolation.process import Child
-
-from .conftest import Appliance
+from appliance.selftest import deaths, fuzzed_requests, g8_containment
+from appliance.selftest.real_appliance import RealAppliance, real_appliance
+from isolation.host.process import Child
+from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -49,7 +48,7 @@ def test_an_untyped_error_would_be_seen() -> None:
     assert fuzzed_requests._is_typed(ok)
     assert not fuzzed_requests._is_typed(b"HTTP/1.1 400 Bad\r\n\r\nInvalid")
     assert not fuzzed_requests._is_typed(ok.replace(b'"no"', b'"/usr/lib/x.py failed"'))
-    found = fuzzed_requests.Outcome()
+    found = fuzzed_requests.Responses()
     found.add("500", False, "x")
     assert found.odd == ["500: x"]
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from appliance.catalog import embedded_model
-from appliance.demo import DemoOptions, choose_ports, prepare_keys, prepare_policy, run_directory, write_config
-
-from .conftest import ATHANOR
+from appliance.common.catalog import embedded_model
+from appliance.operator.demo import DemoOptions, choose_ports, prepare_keys, prepare_policy, run_directory, write_config
+from tests.system.conftest import ATHANOR
 
 pytestmark = [pytest.mark.runsc, pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -42,8 +41,10 @@ def test_serve_runs_from_the_pinned_image_and_from_no_other(tmp_path: Path, runs
         assert select.select([process.stdout], [], [], 120)[0]
         ready = json.loads(process.stdout.readline())
         answer = httpx.post(
-            ready["http"] + "/v1/completions", json={"model": "athanor-mini", "prompt": "a", "max_tokens": 2},
-            headers={"authorization": f"Bearer {keys['alpha']}"}, timeout=30,
+            ready["http"] + "/v1/completions",
+            json={"model": "athanor-mini", "prompt": "a", "max_tokens": 2},
+            headers={"authorization": f"Bearer {keys['alpha']}"},
+            timeout=30,
         )
         assert answer.status_code == 200
     finally:

@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from bench.processes import tree
-
-from .conftest import Appliance
+from appliance.selftest.processes import tree
+from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -72,14 +71,22 @@ def test_no_url_of_a_request_is_fetched(appliance: Appliance) -> None:
         bodies = [
             {"messages": [{"role": "user", "content": content}]}
             for content in (url, f"![x]({url})", part, [{"type": "text", "text": url}])
-        ] + [{"messages": [{"role": "user", "content": "x"}], name: value} for name, value in (
-            ("image", url), ("tools", [{"url": url}]), ("documents", [url]), ("chat_template", url), ("user", url),
-            ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": url}}}),
-            ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$schema": url}}}),
-        )]
+        ] + [
+            {"messages": [{"role": "user", "content": "x"}], name: value}
+            for name, value in (
+                ("image", url),
+                ("tools", [{"url": url}]),
+                ("documents", [url]),
+                ("chat_template", url),
+                ("user", url),
+                ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": url}}}),
+                ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$schema": url}}}),
+            )
+        ]
         for body in bodies:
             answer = httpx.post(
-                appliance.ready["http"] + "/v1/chat/completions", timeout=30,
+                appliance.ready["http"] + "/v1/chat/completions",
+                timeout=30,
                 headers={"authorization": f"Bearer {appliance.key('alpha')}"},
                 content=json.dumps({"model": "athanor-mini", "max_tokens": 1, **body}).encode(),
             )

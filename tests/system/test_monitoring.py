@@ -16,10 +16,9 @@ import openai
 import pytest
 from ruamel.yaml import YAML
 
-from appliance.demo import choose_ports
+from appliance.operator.demo import choose_ports
 from tests.observers import observer
-
-from .conftest import Appliance
+from tests.system.conftest import PLAIN, Appliance
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -31,8 +30,13 @@ scrape_configs:
     static_configs: [{targets: ["%s"]}]
 """
 
-NOT_YET = ("athanor_failures_total", "athanor_sandbox_starts_total", "athanor_spill_bytes",
-           "athanor_spill_blocks_total", "athanor_certificate_end_seconds")
+NOT_YET = (
+    "athanor_failures_total",
+    "athanor_sandbox_starts_total",
+    "athanor_spill_bytes",
+    "athanor_spill_blocks_total",
+    "athanor_certificate_end_seconds",
+)
 """What a healthy appliance without spill and certificate does not have: there is nothing to count."""
 
 LATE = "athanor_refusals_total|athanor:slow_burn:3d|athanor_sandbox_memory_bytes|athanor_kv_resident_blocks"
@@ -77,7 +81,7 @@ def with_quotas(appliance: Appliance) -> Iterator[Appliance]:
 
     def put(text: str) -> None:
         path.write_text(text)
-        httpx.post(appliance.ready["admin"] + "/reload", timeout=30).raise_for_status()
+        httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
 
     put(before.replace('    models: ["*"]\n', '    models: ["*"]\n    kv: {reservation: 20%}\n'))
     try:
@@ -92,7 +96,7 @@ def test_metrics_that_are_asked_for_exist(with_quotas: Appliance, root: Path) ->
     deadline, given = time.monotonic() + 30, set[str]()
     while not {"athanor_kv_resident_blocks", "athanor_sandbox_memory_bytes"} <= given:
         assert time.monotonic() < deadline, "the gauges are told every few seconds"
-        text = httpx.get(with_quotas.ready["admin"] + "/metrics").text
+        text = httpx.get(with_quotas.ready["admin"] + "/metrics", verify=PLAIN).text
         given = set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
         time.sleep(0.2)
     pages = [one for page in PAGES for one in queries(root, page).values()]
@@ -113,13 +117,18 @@ def prometheus(with_quotas: Appliance, root: Path, tmp_path_factory: pytest.Temp
     quick = (root / "docs/monitoring/alerts.yaml").read_text().replace("interval: 30s", "interval: 1s")
     (folder / "rules.yml").write_text(quick)
     (folder / "prometheus.yml").write_text(CONFIG % (folder / "rules.yml", target))
-    argv = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address={address}", "--log.level=error"]  # fmt: skip
+    argv = [
+        program,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={address}",
+        "--log.level=error",
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 60
-        while samples(address) < 5:
+        while samples(address) < 3:
             assert time.monotonic() < deadline and process.poll() is None, (folder / "log").read_text()[-2000:]
             traffic(with_quotas)
             time.sleep(0.5)
@@ -140,7 +149,7 @@ def samples(address: str) -> float:
 
 def ask(address: str, query: str) -> list[dict[str, Any]]:
     """The result of an instant query."""
-    answer = httpx.get(f"http://{address}/api/v1/query", params={"query": query}, timeout=10).json()
+    answer = httpx.get(f"http://{address}/api/v1/query", params={"query": query}, timeout=10, verify=PLAIN).json()
     assert answer["status"] == "success", answer
     return list(answer["data"]["result"])
 
@@ -163,7 +172,7 @@ def numbers(found: list[dict[str, Any]]) -> list[float]:
 
 def test_no_alert_is_raised_by_a_healthy_appliance(prometheus: str, root: Path) -> None:
     """Every rule is loaded and evaluated without an error, and none fires; a threshold turned round would."""
-    groups = httpx.get(f"http://{prometheus}/api/v1/rules", timeout=10).json()["data"]["groups"]
+    groups = httpx.get(f"http://{prometheus}/api/v1/rules", timeout=10, verify=PLAIN).json()["data"]["groups"]
     loaded = {rule["name"]: rule for group in groups for rule in group["rules"]}
     assert set(loaded) == set(rules(root))
     assert {rule["health"] for rule in loaded.values()} <= {"ok", "unknown"}

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
+from appliance.selftest.processes import CpuClock, rooms
 from bench.host import Served, drive, null_appliance
-from bench.processes import CpuClock, rooms
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -36,8 +36,14 @@ def test_every_token_of_every_stream_arrives(served: Served, front_end: str) -> 
 def test_the_official_client_sees_one_answer(served: Served) -> None:
     """Streamed and whole, the same seed gives the same text, and usage counts the tokens; logprobs are one a token."""
     client = openai.OpenAI(base_url=served.ready["http"] + "/v1", api_key=served.keys[0], max_retries=0, timeout=60)
-    asked = {"model": "athanor-mini", "prompt": "Count:", "max_tokens": TOKENS, "seed": 3, "logprobs": 1,
-             "extra_body": {"ignore_eos": True}}
+    asked = {
+        "model": "athanor-mini",
+        "prompt": "Count:",
+        "max_tokens": TOKENS,
+        "seed": 3,
+        "logprobs": 1,
+        "extra_body": {"ignore_eos": True},
+    }
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]

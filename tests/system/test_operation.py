@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from .conftest import Appliance, running, start_demo
+from appliance.common.catalog import embedded_model
+from appliance.operator.demo import DemoOptions, choose_ports, prepare_keys, prepare_policy, write_config
+from tests.system.conftest import PLAIN, Appliance, running, start_demo
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -101,7 +104,7 @@ def test_status_and_traces_show_what_is_there(appliance: Appliance) -> None:
     assert listing.returncode == 0 and "alpha" in listing.stdout
     import httpx
 
-    newest = httpx.get(appliance.ready["admin"] + "/traces").json()["traces"][0]["trace_id"]
+    newest = httpx.get(appliance.ready["admin"] + "/traces", verify=PLAIN).json()["traces"][0]["trace_id"]
     drawn = athanor("traces", newest, *admin)
     assert drawn.returncode == 0 and "prefill" in drawn.stdout and "decode" in drawn.stdout
 
@@ -116,19 +119,23 @@ def test_without_a_sandbox_it_is_loud(tmp_path: Path) -> None:
         assert appliance.status()["sandbox"] == "unsafe/none"
         status = athanor("status", "--admin", appliance.ready["admin"])
         assert "NO SANDBOX" in (status.stdout + status.stderr).upper()
-        newest = httpx.get(appliance.ready["admin"] + "/traces").json()["traces"][0]
+        newest = httpx.get(appliance.ready["admin"] + "/traces", verify=PLAIN).json()["traces"][0]
         assert newest["sandbox"] == "unsafe/none"
         assert "NO SANDBOX" in appliance.log.read_text()
 
 
 def test_without_runsc_it_refuses_and_says_how_to_get_one(tmp_path: Path) -> None:
     """No runsc, no service: the status is not zero and the message has the mend."""
-    config = tmp_path / "athanor.yaml"
-    with running(tmp_path / "state", "--unsafe-no-sandbox") as appliance:
-        text = (appliance.state / "athanor.yaml").read_text()
-    text = text.replace('"unsafe_no_sandbox": true', f'"runsc": "{tmp_path}/none"')
-    config = tmp_path / "state" / "athanor.yaml"
-    config.write_text(text)
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    prepare_keys(state)
+    prepare_policy(state)
+    options = DemoOptions(*choose_ports((0, 0, 0)), state_dir=state)
+    config = write_config(state, options, {"athanor-mini": embedded_model()})
+    comment, _, text = config.read_text().partition("\n")
+    values = json.loads(text)
+    values["sandbox"] = {**values.get("sandbox", {}), "runsc": f"{tmp_path}/none"}
+    config.write_text(f"{comment}\n{json.dumps(values)}")
     done = athanor("serve", "--config", str(config))
     assert done.returncode == 4
     assert "runsc" in done.stderr and "images/runsc.py" in done.stderr
@@ -142,7 +149,7 @@ def test_without_root_it_serves_from_the_same_sandbox(tmp_path: Path, runsc_path
         python = reachable_python(Path(home), runsc_path)
         os.chown(home, 65_534, 65_534)
         who = {"user": 65_534, "group": 65_534, "extra_groups": []}
-        command = (str(python), "-m", "appliance.cli")
+        command = (str(python), "-m", "appliance.operator.cli")
         appliance = start_demo(Path(home) / "state", command=command, cwd=home, env={"HOME": home}, **who)
         try:
             assert appliance.ready["sandbox"] == "gvisor/systrap"
@@ -176,8 +183,16 @@ def test_a_port_in_use_is_a_clear_error(appliance: Appliance, tmp_path: Path) ->
     """The second appliance on the same port ends at once and says which port."""
     port = appliance.ready["http"].rpartition(":")[2]
     done = athanor(
-        "demo", "--json", "--http-port", port, "--grpc-port", "0", "--admin-port", "0",
-        "--state-dir", str(tmp_path / "state"),
+        "demo",
+        "--json",
+        "--http-port",
+        port,
+        "--grpc-port",
+        "0",
+        "--admin-port",
+        "0",
+        "--state-dir",
+        str(tmp_path / "state"),
     )
     assert done.returncode == 4
     assert port in done.stderr and "Traceback" not in done.stderr

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import Appliance
+from tests.system.conftest import PLAIN, Appliance
+
 from .test_sharing import MODEL, cached, gauge, governed, reload
 
 __all__ = ["governed"]
@@ -50,9 +51,11 @@ def views(appliance: Appliance) -> list[dict[str, Any]]:
 def chat(appliance: Appliance, tenant: str, *, system: str = RULES, user: str = QUESTION) -> tuple[int, str]:
     """Tokens found of a conversation, and its answer."""
     answer = appliance.openai(tenant).chat.completions.create(
-        model=MODEL, max_tokens=12, temperature=0,
+        model=MODEL,
+        max_tokens=12,
+        temperature=0,
         messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
-    )  # fmt: skip
+    )
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     return answer.usage.prompt_tokens_details.cached_tokens or 0, str(answer.choices[0].message.content)
@@ -110,13 +113,14 @@ def test_a_published_prefix_is_found_by_whom_it_is_for_at_the_first_request(gove
         (f"{{model: {MODEL}, tenants: all, file: none.txt}}", "no UTF-8 text public/none.txt"),
         (f"{{model: {MODEL}, tenants: all, messages: [{{role: user, content: a, name: b}}]}}", "unknown key"),
     ],
+    ids=lambda value: value[:50],
 )
 def test_what_cannot_be_published_is_refused_at_the_reload(governed: Appliance, prefix: str, says: str) -> None:
     """With its name and the reason; the policy before stays in force."""
     file = governed.state / "policy.yaml"
     before = governed.status()["policy"]["digest"]
     file.write_text(file.read_text() + "\npublic_prefixes:\n  one: " + prefix + "\n")
-    answered = httpx.post(governed.ready["admin"] + "/reload", timeout=60).json()
+    answered = httpx.post(governed.ready["admin"] + "/reload", timeout=60, verify=PLAIN).json()
     assert not answered["ok"]
     assert "public_prefixes.one" in json.dumps(answered["problems"])
     assert says in json.dumps(answered["problems"])

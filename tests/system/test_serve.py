@@ -21,15 +21,14 @@ import httpx
 import pytest
 from cryptography import x509
 
-from appliance.api.generated import inference_pb2, inference_pb2_grpc
-from appliance.api.keys import KeyRecord, issue, serialise_records
-from appliance.catalog import embedded_model
-from appliance.credentials import new_pepper
-from appliance.demo import choose_ports, run_directory
-from isolation.whole_file import write_whole
-from tests.appliance.api.pki import Authority, Pki
-
-from .conftest import ATHANOR
+from appliance.common.catalog import embedded_model
+from appliance.common.credentials import new_pepper
+from appliance.common.keys import KeyRecord, issue, serialise_records
+from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
+from appliance.operator.demo import choose_ports, run_directory
+from isolation.host.atomic_file import write_whole
+from tests.appliance.gateway.front.pki import Authority, Pki
+from tests.system.conftest import ATHANOR, PLAIN
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
@@ -67,7 +66,9 @@ class Served:
         return httpx.post(
             self.ready["http"] + "/v1/completions",
             json={"model": "athanor-mini", "prompt": "hello", "max_tokens": 2, **body},
-            headers={"authorization": f"Bearer {self.keys[key_id]}"}, verify=trust(self.authority), timeout=30,
+            headers={"authorization": f"Bearer {self.keys[key_id]}"},
+            verify=trust(self.authority),
+            timeout=30,
         )
 
 
@@ -85,22 +86,27 @@ def served(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterat
     http, rpc, admin = choose_ports((0, 0, 0))
     config = {
         "listen": {
-            "http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{rpc}", "admin": f"127.0.0.1:{admin}",
+            "http": f"127.0.0.1:{http}",
+            "grpc": f"127.0.0.1:{rpc}",
+            "admin": f"127.0.0.1:{admin}",
             "tls": {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"},
         },
         "models": [{"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 64 << 20}],
-        "policy": "policy.yaml", "credentials": "credentials.json", "pepper": "pepper",
+        "policy": "policy.yaml",
+        "credentials": "credentials.json",
+        "pepper": "pepper",
         "run_dir": str(run_directory(state)),
         "sandbox": {"step_timeout_s": STEP_TIMEOUT_S},
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
-        address = f"\0athanor-test-{state.name}"
+        address = f"\0athanor-test-{os.getpid()}-{state.name}"
         notifications.bind(address)
         notifications.settimeout(20)
         process = subprocess.Popen(
             [ATHANOR, "serve", "--config", str(state / "athanor.yaml")],
-            stdout=subprocess.PIPE, env={"NOTIFY_SOCKET": "@" + address[1:], "PATH": "/usr/bin:/bin"},
+            stdout=subprocess.PIPE,
+            env={"NOTIFY_SOCKET": "@" + address[1:], "PATH": "/usr/bin:/bin"},
         )
         try:
             assert process.stdout is not None
@@ -166,7 +172,8 @@ def test_a_tenant_sees_and_uses_its_models_only(served: Served) -> None:
     assert served.post("n").status_code == 403
     assert served.post("a", model="none").status_code == 404
     listing = httpx.get(
-        served.ready["http"] + "/v1/models", headers={"authorization": f"Bearer {served.keys['n']}"},
+        served.ready["http"] + "/v1/models",
+        headers={"authorization": f"Bearer {served.keys['n']}"},
         verify=trust(served.authority),
     )
     assert listing.json()["data"] == []
@@ -211,8 +218,12 @@ def test_a_stream_over_tls_is_whole(served: Served) -> None:
     body = {"model": "athanor-mini", "prompt": "hello", "max_tokens": 24, "ignore_eos": True, "temperature": 0}
     whole = served.post("a", **{key: value for key, value in body.items() if key not in ("model", "prompt")}).json()
     with httpx.stream(
-        "POST", served.ready["http"] + "/v1/completions", json={**body, "stream": True},
-        headers={"authorization": f"Bearer {served.keys['a']}"}, verify=trust(served.authority), timeout=30,
+        "POST",
+        served.ready["http"] + "/v1/completions",
+        json={**body, "stream": True},
+        headers={"authorization": f"Bearer {served.keys['a']}"},
+        verify=trust(served.authority),
+        timeout=30,
     ) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert lines[-1] == "[DONE]"
@@ -225,7 +236,9 @@ def test_a_hung_engine_is_restarted(served: Served) -> None:
     replayed in the next one or refused as retryable, and the model is served again."""
 
     def engine() -> dict[str, Any]:
-        return dict(httpx.get(served.ready["admin"] + "/status", timeout=10).json()["models"][0]["engine"])
+        return dict(
+            httpx.get(served.ready["admin"] + "/status", timeout=10, verify=PLAIN).json()["models"][0]["engine"]
+        )
 
     before = engine()
     os.kill(before["pid"], signal.SIGSTOP)
@@ -237,6 +250,6 @@ def test_a_hung_engine_is_restarted(served: Served) -> None:
         time.sleep(0.1)
     assert served.post("a").status_code == 200
     counted = 'athanor_sandbox_restarts_total{athanor_role="engine"'
-    while counted not in httpx.get(served.ready["admin"] + "/metrics", timeout=10).text:
+    while counted not in httpx.get(served.ready["admin"] + "/metrics", timeout=10, verify=PLAIN).text:
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from .conftest import Appliance
+from tests.system.conftest import PLAIN, Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -21,7 +21,7 @@ PROMPT = "Shared by those whom the operator has put together, and by nobody else
 
 def reload(appliance: Appliance) -> None:
     """Put the policy that lies there in force."""
-    command = [sys.executable, "-m", "appliance.cli", "reload", "--admin", appliance.ready["admin"]]
+    command = [sys.executable, "-m", "appliance.operator.cli", "reload", "--admin", appliance.ready["admin"]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -39,7 +39,7 @@ def gauge(appliance: Appliance, name: str, account: str) -> float:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         cached(appliance, "alpha", "wake")  # an engine reports after steps
-        for line in httpx.get(appliance.ready["admin"] + "/metrics", timeout=10).text.splitlines():
+        for line in httpx.get(appliance.ready["admin"] + "/metrics", timeout=10, verify=PLAIN).text.splitlines():
             if line.startswith(name + "{") and f'tenant_id="{account}"' in line and not line.endswith(" 0.0"):
                 return float(line.rpartition(" ")[2])
         time.sleep(0.2)

@@ -16,9 +16,13 @@ pytestmark = pytest.mark.runsc
 def soak(root: Path, *arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
     """Run it to its end, in a process of its own: it moves into a mount namespace."""
     return subprocess.run(
-        [sys.executable, "-m", "bench.soak", *arguments], cwd=root, capture_output=True, text=True, timeout=timeout_s,
+        [sys.executable, "-m", "bench.soak", *arguments],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def test_a_fault_that_there_is_not_is_refused_with_those_there_are(root: Path) -> None:
@@ -31,15 +35,11 @@ def test_a_fault_that_there_is_not_is_refused_with_those_there_are(root: Path) -
 @pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts private disks: needs root")
-def test_six_faults_of_different_kinds_leave_everything_as_it_was(
-    root: Path, runsc_path: Path, tmp_path: Path
-) -> None:
+def test_six_faults_of_different_kinds_leave_everything_as_it_was(root: Path, runsc_path: Path, tmp_path: Path) -> None:
     """A death, a hang, a full disk, descriptors, a damaged file and a policy: all survived, every control seen."""
     faults = ("kill-engine", "nap-engine", "disk-audit", "fds-boot", "corrupt-spill", "policy-loop")
     chosen = [word for fault in faults for word in ("--fault", fault)]
-    done = soak(
-        root, *chosen, "--minutes", "6", "--turns", "6", "--json", str(tmp_path / "soak.json"), timeout_s=380
-    )
+    done = soak(root, *chosen, "--minutes", "6", "--turns", "6", "--json", str(tmp_path / "soak.json"), timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "soak.json").read_text())
     assert [turn["fault"] for turn in found["turns"]] == list(faults)

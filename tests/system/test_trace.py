@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.bench_target import KV_BLOCK, own_appliance
-from bench.client import Client
-from bench.metrics import Figures, figures
-from bench.run import play
-from bench.workload import Load, Planned, Shape, parse_load, plan, prefix_bound
+from appliance.operator.bench.client import Client
+from appliance.operator.bench.metrics import Figures, figures
+from appliance.operator.bench.run import play
+from appliance.operator.bench.workload import Load, Planned, Shape, parse_load, plan
+from appliance.operator.cli.bench_target import KV_BLOCK, own_appliance
+from tests.appliance.operator.bench.prefix_bound import prefix_bound
 
 pytestmark = pytest.mark.runsc
-
-REQUESTS = 40
 
 
 async def _played(url: str, model: str, keys: tuple[str, ...], plans: list[Planned]) -> Figures:
@@ -23,17 +22,18 @@ async def _played(url: str, model: str, keys: tuple[str, ...], plans: list[Plann
     return figures(await play(Client(url, model, keys), parse_load("closed:1"), plans, warm))
 
 
+@pytest.mark.parametrize("requests", [16, pytest.param(40, marks=pytest.mark.full)])
 async def test_prefixes_are_reused_up_to_the_bound_and_never_across_tenants(
-    shared_data: Path, runsc_path: Path
+    shared_data: Path, runsc_path: Path, requests: int
 ) -> None:
-    """Forty requests of the scaled Mooncake trace: none fails, and a tenant finds exactly what a cache of its own could
+    """Requests of the scaled Mooncake trace: none fails, and a tenant finds exactly what a cache of its own could
     know. The same hash ids dealt out to two tenants are the same tokens, and yet neither finds the other's: each finds
     its own bound, and a further request with the other's whole prompt finds nothing."""
-    load: Load = parse_load(f"trace:{shared_data}/traces/mooncake_conv_scaled64_600.jsonl,requests={REQUESTS}")
+    load: Load = parse_load(f"trace:{shared_data}/traces/mooncake_conv_scaled64_600.jsonl,requests={requests}")
     with own_appliance(shared_data / "models" / "stories260K-hf", 64 << 20, "auto") as target:
         shared = plan(load, Shape(), tenants=2, seed=1)
         found = await _played(target.url, target.model, target.api_keys, shared)
-        assert found.failures == {} and found.requests == REQUESTS
+        assert found.failures == {} and found.requests == requests
         assert found.output_tokens == sum(one.output_tokens for one in shared)
         bounds = {tenant: prefix_bound(shared, KV_BLOCK, keep=[tenant]) for tenant in (0, 1)}
         assert {tenant: row["cached_tokens"] for tenant, row in found.by_tenant.items()} == bounds

@@ -24,10 +24,8 @@ from bench.soak.ground import Fault
 
 KINDS: tuple[tuple[Fault, ...], ...] = tuple(
     module.FAULTS
-    for module in (
-        deaths, hangs, disks, descriptors, memory, clock, exporter, corruption, policies, keys, strangers,
-    )
-)  # fmt: skip
+    for module in (deaths, hangs, disks, descriptors, memory, clock, exporter, corruption, policies, keys, strangers)
+)
 """Faults by what they are about; a round of a run begins with one of each."""
 
 FAULTS: tuple[Fault, ...] = tuple(fault for kind in KINDS for fault in kind)

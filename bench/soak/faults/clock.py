@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from bench.guarantees.raw_http import request_bytes, talk
+from appliance.selftest.raw_http import request_bytes, talk
 from bench.soak.clients import TIMEOUT_S
 from bench.soak.ground import Fault, Ground
 from bench.soak.questions import BODIES, MARK_BITS, encoded
@@ -39,6 +39,10 @@ async def _off_s(ground: Ground) -> float:
 
 
 FAULTS = (
-    Fault("clock-jumps", "the calendar clock of the host processes jumps by up to 400 days", _jumps,
-          needs=lambda ground: "" if ground.clock else "no C compiler, or no overlay file system"),
-)  # fmt: skip
+    Fault(
+        "clock-jumps",
+        "the calendar clock of the host processes jumps by up to 400 days",
+        _jumps,
+        needs=lambda ground: "" if ground.clock else "no C compiler, or no overlay file system",
+    ),
+)

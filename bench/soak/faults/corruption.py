@@ -195,8 +195,13 @@ async def _sockets(ground: Ground) -> str:
 
 
 FAULTS = (
-    Fault("corrupt-kernels", "the compiled kernels are half a file at an engine's boot", _kernels, GROUPED,
-          lambda ground: "" if ground.served.kernels else "no kernels are compiled here"),
+    Fault(
+        "corrupt-kernels",
+        "the compiled kernels are half a file at an engine's boot",
+        _kernels,
+        GROUPED,
+        lambda ground: "" if ground.served.kernels else "no kernels are compiled here",
+    ),
     Fault("corrupt-weights", "weights are changed behind the digest, and the engine boots", _weights, GROUPED),
     Fault("weights-gone", "the weights are gone when the engine boots", _weights_gone, GROUPED),
     Fault("corrupt-spill", "sealed KV on disk is flipped, cut, removed, replaced", _spill),
@@ -204,4 +209,4 @@ FAULTS = (
     Fault("audit-tail", "the supervisor dies in the middle of an audit entry", _audit_tail, GROUPED),
     Fault("corrupt-keyring", "wrapped keys are damaged, and the supervisor starts anew", _keyring, GROUPED),
     Fault("sockets-gone", "the run directory's sockets are removed, and the gateway dies", _sockets, GROUPED),
-)  # fmt: skip
+)

@@ -114,8 +114,6 @@ def _exhausted_and_dead(role: str, spare: int) -> Act:
 FAULTS = (
     Fault("fds-gateway", "the gateway has no descriptor left", _exhausted("gateway", 0, _ask_gateway), AWAY),
     Fault("fds-supervisor", "the supervisor has no descriptor left", _exhausted("supervisor", 0, _ask_supervisor)),
-    Fault("fds-boot", "the supervisor has two left, and the engine dies",
-          _exhausted_and_dead("supervisor", 2), AWAY),
-    Fault("fds-handover", "the gateway has one left when an engine comes",
-          _exhausted_and_dead("gateway", 1), AWAY),
-)  # fmt: skip
+    Fault("fds-boot", "the supervisor has two left, and the engine dies", _exhausted_and_dead("supervisor", 2), AWAY),
+    Fault("fds-handover", "the gateway has one left when an engine comes", _exhausted_and_dead("gateway", 1), AWAY),
+)

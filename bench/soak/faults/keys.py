@@ -7,10 +7,10 @@ import os
 import signal
 from collections.abc import Mapping
 
-from appliance.api.keys import KeyRecord, serialise_records
-from appliance.cli.key import create_key
-from appliance.credentials import read_key_table
-from bench.guarantees.raw_http import request_bytes, status_of, talk
+from appliance.common.credentials import read_key_table
+from appliance.common.keys import KeyRecord, serialise_records
+from appliance.operator.cli.key import create_key
+from appliance.selftest.raw_http import request_bytes, status_of, talk
 from bench.soak.answers import AWAY
 from bench.soak.clients import TIMEOUT_S
 from bench.soak.errors import BreachError
@@ -18,8 +18,8 @@ from bench.soak.faults.deaths import GONE_S
 from bench.soak.faults.policies import reload_policy
 from bench.soak.ground import Act, Fault, Ground
 from bench.soak.served import POLICY, TENANTS, until_gone, until_pid
+from isolation.host.atomic_file import write_whole
 from isolation.keys.root import create_root, read_root
-from isolation.whole_file import write_whole
 
 ROUNDS = 8
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.guarantees.raw_http import request_bytes, talk
+from appliance.selftest.raw_http import request_bytes, talk
 from bench.soak.answers import AWAY
 from bench.soak.census import group_parents
 from bench.soak.ground import Act, Fault, Ground
 from bench.soak.served import until_pid
-from isolation.process import spawn
+from isolation.host.process import spawn
 
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 MARGIN_BYTES = 1 << 20
@@ -157,10 +157,25 @@ def _needs_group(role: str) -> str:
 
 
 FAULTS = (
-    Fault("memory-engine", "the engine's memory limit falls to half of what it uses", _sandbox("engine"), AWAY,
-          lambda ground: "" if _group_of(ground, "engine") else _needs_group("engine")),
-    Fault("memory-text", "the text sandbox's falls", _sandbox("text"), AWAY,
-          lambda ground: "" if _group_of(ground, "text") else _needs_group("text")),
-    Fault("memory-gateway", "the gateway may have no more memory than it has", _gateway, AWAY,
-          lambda _ground: "" if memory_home() else "no memory controller of cgroup v1 here"),
-)  # fmt: skip
+    Fault(
+        "memory-engine",
+        "the engine's memory limit falls to half of what it uses",
+        _sandbox("engine"),
+        AWAY,
+        lambda ground: "" if _group_of(ground, "engine") else _needs_group("engine"),
+    ),
+    Fault(
+        "memory-text",
+        "the text sandbox's falls",
+        _sandbox("text"),
+        AWAY,
+        lambda ground: "" if _group_of(ground, "text") else _needs_group("text"),
+    ),
+    Fault(
+        "memory-gateway",
+        "the gateway may have no more memory than it has",
+        _gateway,
+        AWAY,
+        lambda _ground: "" if memory_home() else "no memory controller of cgroup v1 here",
+    ),
+)

@@ -80,8 +80,12 @@ async def _signals(ground: Ground) -> str:
 
 
 FAULTS = (
-    Fault("policy-loop", "good, bad and missing policies are reloaded by turns", _policies,
-          frozenset({"unauthenticated", "permission_denied"})),
+    Fault(
+        "policy-loop",
+        "good, bad and missing policies are reloaded by turns",
+        _policies,
+        frozenset({"unauthenticated", "permission_denied"}),
+    ),
     Fault("policy-signals", "two hundred SIGHUPs within a second", _signals),
     Fault("credentials-broken", "the table of keys is damaged, and the gateway dies", _credentials, AWAY),
-)  # fmt: skip
+)

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import struct
 
-from bench.guarantees.raw_http import request_bytes
+from appliance.selftest.raw_http import request_bytes
 from bench.soak.census import of_process
 from bench.soak.ground import Fault, Ground
 from bench.soak.questions import BODIES, MARK_BITS, encoded

@@ -1,4 +1,4 @@
-"""AWQ: 4 bits, eight outputs in an int32 word in an order of their own.
+"""AWQ: 4-bit weights, eight outputs in an int32 word in AWQ's own order.
 
 Source: Lin et al., arXiv 2306.00978; the ``gemm`` layout of AutoAWQ. ``qweight`` of shape ``(inputs, outputs / 8)``,
 ``qzeros`` of ``(groups, outputs / 8)`` packed the same way, ``scales`` of ``(groups, outputs)``:
@@ -8,6 +8,7 @@ Source: Lin et al., arXiv 2306.00978; the ``gemm`` layout of AutoAWQ. ``qweight`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from engine.model.quantised.codec import FLOATS, Present, Source, finite, unpack
 
 BITS = 4
 SHARE = 32 // BITS
-"""Numbers in a word."""
+"""Number of weights in a word."""
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble of each output of a word, counted from the lowest."""
@@ -24,21 +25,18 @@ ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """A matrix packed along its outputs, inputs in order."""
+    """A matrix packed along its outputs, with its inputs in order."""
 
     shape: tuple[int, int]
     group: int
     axis: int = 1
 
-    @property
-    def multiple(self) -> int:
-        """Slabs hold whole groups."""
-        return self.group
+    suffixes: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 
     @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Numbers, zero points, scales."""
-        return "qweight", "qzeros", "scales"
+    def multiple(self) -> int:
+        """Return the slab granularity: slabs hold whole groups."""
+        return self.group
 
     def decode(self, source: Source, begin: int, end: int) -> Tensor:
         """See ``Codec.decode``."""
@@ -52,12 +50,12 @@ class Awq:
 
 
 def awq(present: Present, shape: tuple[int, int], group: int) -> Awq:
-    """The codec of a matrix.
+    """Build the codec of a matrix.
 
     Args:
-        present: what the checkpoint holds.
+        present: tensors that the checkpoint holds.
         shape: outputs and inputs.
-        group: inputs that share scale and zero point; 0 for all of them.
+        group: number of inputs that share scale and zero point; 0 for all of them.
 
     Raises:
         ModelLoadError: a tensor is missing or of another dtype or shape.

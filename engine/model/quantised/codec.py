@@ -1,14 +1,14 @@
-"""What the formats of packed weights have in common: which tensors stand for a matrix, and how a part of it is read.
+"""Common parts of the packed weight formats: the tensors that represent a matrix, and how a part of it is decoded.
 
-A published matrix ``X.weight`` of shape ``(outputs, inputs)`` may lie in a file as several tensors beside each other:
-numbers of few bits, scales, zero points. A format looks at what there is (``Present``), checks names, dtypes and shapes
-and gives a ``Codec``; nothing is read for that. The codec then decodes any slab of the matrix into float32, reading no
-more than it needs: a slab is some outputs with all their inputs (``axis`` 0) or some inputs of all outputs
-(``axis`` 1), whichever way the packed numbers lie. ``decode_into`` walks the slabs, so what is held in float32 at
-once is bounded.
+A published matrix ``X.weight`` of shape ``(outputs, inputs)`` may be stored as several tensors: numbers of few bits,
+scales, zero points. A format inspects the available tensors (``Present``), checks names, dtypes and shapes and returns
+a ``Codec``; nothing is read for that. The codec then decodes any slab of the matrix into float32, reading no more than
+it needs: a slab is some outputs with all their inputs (``axis`` 0) or some inputs of all outputs (``axis`` 1),
+depending on the direction of packing. ``decode_into`` iterates over the slabs, so the memory held in float32 is
+bounded.
 
-Contents are untrusted like everything else in a checkpoint: a scale that is not finite, a group that does not exist or
-a number that the engine's dtype cannot hold is an error that names the tensor.
+Contents are untrusted like the rest of a checkpoint: an infinite scale, an invalid group or a number that the engine's
+dtype cannot represent is an error that names the tensor.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
-from engine.model.safetensors import show_name
+from engine.model.checkpoint.safetensors import show_name
 
 STAGING_NUMBERS = 1 << 20
-"""Numbers of a slab in float32: 4 MiB, near a processor's cache (measured: 1.2 to 2.2 times as fast as 16 MiB)."""
+"""Size of a slab in float32 numbers: 4 MiB, near a processor's cache (measured: 1.2 to 2.2 times as fast as 16 MiB)."""
 
 FLOATS = ("F32", "BF16", "F16")
-"""Dtypes that scales may have."""
+"""Permitted dtypes of scales."""
 
 
 class Stored(NamedTuple):
-    """What a file says about a tensor."""
+    """Dtype and shape of a tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class Present:
-    """The tensors that a checkpoint holds for one module, by what follows the module's name.
+    """Tensors that a checkpoint holds for one module, by name suffix.
 
     Args:
         module: name of the module, for messages: ``model.layers.0.mlp.up_proj``.
@@ -55,14 +55,14 @@ class Present:
         return self._tensors[suffix]
 
     def name(self, suffix: str) -> str:
-        """The full name as a message shows it."""
+        """Return the full tensor name for messages."""
         return show_name(f"{self.module}.{suffix}")
 
     def require(self, suffix: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> Stored:
-        """The tensor of that name, which must have one of the dtypes and one of the shapes.
+        """Return the tensor with this suffix, which must have one of the dtypes and one of the shapes.
 
         Raises:
-            ModelLoadError: it is missing or another; the message says what is asked for.
+            ModelLoadError: it is missing or differs; the message says what is required.
         """
         if suffix not in self._tensors:
             raise ModelLoadError(f"the checkpoint lacks {self.name(suffix)}, which its quantization_config asks for")
@@ -79,12 +79,12 @@ class Source(Protocol):
     """Reads the tensors of one module."""
 
     def read(self, suffix: str, begin: int = 0, end: int | None = None, *, lead: int = 1) -> Tensor:
-        """Rows ``begin .. end``, as they are stored; all of them by default. A row is what one index into the first
-        ``lead`` dimensions, taken as one, leaves."""
+        """Read rows ``begin .. end`` as stored; all of them by default. A row is addressed by one index into the first
+        ``lead`` dimensions, flattened."""
         ...
 
     def name(self, suffix: str) -> str:
-        """The full name as a message shows it."""
+        """Return the full tensor name for messages."""
         ...
 
 
@@ -93,24 +93,24 @@ class Codec(Protocol):
 
     @property
     def axis(self) -> int:
-        """Along which dimension of the matrix slabs are cut."""
+        """Return the dimension of the matrix along which slabs are cut."""
         ...
 
     @property
     def multiple(self) -> int:
-        """Slabs begin at multiples of this, and end there or at the end of the matrix."""
+        """Return the slab granularity: slabs begin at multiples of it, and end there or at the end of the matrix."""
         ...
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """The tensors it reads."""
+        """Return the suffixes of the tensors that it reads."""
         ...
 
     def decode(self, source: Source, begin: int, end: int) -> Tensor:
-        """The slab ``begin .. end`` in float32, always as ``(outputs, inputs)``.
+        """Decode the slab ``begin .. end`` to float32, always as ``(outputs, inputs)``.
 
         Raises:
-            ModelLoadError: a stored number has no meaning; the message names the tensor.
+            ModelLoadError: a stored number is invalid; the message names the tensor.
         """
         ...
 
@@ -128,14 +128,14 @@ def decode_into(
     """Fill ``target`` with a rectangle of the matrix, converted to its dtype, slab by slab.
 
     Args:
-        codec: of the matrix.
-        source: of its tensors.
-        target: shape of the rectangle, any dtype and device.
-        region: which rectangle.
-        staging: numbers that a slab may have, at least one step of the format.
+        codec: codec of the matrix.
+        source: reader of its tensors.
+        target: memory of the rectangle's shape, any dtype and device.
+        region: rectangle to decode.
+        staging: numbers in a slab at most, at least one step of the format.
 
     Raises:
-        ModelLoadError: a stored number has no meaning, or the target's dtype cannot hold it.
+        ModelLoadError: a stored number is invalid, or the target's dtype cannot represent it.
     """
     (top, bottom), (left, right) = region
     assert tuple(target.shape) == (bottom - top, right - left), "the target is not of the region's shape"
@@ -157,7 +157,7 @@ def decode_into(
 
 
 def finite(values: Tensor, name: str) -> Tensor:
-    """Scales in float32.
+    """Convert scales to float32.
 
     Raises:
         ModelLoadError: one is NaN or infinite.
@@ -169,10 +169,10 @@ def finite(values: Tensor, name: str) -> Tensor:
 
 
 def group_ids(values: Tensor, groups: int, name: str) -> Tensor:
-    """The group of each input as indices.
+    """Return the group of each input as indices.
 
     Raises:
-        ModelLoadError: one is not from 0 to ``groups - 1``.
+        ModelLoadError: an index is not in 0 .. ``groups - 1``.
     """
     if values.numel() and (int(values.min()) < 0 or int(values.max()) >= groups):
         raise ModelLoadError(f"tensor {name} names a group that does not exist; there are {groups}")
@@ -180,12 +180,12 @@ def group_ids(values: Tensor, groups: int, name: str) -> Tensor:
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """Unsigned numbers of 2, 4 or 8 bits out of int32 words along the last dimension, the lowest bits first.
+    """Unpack unsigned numbers of 2, 4 or 8 bits from int32 words along the last dimension, lowest bits first.
 
-    Shape ``(..., W)`` to ``(..., W * 32 / bits)``, uint8. Words are taken apart as bytes, a quarter of the memory that
-    whole words would touch; the lowest byte comes first on every machine that is served.
+    Shape ``(..., W)`` to ``(..., W * 32 / bits)``, uint8. Words are processed as bytes, with a quarter of the memory
+    traffic of whole words; every supported machine is little-endian.
     """
-    # Flat on the way: one word a row may have any stride, and then has no bytes to be seen.
+    # Flattened in between: with one word a row, any stride is possible, and a byte view is not.
     data = words.contiguous().reshape(-1).view(torch.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
     if bits == 8:
         return data
@@ -194,7 +194,7 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def _check_range(values: Tensor, dtype: torch.dtype, name: str) -> None:
-    # The largest of numbers among which one is NaN is NaN, and no comparison with it is true.
+    # The maximum is NaN when any element is NaN, and no comparison with NaN is true.
     if values.numel() and not bool(values.abs().amax() <= torch.finfo(dtype).max):
         kind = str(dtype).removeprefix("torch.")
         raise ModelLoadError(f"tensor {name} holds a number that is not finite or too large for {kind}")

@@ -1,13 +1,14 @@
-"""fp8 weights with float scales: numbers of 8 bits and a scale for the matrix, each output or each block.
+"""fp8 weights with float scales: 8-bit numbers and a scale for the matrix, each output or each block.
 
-Formats: DeepSeek-V3's (``weight_scale_inv``, one float for each block of 128 by 128, the last ones cut;
-arXiv 2412.19437 section 3.3), and compressed-tensors' ``float-quantized`` (``weight_scale`` for the tensor, each
-output, or blocks). In all of them a number is ``stored * scale``, whatever the name of the scale says. F8 numbers are
-those of the OCP 8-bit floating point specification: E4M3 has no infinity and one NaN, E5M2 is IEEE-like.
+Formats: DeepSeek-V3's (``weight_scale_inv``, one float for each block of 128 by 128, the last ones truncated; arXiv
+2412.19437 section 3.3), and compressed-tensors' ``float-quantized`` (``weight_scale`` for the tensor, each output, or
+blocks). In all of them a number is ``stored * scale``, whatever the name of the scale suggests. F8 numbers are those of
+the OCP 8-bit floating point specification: E4M3 has no infinity and one NaN, E5M2 is IEEE-like.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,13 @@ from torch import Tensor
 from engine.model.quantised.codec import FLOATS, Present, Source, finite
 
 F8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-"""Dtypes of the numbers."""
+"""Permitted dtypes of the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledBlocks:
-    """Numbers with a scale for each block of ``block`` outputs and inputs; ``block`` (0, 0) is one scale for all, and
-    (1, 0) one for each output. The numbers may be fp8 or int8."""
+    """Numbers with a scale for each block of ``block`` outputs and inputs; ``block`` (0, 0) means one scale for all,
+    and (1, 0) one for each output. The numbers may be fp8 or int8."""
 
     scale: str
     """Suffix of the scales."""
@@ -31,12 +32,12 @@ class ScaledBlocks:
 
     @property
     def multiple(self) -> int:
-        """Slabs hold whole blocks."""
+        """Return the slab granularity: slabs hold whole blocks."""
         return max(self.block[0], 1)
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Numbers and scales."""
+        """Return the suffixes of numbers and scales."""
         return "weight", self.scale
 
     def decode(self, source: Source, begin: int, end: int) -> Tensor:
@@ -56,7 +57,7 @@ class ScaledBlocks:
 def block_scaled(
     present: Present, shape: tuple[int, int], block: tuple[int, int], *, scale: str, numbers: tuple[str, ...]
 ) -> ScaledBlocks:
-    """The codec of a matrix with a scale a block.
+    """Build the codec of a matrix with one scale for each block.
 
     Raises:
         ModelLoadError: a tensor is missing or of another dtype or shape.
@@ -67,14 +68,12 @@ def block_scaled(
 
 
 def row_scaled(present: Present, shape: tuple[int, int], *, scale: str, numbers: tuple[str, ...]) -> ScaledBlocks:
-    """The codec of a matrix with one scale, or one for each output: the shape of the scales tells.
+    """Build the codec of a matrix with one scale, or one for each output, depending on the shape of the scales.
 
     Raises:
         ModelLoadError: a tensor is missing or of another dtype or shape.
     """
     present.require("weight", numbers, shape)
     found = present.require(scale, FLOATS, (), (1,), (1, 1), (shape[0],), (shape[0], 1))
-    count = 1
-    for dimension in found.shape:
-        count *= dimension
-    return ScaledBlocks(scale, (1, 0) if count == shape[0] and found.shape not in ((), (1,)) else (0, 0))
+    by_output = math.prod(found.shape) == shape[0] and found.shape not in ((), (1,))
+    return ScaledBlocks(scale, (1, 0) if by_output else (0, 0))

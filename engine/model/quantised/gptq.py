@@ -1,10 +1,10 @@
-"""GPTQ: whole numbers packed along the inputs.
+"""GPTQ: integer weights packed along the inputs.
 
-Source: Frantar et al., arXiv 2210.17323; the layout of AutoGPTQ and GPTQModel. ``qweight`` int32 of shape
-``(inputs * bits / 32, outputs)``, ``qzeros`` of ``(groups, outputs * bits / 32)``, ``scales`` of ``(groups, outputs)``,
-the lowest bits first, and ``g_idx`` with the group of each input, which with activation order (``desc_act``) is not
-ascending: ``(stored - zero) * scale``. The first form of the format (``checkpoint_format`` "gptq", and every file that
-does not say) stores a zero point less one, wrapped to its bits; "gptq_v2" stores it as it is.
+Source: Frantar et al., arXiv 2210.17323; the layout of AutoGPTQ and GPTQModel. ``qweight`` int32 of shape ``(inputs *
+bits / 32, outputs)``, ``qzeros`` of ``(groups, outputs * bits / 32)``, ``scales`` of ``(groups, outputs)``, the lowest
+bits first, and ``g_idx`` with the group of each input, which with activation order (``desc_act``) is not ascending:
+``(stored - zero) * scale``. The first version of the format (``checkpoint_format`` "gptq", and the default) stores a
+zero point minus one, wrapped to its bits; "gptq_v2" stores it unchanged.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from engine.errors import ModelLoadError
 from engine.model.quantised.codec import FLOATS, Present, Source, finite, group_ids, unpack_words
 
 BITS = (2, 4, 8)
-"""Bits that are read; 3 straddle words, and hardly anything is published with them."""
+"""Supported numbers of bits; 3-bit numbers straddle words and are rarely published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What quantization_config says."""
+    """Layout described by ``quantization_config``."""
 
     bits: int
     group: int
-    """Inputs in a group; 0 for all of them."""
+    """Number of inputs in a group; 0 for all of them."""
     zero_less_one: bool
 
 
@@ -39,17 +39,17 @@ class Gptq:
     layout: Layout
     groups: int
     indexed: bool
-    """There is a ``g_idx``."""
+    """Whether there is a ``g_idx``."""
     axis: int = 1
 
     @property
     def multiple(self) -> int:
-        """Slabs hold whole words."""
+        """Return the slab granularity: slabs hold whole words."""
         return 32 // self.layout.bits
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Numbers, zero points, scales and the groups where they are named."""
+        """Return the suffixes of numbers, zero points, scales, and of the group index where there is one."""
         return ("qweight", "qzeros", "scales", *(("g_idx",) if self.indexed else ()))
 
     def decode(self, source: Source, begin: int, end: int) -> Tensor:
@@ -71,7 +71,7 @@ class Gptq:
 
 
 def gptq(present: Present, shape: tuple[int, int], layout: Layout) -> Gptq:
-    """The codec of a matrix.
+    """Build the codec of a matrix.
 
     Raises:
         ModelLoadError: a tensor is missing or of another dtype or shape.

@@ -1,10 +1,10 @@
-"""compressed-tensors' whole numbers: ``int-quantized`` (int8 as it is) and ``pack-quantized`` (4 or 8 bits in int32).
+"""compressed-tensors' integers: ``int-quantized`` (plain int8) and ``pack-quantized`` (4 or 8 bits in int32).
 
-An input belongs to a group, a group of an output has a scale and, where the scheme is not symmetric, a zero point:
-``(stored - zero) * scale``. One group for all inputs is "channel", one for everything "tensor". Packed numbers are
-stored plus half their range, so that they are not negative; the first of them lies in the lowest bits of a word, inputs
-along a row. Packed zero points lie the same way, but along the outputs. ``weight_g_idx``, where there is one, names the
-group of each input (activation order); all of it -1 means that nothing was reordered.
+Each input belongs to a group; a group of an output has a scale and, in asymmetric schemes, a zero point: ``(stored -
+zero) * scale``. One group for all inputs is "channel", one for everything "tensor". Packed numbers are offset by half
+their range, so that they are not negative; the first lies in the lowest bits of a word, with inputs along a row. Packed
+zero points use this layout along the outputs. ``weight_g_idx``, if present, names the group of each input (activation
+order); all entries -1 mean that nothing was reordered.
 
 Source: the compressors ``pack_quantized`` and ``naive_quantized`` of the compressed-tensors library, 0.20.
 """
@@ -13,46 +13,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
 from engine.model.quantised.codec import FLOATS, Present, Source, finite, group_ids, unpack_words
 
 PACKED_BITS = (4, 8)
-"""Bits of packed numbers that are read."""
+"""Supported numbers of bits of packed numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
-    """How the scheme of a checkpoint shares scales."""
+class ScaleGrouping:
+    """Grouping of scales in a checkpoint's scheme."""
 
     bits: int
     group: int
-    """Inputs that share a scale; 0 for one group of all."""
+    """Number of inputs that share a scale; 0 for a single group."""
     symmetric: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedNumbers:
-    """Whole numbers with a scale for each output and group."""
+    """Integers with a scale for each output and group."""
 
     shape: tuple[int, int]
-    grouping: Grouping
+    grouping: ScaleGrouping
     packed: bool
     whole: bool
-    """One scale for the whole matrix."""
+    """Whether there is one scale for the whole matrix."""
     reordered: bool
     axis: int = 0
 
     @property
     def multiple(self) -> int:
-        """Packed zero points of several outputs share a word."""
+        """Return the slab granularity: packed zero points of several outputs share a word."""
         return 32 // self.grouping.bits if self.packed and not self.grouping.symmetric else 1
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Numbers, scales, and what else there is."""
+        """Return the suffixes of numbers, scales, and the optional tensors present."""
         names = ("weight_packed", "weight_shape", "weight_scale") if self.packed else ("weight", "weight_scale")
         zero = () if self.grouping.symmetric else ("weight_zero_point",)
         return (*names, *zero, *(("weight_g_idx",) if self.reordered else ()))
@@ -87,14 +86,14 @@ class GroupedNumbers:
         return zeros.float().sub_(1 << (bits - 1))
 
     def _groups(self, source: Source, count: int) -> Tensor | None:
-        """The group of each input, where inputs are not simply in order."""
+        """Return the group of each input when inputs are not in order."""
         if not self.reordered:
             return None
         given = source.read("weight_g_idx")
         return None if bool((given == -1).all()) else group_ids(given, count, source.name("weight_g_idx"))
 
     def _spread(self, values: Tensor, groups: Tensor | None) -> Tensor:
-        """A value for each input, or one that stands for all of them."""
+        """Expand to a value for each input, or a single value that broadcasts."""
         if values.shape[1] == 1:
             return values
         if groups is not None:
@@ -102,8 +101,8 @@ class GroupedNumbers:
         return values.repeat_interleave(self.grouping.group, 1)[:, : self.shape[1]]
 
 
-def packed_numbers(present: Present, shape: tuple[int, int], grouping: Grouping) -> GroupedNumbers:
-    """The codec of a ``pack-quantized`` matrix.
+def packed_numbers(present: Present, shape: tuple[int, int], grouping: ScaleGrouping) -> GroupedNumbers:
+    """Build the codec of a ``pack-quantized`` matrix.
 
     Raises:
         ModelLoadError: a tensor is missing or of another dtype or shape.
@@ -118,8 +117,8 @@ def packed_numbers(present: Present, shape: tuple[int, int], grouping: Grouping)
     return GroupedNumbers(shape, grouping, packed=True, whole=False, reordered=_reordered(present, shape, groups))
 
 
-def plain_numbers(present: Present, shape: tuple[int, int], grouping: Grouping) -> GroupedNumbers:
-    """The codec of an ``int-quantized`` matrix.
+def plain_numbers(present: Present, shape: tuple[int, int], grouping: ScaleGrouping) -> GroupedNumbers:
+    """Build the codec of an ``int-quantized`` matrix.
 
     Raises:
         ModelLoadError: a tensor is missing or of another dtype or shape.
@@ -143,21 +142,3 @@ def _reordered(present: Present, shape: tuple[int, int], groups: int) -> bool:
         return False
     present.require("weight_g_idx", ("I32",), (shape[1],))
     return True
-
-
-def keeps_int8(codec: object) -> bool:
-    """Whether the matrix is int8 with one symmetric scale an output: the form that the engine's int8 path computes."""
-    if not isinstance(codec, GroupedNumbers):
-        return False
-    return codec.grouping.bits == 8 and codec.grouping.symmetric and not codec.grouping.group and not codec.whole
-
-
-def int8_rows(codec: GroupedNumbers, source: Source, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Outputs ``begin .. end`` as they are stored: int8 numbers and float32 scales of shape ``(outputs, 1)``.
-
-    Raises:
-        ModelLoadError: a scale is not finite.
-    """
-    assert keeps_int8(codec), "only whole rows of int8"
-    scale = finite(source.read("weight_scale", begin, end).reshape(end - begin, 1), source.name("weight_scale"))
-    return codec._numbers(source, begin, end).to(torch.int8), scale

@@ -1,8 +1,8 @@
-"""mxfp4 as gpt-oss publishes it: 32 numbers of 4 bits with a power of two (OCP microscaling formats, version 1.0).
+"""mxfp4 as published for gpt-oss: 32 4-bit numbers with a power of two (OCP microscaling formats, version 1.0).
 
-``X_blocks`` uint8 of shape ``(experts, outputs, inputs / 32, 16)`` with two E2M1 numbers a byte, the lower half first,
-and ``X_scales`` uint8 of ``(experts, outputs, inputs / 32)`` in E8M0: the exponent plus 127, 255 for NaN. Decoded
-here as ``(experts * outputs, inputs)``.
+``X_blocks`` uint8 of shape ``(experts, outputs, inputs / 32, 16)`` with two E2M1 numbers in a byte, the lower half
+first, and ``X_scales`` uint8 of ``(experts, outputs, inputs / 32)`` in E8M0: the exponent plus 127, 255 for NaN.
+Decoded here as ``(experts * outputs, inputs)``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from engine.errors import ModelLoadError
 from engine.model.quantised.codec import Present, Source
 
 BLOCK = 32
-"""Numbers that share an exponent."""
+"""Number of values that share an exponent."""
 
 BIAS = 127
 NOT_A_NUMBER = 255
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The numbers of 4 bits."""
+"""Values of the 4-bit codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """The matrices of all experts below each other."""
+    """Matrices of all experts, stacked along the outputs."""
 
     blocks: str
     scales: str
@@ -36,7 +36,7 @@ class Mxfp4:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Numbers and exponents."""
+        """Return the suffixes of numbers and exponents."""
         return self.blocks, self.scales
 
     def decode(self, source: Source, begin: int, end: int) -> Tensor:
@@ -48,17 +48,17 @@ class Mxfp4:
 
 
 def decode_blocks(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Numbers of shape ``(..., G, 16)`` bytes and ``(..., G)`` exponents to float32 of shape ``(..., G * 32)``."""
+    """Decode ``(..., G, 16)`` bytes of numbers and ``(..., G)`` exponents to float32 of shape ``(..., G * 32)``."""
     table = torch.tensor(E2M1)
     pairs = torch.stack((table[(blocks & 15).int()], table[(blocks >> 4).int()]), -1)
     return torch.ldexp(pairs.flatten(-2), (scales.int() - BIAS).unsqueeze(-1)).flatten(-2)
 
 
 def mxfp4(present: Present, stem: str, shape: tuple[int, int, int]) -> Mxfp4:
-    """The codec of the matrices of a layer's experts.
+    """Build the codec of the matrices of a layer's experts.
 
     Args:
-        present: what the checkpoint holds for the module.
+        present: tensors that the checkpoint holds for the module.
         stem: ``gate_up_proj`` or ``down_proj``.
         shape: experts, outputs and inputs.
 

@@ -1,4 +1,4 @@
-"""Packed matrices where they lie: which tensors of a checkpoint's files belong to which matrix, and reading them."""
+"""Packed matrices in a checkpoint's files: which tensors belong to which matrix, and reading them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
-from engine.model.checklist import Checklist, Home, Piece
+from engine.model.checkpoint.checklist import Checklist, Home
+from engine.model.checkpoint.safetensors import SafetensorsFile, TensorEntry, show_name
 from engine.model.quantised.codec import Codec, Present, Region, Stored, decode_into
 from engine.model.quantised.scheme import Scheme
-from engine.model.safetensors import SafetensorsFile, TensorEntry, show_name
 
 WEIGHT = ".weight"
 
 STORED_DTYPES = {
-    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F32": torch.float32,
-    "BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-"""Dtypes that packed numbers, scales and the rest are stored in."""
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""Dtypes of stored numbers, scales and indices."""
 
 Located = tuple[SafetensorsFile, TensorEntry]
 
@@ -46,19 +53,19 @@ class StoredParts:
         stop = math.prod(first) if end is None else end
         target = torch.empty(entry.shape if whole else (stop - begin, *row), dtype=dtype)
         if target.numel():
-            # One number has no dimension whose bytes could be seen.
+            # A scalar has no dimension for a byte view.
             view = target.reshape(-1).view(torch.uint8).numpy().data
             file.read_stretch(f"{self._module}.{suffix}", begin * math.prod(row) * dtype.itemsize, view)
         return target
 
     def name(self, suffix: str) -> str:
-        """The full name as a message shows it."""
+        """Return the full tensor name for messages."""
         return show_name(f"{self._module}.{suffix}")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One matrix: how it is decoded, and from what."""
+    """One packed matrix: its codec and its source."""
 
     codec: Codec
     source: StoredParts
@@ -67,7 +74,7 @@ class PackedMatrix:
         """Decode a part of it into its memory.
 
         Raises:
-            ModelLoadError: a number has no meaning, or the file ends early.
+            ModelLoadError: a number is invalid, or the file ends early.
         """
         rows, columns = home.part
         decode_into(self.codec, self.source, home.target, Region(rows, columns))
@@ -75,18 +82,18 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedStack:
-    """Matrices of experts, published as ``(experts, inputs, outputs)`` and packed below each other."""
+    """Matrices of experts, published as ``(experts, inputs, outputs)`` and packed as one stack."""
 
     codec: Codec
     source: StoredParts
     outputs: int
-    """Of one expert."""
+    """Number of outputs of one expert."""
 
     def read_part(self, home: Home) -> None:
-        """Decode a part of them into its memory.
+        """Decode a part of the stack into its memory.
 
         Raises:
-            ModelLoadError: a number has no meaning, or the file ends early.
+            ModelLoadError: a number is invalid, or the file ends early.
         """
         (first, last), inputs, (start, stop) = home.part
         for expert in range(first, last):
@@ -96,21 +103,20 @@ class PackedStack:
 
 
 class PackedTensors:
-    """Collects, file by file, the tensors that stand for matrices on a checklist."""
+    """Collects, file by file, the tensors of the packed matrices on a checklist."""
 
     def __init__(self, scheme: Scheme | None, wanted: Checklist) -> None:
         self._scheme = scheme
         self._wanted = wanted
         self._modules: dict[str, dict[str, Located]] = {}
         self._stacks: dict[str, dict[str, Located]] = {}
-        """By the name of the published tensor that they stand for."""
+        """Tensors by the name of the published tensor that they represent."""
 
     def takes(self, file: SafetensorsFile, name: str, entry: TensorEntry) -> bool:
-        """Whether a tensor that is not simply what the checklist asks for belongs to a packed matrix; it is then
-        remembered.
+        """Return whether a tensor that is not itself on the checklist belongs to a packed matrix, and record it.
 
         Raises:
-            ModelLoadError: another file has one of the same name.
+            ModelLoadError: another file contains a tensor with this name.
         """
         if self._scheme is None or entry.dtype not in STORED_DTYPES:
             return False
@@ -130,23 +136,8 @@ class PackedTensors:
             return True
         return _remember(self._modules.setdefault(module, {}), file, suffix, name, entry)
 
-    def stacks(self) -> Iterator[tuple[str, PackedStack]]:
-        """The stacked experts that were found, by the names of the checklist.
-
-        Raises:
-            ModelLoadError: a part is missing or misshaped; the message names it.
-        """
-        for name, parts in self._stacks.items():
-            assert self._scheme is not None, "nothing is taken without a scheme"
-            assert self._scheme.stacked is not None, "nothing is taken without a codec"
-            module, _, stem = name.rpartition(".")
-            experts, inputs, outputs = self._wanted.pieces[name].shape
-            codec = self._scheme.stacked(_present(module, parts), stem, (experts, outputs, inputs))
-            _check_spare(_present(module, parts), parts, codec)
-            yield name, PackedStack(codec, StoredParts(module, parts), outputs)
-
-    def matrices(self) -> Iterator[tuple[str, PackedMatrix]]:
-        """The matrices that were found, by the names of the checklist.
+    def found(self) -> Iterator[tuple[str, PackedMatrix | PackedStack]]:
+        """Yield the packed matrices and the stacked experts that were found, by their checklist names.
 
         Raises:
             ModelLoadError: a part is missing, misshaped or one too many; the message names it.
@@ -154,15 +145,19 @@ class PackedTensors:
         for module, parts in self._modules.items():
             assert self._scheme is not None, "nothing is taken without a scheme"
             assert self._scheme.matrix is not None, "nothing is taken without a codec"
-            present = _present(module, parts)
-            codec = self._scheme.matrix(present, _matrix_shape(self._wanted.pieces[module + WEIGHT]))
-            _check_spare(present, parts, codec)
+            present, (outputs, inputs) = _present(module, parts), self._wanted.pieces[module + WEIGHT].shape
+            codec = _checked(self._scheme.matrix(present, (outputs, inputs)), present, parts)
             yield module + WEIGHT, PackedMatrix(codec, StoredParts(module, parts))
+        for name, parts in self._stacks.items():
+            assert self._scheme is not None, "nothing is taken without a scheme"
+            assert self._scheme.stacked is not None, "nothing is taken without a codec"
+            module, _, stem = name.rpartition(".")
+            present, (experts, inputs, outputs) = _present(module, parts), self._wanted.pieces[name].shape
+            codec = _checked(self._scheme.stacked(present, stem, (experts, outputs, inputs)), present, parts)
+            yield name, PackedStack(codec, StoredParts(module, parts), outputs)
 
 
-def _remember(
-    parts: dict[str, Located], file: SafetensorsFile, suffix: str, name: str, entry: TensorEntry
-) -> bool:
+def _remember(parts: dict[str, Located], file: SafetensorsFile, suffix: str, name: str, entry: TensorEntry) -> bool:
     if suffix in parts:
         raise ModelLoadError(f"tensor {show_name(name)} is in both {parts[suffix][0].name} and {file.name}")
     parts[suffix] = file, entry
@@ -173,14 +168,11 @@ def _present(module: str, parts: dict[str, Located]) -> Present:
     return Present(module, {suffix: Stored(one.dtype, one.shape) for suffix, (_, one) in parts.items()})
 
 
-def _check_spare(present: Present, parts: dict[str, Located], codec: Codec) -> None:
+def _checked(codec: Codec, present: Present, parts: dict[str, Located]) -> Codec:
+    """Return the codec, which must read every part."""
     spare = [suffix for suffix in parts if suffix not in codec.suffixes]
     if spare:
         raise ModelLoadError(
             f"the checkpoint holds {present.name(spare[0])}, which its quantization_config has no use for"
         )
-
-
-def _matrix_shape(piece: Piece) -> tuple[int, int]:
-    outputs, inputs = piece.shape
-    return outputs, inputs
+    return codec

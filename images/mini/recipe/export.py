@@ -18,13 +18,7 @@ from tokenizers import Tokenizer
 from recipe import bpe
 from recipe.model import MiniLlama, ModelShape
 
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 RECORD = "MODEL.json"
 
 

@@ -69,12 +69,7 @@ def score(network: MiniLlama, tokenizer: Tokenizer, questions: Sequence[tuple[st
 
 
 def score_late(
-    network: MiniLlama,
-    tokenizer: Tokenizer,
-    questions: Sequence[tuple[str, str]],
-    *,
-    tokens: int,
-    seed: int = 0,
+    network: MiniLlama, tokenizer: Tokenizer, questions: Sequence[tuple[str, str]], *, tokens: int, seed: int = 0
 ) -> Score:
     """As `score`, but each question comes after about `tokens` tokens of other exchanges."""
     rng = random.Random(seed)

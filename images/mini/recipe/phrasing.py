@@ -9,23 +9,36 @@ import random
 import string
 
 from recipe.corpus import Topic, expand, normal
-from recipe.frames import (
-    CLOSINGS,
-    FILLERS,
-    FRAMES,
-    OPENINGS,
-    PHRASE_FRAMES,
-    SMALL_WORDS,
-    SYNONYMS,
-    SYSTEM_PROMPTS,
-)
+from recipe.frames import CLOSINGS, FILLERS, FRAMES, OPENINGS, PHRASE_FRAMES, SMALL_WORDS, SYNONYMS, SYSTEM_PROMPTS
 
 _NEAR = {
-    "a": "sq", "b": "vn", "c": "xv", "d": "sf", "e": "wr", "f": "dg", "g": "fh", "h": "gj",
-    "i": "uo", "j": "hk", "k": "jl", "l": "k", "m": "n", "n": "bm", "o": "ip", "p": "o",
-    "q": "wa", "r": "et", "s": "ad", "t": "ry", "u": "yi", "v": "cb", "w": "qe", "x": "zc",
-    "y": "tu", "z": "x",
-}  # fmt: skip
+    "a": "sq",
+    "b": "vn",
+    "c": "xv",
+    "d": "sf",
+    "e": "wr",
+    "f": "dg",
+    "g": "fh",
+    "h": "gj",
+    "i": "uo",
+    "j": "hk",
+    "k": "jl",
+    "l": "k",
+    "m": "n",
+    "n": "bm",
+    "o": "ip",
+    "p": "o",
+    "q": "wa",
+    "r": "et",
+    "s": "ad",
+    "t": "ry",
+    "u": "yi",
+    "v": "cb",
+    "w": "qe",
+    "x": "zc",
+    "y": "tu",
+    "z": "x",
+}
 # First and last code points of scripts that stray text is drawn from.
 _SCRIPTS = ((0xC0, 0xFF), (0x3B1, 0x3C9), (0x430, 0x44F), (0x4E00, 0x4FFF), (0x1F600, 0x1F64F))
 

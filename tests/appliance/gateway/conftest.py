@@ -1,51 +1,18 @@
-"""A guest under the test's control at the other end of a real channel: what a sandbox could do to the gateway."""
+"""Front ends over real sockets with certificates for mTLS, and guests under the test's control behind real channels."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from pathlib import Path
 
+import grpc
 import pytest
+import pytest_asyncio
 
-from isolation.ipc import doorbell, segment
-from isolation.ipc.channel import Channel
-from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Hello, Message, Role, TextReady
-
-
-@dataclass
-class Pair:
-    """Both ends of one channel, past the handshake."""
-
-    host: Channel
-    guest: Channel
-
-    def close(self) -> None:
-        """Close the guest's end, as its death would."""
-        self.guest.close()
-
-
-def make_pair(role: Role, ready: Message) -> Pair:
-    """A channel over a real sealed segment and real bells, handshake done."""
-    layout = segment.standard_layout()
-    memfd = segment.create(layout)
-    guest_in, host_out = doorbell.create_pipe()
-    host_in, guest_out = doorbell.create_pipe()
-    host = Channel.host(memfd, host_in, host_out, layout, role)
-    guest = Channel.guest(os.dup(memfd), guest_in, guest_out, layout, role)
-    guest.send(Hello(PROTOCOL_VERSION, role))
-    host.receive()
-    host.send(Configure(b"{}"))
-    guest.receive()
-    guest.send(ready)
-    host.receive()
-    return Pair(host, guest)
-
-
-ENGINE_READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64, deterministic=True)
-TEXT_READY = TextReady(
-    vocab_size=4, has_chat_template=True, exact_vocabulary=True, strip_leading_space=False
-)
+from isolation.ipc.messages import Role
+from tests.appliance.gateway.front.pki import Pki
+from tests.appliance.gateway.front.support import Running, serving
+from tests.appliance.gateway.pairs import ENGINE_READY, TEXT_READY, Pair, make_pair
 
 
 @pytest.fixture
@@ -76,3 +43,27 @@ def counter() -> Callable[[], int]:
         return state[0]
 
     return next_id
+
+
+@pytest_asyncio.fixture
+async def running() -> AsyncIterator[Running]:
+    """Front ends with default settings, plain text."""
+    async with serving() as pair:
+        yield pair
+
+
+GRPC_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+@pytest_asyncio.fixture
+async def channel(running: Running) -> AsyncIterator[grpc.aio.Channel]:
+    """A gRPC client's channel, which itself bounds no message."""
+    async with grpc.aio.insecure_channel(running.target, options=GRPC_OPTIONS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    """A certificate authority of its own, with a server certificate for 127.0.0.1."""
+    folder: Path = tmp_path_factory.mktemp("pki")
+    return Pki.create(folder)

@@ -62,7 +62,7 @@ uvloop.run(main())
 async def test_the_loops_buffer_is_filled_with_zeros() -> None:
     """A body lies in uvloop's buffer after it was handled, and no longer after a wash; in a process of its own, with
     the environment that the launcher gives."""
-    from isolation.environment import WIPING_LATER
+    from isolation.gvisor.environment import WIPING_LATER
 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SCRIPT, stdout=-1, env={"PATH": "/usr/bin:/bin", **dict(WIPING_LATER)}

@@ -7,9 +7,8 @@ import os
 import threading
 from pathlib import Path
 
-from appliance.api.keys import KeyTable
-from appliance.gateway.ledger import Ledger
 from appliance.gateway.policy_file import PolicyFile
+from appliance.gateway.request.ledger import Ledger
 from policy.model import PolicySet
 
 POLICY = 'version: 1\ntenants:\n  alpha: {credentials: ["key:alpha"], models: ["*"]}\n'
@@ -22,8 +21,7 @@ async def test_a_reload_stands_in_nobodys_way(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o600)
     files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper")
-    policy, _ = files.read()
-    ledger, tables = Ledger(policy, {}), list[KeyTable]()
+    ledger, keys = Ledger(files.load(), {}), files.keys
     (tmp_path / "policy.yaml").unlink()
     os.mkfifo(tmp_path / "policy.yaml")
     turned = threading.Event()
@@ -41,10 +39,10 @@ async def test_a_reload_stands_in_nobodys_way(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=feed)
     writer.start()
-    reloading = asyncio.ensure_future(files.reload(ledger, fetch, tables.append, prepare))
+    reloading = asyncio.ensure_future(files.reload(ledger, fetch, prepare))
     asyncio.get_running_loop().call_soon(turned.set)
     outcome = await reloading
     writer.join()
     assert outcome.ok
     assert list(ledger.policy.tenants) == ["beta"]
-    assert len(tables) == 1
+    assert files.keys is not keys

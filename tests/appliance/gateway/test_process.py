@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from appliance import demo, notify
-from appliance.config import TlsConfig, load_config
-from appliance.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
-from appliance.errors import StartError
-from appliance.gateway import first_start
-from appliance.gateway.engine_link import EngineLink
-from appliance.gateway.first_start import FirstStart
-from appliance.gateway.gauges import Gauges, Restarts
+from appliance.common import notify
+from appliance.common.config import TlsConfig
+from appliance.common.config_loader import load_config
+from appliance.common.errors import StartError
 from appliance.gateway.process import Gateway
-from isolation.ipc.kv_messages import KvQuotas, KvUsage, KvUse
-from tests.appliance.api.pki import Pki
-
-from .conftest import ENGINE_READY, Pair
+from appliance.gateway.sandboxes import attached
+from appliance.gateway.sandboxes.attached import FirstStart
+from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.watch.gauges import Gauges, Increases
+from appliance.operator import demo
+from appliance.operator.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
+from isolation.ipc.kv import KvQuotas, KvUsage, KvUse
+from tests.appliance.gateway.front.pki import Pki
+from tests.appliance.gateway.pairs import ENGINE_READY, Pair
 
 
 @pytest.fixture
@@ -39,19 +40,17 @@ async def test_a_start_without_a_supervisor_ends(
 ) -> None:
     """Alone and with nobody listening the gateway fails with a reason; beside a launcher, which would see the
     supervisor end, it goes on waiting."""
-    monkeypatch.setattr(first_start, "ABSENT_S", 0.1)
+    monkeypatch.setattr(attached, "ABSENT_S", 0.1)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(gateway.run(), 1.0)
     alone = Gateway(load_config(tmp_path / "athanor.yaml"), alone=True)
-    alone._sandboxes.records["athanor-mini", "engine"].cause = "the weights are cut off"
+    alone._models["athanor-mini"].record("engine").cause = "the weights are cut off"
     async with asyncio.timeout(20):
         with pytest.raises(StartError, match=r"no supervisor has listened for 0.1 s: the weights are cut off"):
             await alone.run()
 
 
-async def test_a_gateway_ends_with_what_it_is_no_use_without(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gateway_ends_with_what_it_is_no_use_without(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect in attaching must not leave a gateway that answers for ever that its models are starting: it ends with
     the cause, and whoever keeps it starts another."""
 
@@ -77,9 +76,7 @@ def test_hope_ends_with_the_third_supervisor_or_a_minute_without_one() -> None:
     assert problem == "3 supervisors have ended before anything was served"
 
 
-async def test_the_later_of_two_reloads_wins(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_later_of_two_reloads_wins(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow reload of the file before does not overwrite what a later one put in force."""
     policy = tmp_path / "policy.yaml"
     first = asyncio.Event()
@@ -90,7 +87,7 @@ async def test_the_later_of_two_reloads_wins(
             await asyncio.sleep(0.1)
         return dict.fromkeys(tenants, b"k" * 32)
 
-    monkeypatch.setattr(gateway._sandboxes, "namespaces", slowly)
+    monkeypatch.setattr(gateway._namespaces, "fetch", slowly)
     early = asyncio.create_task(gateway.reload())
     await first.wait()
     policy.write_text(policy.read_text() + demo.TENANT.format(name="gamma", key="gamma-1"))
@@ -104,9 +101,10 @@ async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_p
     """An account whose last block was evicted is told of no more: its gauges are gone, and so are an engine's."""
     ledger, telemetry = gateway._service.ledger, gateway._telemetry
     ledger.replace(ledger.policy, {tenant: tenant.encode().ljust(32) for tenant in ledger.policy.tenants})
-    telemetry.metrics.know(tenants=ledger.policy.tenants, models=gateway._rooms)
+    telemetry.metrics.know(tenants=ledger.policy.tenants, models=gateway._models)
     link = EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None)
-    gauges, rooms = Gauges(gateway._service, gateway._sandboxes, telemetry), gateway._rooms["athanor-mini"]
+    gauges = Gauges(gateway._service, gateway._sandboxes, gateway._spill, telemetry)
+    rooms = gateway._models["athanor-mini"]
 
     def seen(metric: str) -> list[float]:
         gauges.refresh()
@@ -126,11 +124,12 @@ async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_p
 
 async def test_the_certificate_in_use_is_watched(gateway: Gateway, tmp_path: Path) -> None:
     """Its end, a day away, is an alert of the console and of status, and a metric; without one there is neither."""
+
     def seen(one: Gateway) -> tuple[list[str], float]:
-        Gauges(one._service, one._sandboxes, one._telemetry, one._certificate).refresh()
+        Gauges(one._service, one._sandboxes, one._spill, one._telemetry, one._certificate).refresh()
         text = one._telemetry.metrics.render()[1].decode()
         ends = re.search(r"^athanor_certificate_end_seconds (\S+)$", text, re.MULTILINE)
-        keys = [alert.key for alert in one._report.status().alerts]
+        keys = [alert.key for alert in one._state.status().alerts]
         return [key for key in keys if key == "certificate"], float(ends[1]) if ends else 0.0
 
     assert seen(gateway) == ([], 0.0)
@@ -153,20 +152,19 @@ async def test_shares_follow_their_tenants_to_new_keys(
     async def keys(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
         return dict.fromkeys(tenants, b"k" * 32)
 
-    monkeypatch.setattr(gateway._sandboxes, "namespaces", keys)
+    monkeypatch.setattr(gateway._namespaces, "fetch", keys)
     assert (await gateway.reload()).ok
-    rooms = gateway._rooms["athanor-mini"]
+    rooms = gateway._models["athanor-mini"]
     rooms.set_engine(EngineLink(engine_pair.host, ENGINE_READY, 1, lambda *_: None))
-    gateway._use_names({**dict.fromkeys(gateway._service.ledger.policy.tenants, b"k" * 32), "gamma": b"n" * 32})
+    service = gateway._service
+    service.use_namespaces({**dict.fromkeys(service.ledger.policy.tenants, b"k" * 32), "gamma": b"n" * 32})
     told = [message for message in engine_pair.guest.receive() if isinstance(message, KvQuotas)]
     assert [[quota.namespace for quota in one.quotas] for one in told] == [[b"k" * 32], [b"n" * 32]]
     assert gateway._service.ledger.namespaces["gamma"] == b"n" * 32
     rooms.set_engine(None)
 
 
-async def test_a_reload_while_starting_does_not_say_ready(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reload_while_starting_does_not_say_ready(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """READY is the announcement's word alone: a service manager would take the appliance for started."""
     said: list[str] = []
     monkeypatch.setattr(notify, "notify", lambda *lines: said.extend(lines))
@@ -174,21 +172,19 @@ async def test_a_reload_while_starting_does_not_say_ready(
     async def at_once(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
         return dict.fromkeys(tenants, b"k" * 32)
 
-    monkeypatch.setattr(gateway._sandboxes, "namespaces", at_once)
+    monkeypatch.setattr(gateway._namespaces, "fetch", at_once)
     assert (await gateway.reload()).ok and said == []
     gateway._announced = True
     assert (await gateway.reload()).ok and "READY=1" in said
 
 
-async def test_a_broken_model_does_not_hold_up_the_others(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broken_model_does_not_hold_up_the_others(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one model up and one that failed, the appliance is ready; with none up it is not."""
-    from appliance.gateway.rooms import ModelRooms
+    from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 
     said: list[str] = []
     monkeypatch.setattr(notify, "notify", lambda *lines: said.extend(lines))
-    broken = gateway._rooms["broken"] = ModelRooms("broken")
+    broken = gateway._models["broken"] = ModelSandboxes("broken")
     broken.note_failure()
 
     class Front:
@@ -198,7 +194,7 @@ async def test_a_broken_model_does_not_hold_up_the_others(
     announcing = asyncio.create_task(gateway._announce(Front(), {}))  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     assert said == []
-    good = gateway._rooms["athanor-mini"]
+    good = gateway._models["athanor-mini"]
     good.engine = good.text = object()  # type: ignore[assignment]
     good._tell()
     began = time.monotonic()
@@ -208,7 +204,7 @@ async def test_a_broken_model_does_not_hold_up_the_others(
 
 def test_restarts_are_counted_once() -> None:
     """Only what has been added since the last look counts; a new supervisor's counts begin at nothing."""
-    restarts = Restarts()
+    restarts = Increases()
     engine, text = ("m", "engine"), ("m", "text")
     assert [restarts.since(engine, total) for total in (0, 2, 2, 5)] == [0, 2, 0, 3]
     assert restarts.since(text, 1) == 1

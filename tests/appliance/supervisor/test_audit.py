@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.audit import files
-from appliance.audit.entry import Entry, entry, from_line, to_wire
-from appliance.audit.log import AuditLog, AuditWriteError, open_log
-from appliance.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
+from appliance.common.audit import files
+from appliance.common.audit.entry import Entry, entry, from_line, to_wire
+from appliance.common.audit.log import AuditLog, AuditWriteError, open_log
+from appliance.common.control import Audited, AuditState, Control, ControlError, SandboxDown, SandboxUp
 from appliance.supervisor import audit as module
 from appliance.supervisor.audit import MAX_ENTRIES, Recorder, watching
 
@@ -71,9 +71,7 @@ async def test_entries_are_written_together_within_a_second(tmp_path: Path, monk
     assert found(tmp_path)[-1] == refused(999)
 
 
-async def test_a_stop_in_the_middle_of_a_write_spoils_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_in_the_middle_of_a_write_spoils_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that is on its way when the supervisor stops goes on in its thread: the last one comes after it, and
     every entry is there once."""
     monkeypatch.setattr(module, "FLUSH_S", 0.0)

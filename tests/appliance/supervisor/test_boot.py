@@ -17,15 +17,8 @@ from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, boot
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
-from isolation.ipc.messages import (
-    PROTOCOL_VERSION,
-    EngineReady,
-    FailureCode,
-    Hello,
-    RequestFailure,
-    Role,
-    StepOutput,
-)
+from isolation.ipc.engine import RequestFailure, StepOutput
+from isolation.ipc.messages import PROTOCOL_VERSION, EngineReady, FailureCode, Hello, Role
 from isolation.ipc.segment import Layout
 
 READY = EngineReady(vocab_size=512, max_context=256, block_size=16, num_blocks=64)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance import control
-from appliance.control import (
+from appliance.common import control
+from appliance.common.control import (
     CONTROL_VERSION,
     Attach,
     Audited,
@@ -40,9 +40,14 @@ class Watched:
         self.kept: list[dict[str, int]] = []
         self.keys: list[int] = []
         self.server = ControlServer(
-            path, Welcome(CONTROL_VERSION, "s", "l", ["m"]), self._on_attach, self._on_leave, self.faults.append,
-            on_audited=self._on_audited, on_keys=self.keys.append,
-        )  # fmt: skip
+            path,
+            Welcome(CONTROL_VERSION, "s", "l", ["m"]),
+            self._on_attach,
+            self._on_leave,
+            self.faults.append,
+            on_audited=self._on_audited,
+            on_keys=self.keys.append,
+        )
         self.server.on_retention = self.kept.append
         self.server.open()
 

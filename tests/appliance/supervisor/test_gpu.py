@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from appliance.catalog import embedded_model, read_model
-from appliance.config import ApplianceConfig
-from appliance.errors import StartError
+from appliance.common.catalog import embedded_model, read_model
+from appliance.common.config import ApplianceConfig
+from appliance.common.errors import StartError
 from appliance.supervisor import gpu as gpu_module
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.gpu import GUEST_GPU_KERNELS, gpu_kernels, with_gpu
-from isolation.gpu_facts import GpuFacts
-from isolation.gvisor import GvisorRuntime
+from isolation.gpu.gpu_facts import GpuFacts
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import Runsc
+from isolation.gvisor.spec import Limits, Rootfs, SandboxSpec
+from isolation.gvisor.unsafe_runtime import UnsafeRuntime
 from isolation.ipc.messages import Role
-from isolation.runsc import Runsc
-from isolation.spec import Limits, Rootfs, SandboxSpec
-from isolation.unsafe import UnsafeRuntime
-from tests.isolation.gpu_machine import FACTS, RUNSC
+from tests.isolation.gpu.gpu_machine import FACTS, RUNSC
 
 FILES = read_model("m", embedded_model())
 
@@ -30,8 +30,12 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: GpuFacts, kind
     monkeypatch.setattr(gpu_module, "look_at_gpus", lambda: facts)
     config = ApplianceConfig(
         models=[{"name": "m", "path": str(embedded_model()), **model}],
-        policy="p", credentials="c", pepper="x", run_dir=str(tmp_path), sandbox={"gpu_kernels": str(tmp_path)},
-    )  # fmt: skip
+        policy="p",
+        credentials="c",
+        pepper="x",
+        run_dir=str(tmp_path),
+        sandbox={"gpu_kernels": str(tmp_path)},
+    )
     runtime = object.__new__(kind)
     runtime.runsc = Runsc(Path("/r/runsc"), RUNSC)
     return config, runtime, plan_boots(config, config.models[0], FILES, runtime)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from appliance.control import Control, SandboxDown, SandboxUse
+from appliance.common.control import Control, SandboxDown, SandboxUse
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor.boot import Booted, BootPlan
 from appliance.supervisor.keeper import Keeper

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance.audit.entry import Entry
-from appliance.control import Control, Namespaces
+from appliance.common.audit.entry import Entry
+from appliance.common.control import Control, Namespaces
 from appliance.supervisor import operator_socket
-from appliance.supervisor.declared import accounts_of
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.operator_socket import OperatorSocket
+from appliance.supervisor.policy_reader import accounts_of
+from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
-from appliance.supervisor.vault import Vault
 from isolation.keys.errors import KeyringError
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import Binding
@@ -75,7 +75,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     policy = load_policy([Source("p.yaml", POLICY)])
     made = OperatorSocket(
         tmp_path / "operator.sock", vault, publish, recorded.append, lambda tenant: accounts_of(policy, tenant)
-    )  # fmt: skip
+    )
     await made.open()
     yield Desk(tmp_path / "operator.sock", namespace, store, vault, told, recorded)
     await made.close()
@@ -117,6 +117,16 @@ async def test_a_shred_reaches_what_a_sharing_group_has_of_the_tenant(desk: Desk
     assert desk.namespace.keys(["alpha", "gamma"]) == {name: old[name] for name in ("alpha", "gamma")}
     assert await desk.say(b'{"do": "shred", "tenant": "alpha"}\n')
     assert isinstance(desk.told[1], Namespaces) and desk.told[1].keys.keys() == {"alpha"}
+
+
+async def test_a_shred_destroys_what_the_group_sealed_of_the_tenant(desk: Desk) -> None:
+    """Objects under the key of a member's group go with the member's own; those of a tenant outside stay (control)."""
+    for owner in ("alpha", "beta", "group/team"):
+        desk.store.put(Binding(owner, "00", bytes(16), b"epoch"), owner.encode())
+    done = await desk.say(b'{"do": "shred", "tenant": "beta"}\n')
+    assert done == {"ok": True, "tenant": "beta", "objects": 2, "had_key": True}
+    names = [Binding(owner, "00", bytes(16), b"epoch") for owner in ("alpha", "beta", "group/team")]
+    assert [desk.store.get(name) for name in names] == [b"alpha", None, None]
 
 
 async def test_a_rotation_gives_another_key_at_once(desk: Desk) -> None:
@@ -162,11 +172,23 @@ async def test_keys_are_wrapped_anew_and_open_what_they_sealed(desk: Desk) -> No
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"\n", b"{\n", b"[]\n", b'{"do": "shred"}\n', b'{"do": "list", "tenant": "a"}\n', b'{"do":1,"tenant":"a"}\n',
-     b'{"do": "shred", "tenant": 5}\n', b'{"do": "shred", "tenant": "../a"}\n', b"[" * 4_000 + b"\n",
-     b'{"do": "rewrap", "tenant": "a"}\n', b'{"do": "rewrap", "root": 7}\n', b'{"do": ["shred"], "tenant": "a"}\n',
-     b'{"do": "rotate", "tenant": "../a"}\n'],
-)  # fmt: skip
+    [
+        b"",
+        b"\n",
+        b"{\n",
+        b"[]\n",
+        b'{"do": "shred"}\n',
+        b'{"do": "list", "tenant": "a"}\n',
+        b'{"do":1,"tenant":"a"}\n',
+        b'{"do": "shred", "tenant": 5}\n',
+        b'{"do": "shred", "tenant": "../a"}\n',
+        b"[" * 4_000 + b"\n",
+        b'{"do": "rewrap", "tenant": "a"}\n',
+        b'{"do": "rewrap", "root": 7}\n',
+        b'{"do": ["shred"], "tenant": "a"}\n',
+        b'{"do": "rotate", "tenant": "../a"}\n',
+    ],
+)
 async def test_what_is_no_command_is_refused(desk: Desk, line: bytes) -> None:
     """A typed answer, and nothing is destroyed or told."""
     answer = await desk.say(line)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from appliance.control import Control, Fault, Release, SandboxDown, SandboxUp, Want
-from appliance.residency import ResidentLimits
+from appliance.common.control import Control, Fault, Release, SandboxDown, SandboxUp, Want
+from appliance.common.residency import ResidentLimits
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor import residents as residents_module
 from appliance.supervisor.boot import Booted, BootPlan, sandbox_name
-from appliance.supervisor.declared import DeclaredTenants
+from appliance.supervisor.policy_reader import DeclaredTenants
 from appliance.supervisor.residents import Residents
 from isolation.ipc.messages import Role
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from appliance.catalog import embedded_model, read_model
-from appliance.config import ApplianceConfig, ModelConfig, SandboxConfig
-from appliance.control import COLD, FALLEN_BACK, RESTORED
+from appliance.common.catalog import embedded_model, read_model
+from appliance.common.config import ApplianceConfig, ModelConfig, SandboxConfig
+from appliance.common.control import COLD, FALLEN_BACK, RESTORED
+from appliance.selftest import intruder
 from appliance.supervisor import boot as boot_module
 from appliance.supervisor.boot import Booted, BootPlan, end, plan_boot
 from appliance.supervisor.keeper import Keeper
 from appliance.supervisor.lifecycle import Life, State
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
-from bench.guarantees import intruder
 from isolation.errors import SandboxStartError
-from isolation.gvisor import GvisorRuntime
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.spec import GpuAccess
+from isolation.gvisor.unsafe_runtime import UnsafeRuntime
 from isolation.ipc.messages import Role
-from isolation.spec import GpuAccess
-from isolation.unsafe import UnsafeRuntime
 
 pytestmark = pytest.mark.runsc
 
@@ -47,7 +47,7 @@ def gvisor(runsc_path: Path):
     try:
         with intruder.gvisor() as runtime:
             yield runtime
-    except intruder.UnavailableError as error:
+    except intruder.CannotBeShownError as error:
         pytest.skip(str(error))
 
 
@@ -58,9 +58,13 @@ def configure(folder: Path) -> ApplianceConfig:
     run_dir.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o755)
     return ApplianceConfig(
-        models=(ModelConfig(name="athanor-mini", path=model),), policy=model, credentials=model, pepper=model,
-        run_dir=run_dir, sandbox=SandboxConfig(checkpoints=folder / "saved"),
-    )  # fmt: skip
+        models=(ModelConfig(name="athanor-mini", path=model),),
+        policy=model,
+        credentials=model,
+        pepper=model,
+        run_dir=run_dir,
+        sandbox=SandboxConfig(checkpoints=folder / "saved"),
+    )
 
 
 def make(folder: Path, runtime: Any, role: Role = Role.TEXT, tenant: str = "") -> tuple[WarmStarts, BootPlan]:
@@ -176,7 +180,7 @@ def test_what_it_depends_on_is_in_its_name(
     assert warm.key(replace(plan.spec, name="other")) == key
     _, engine = make(warm.store.root.parent, gvisor, Role.ENGINE)
     assert warm.key(engine.spec) != key
-    monkeypatch.setattr("isolation.gvisor.processor", lambda: "another")
+    monkeypatch.setattr("isolation.gvisor.gvisor_runtime.processor", lambda: "another")
     assert warm.key(plan.spec) != key
 
 

@@ -16,13 +16,13 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from appliance.catalog import embedded_model
+from appliance.common.catalog import embedded_model
 from engine.config import EngineConfig
 from engine.convert.__main__ import FILES, convert
 from engine.convert.rope import llama3_divisors
+from engine.core.offline import generate
 from engine.errors import ModelLoadError
-from engine.load import load_engine
-from engine.offline import generate
+from engine.startup.load import load_engine
 from tests.engine.convert.write_gguf import Kind, write_embedded, write_gguf
 from tests.engine.support import submit
 from tests.engine.text.test_tokenizer import vectors
@@ -56,10 +56,31 @@ def texts(count: int, seed: int = 0) -> list[str]:
     """Lines with everything that tokenizers stumble over."""
     rng = np.random.default_rng(seed)
     parts = [
-        "the", "Once upon a time", " ", "  ", "\n", "\n\n ", "\t", "don't", "I'LL", "12345", "3.14", "\u00e9t\u00e9",
-        "e\u0301", "\u4f60\u597d", "\U0001f600", "<s>", "<0x41>", "\u2581", "...", "a_b", "\x00", "\u0130", "_",
+        "the",
+        "Once upon a time",
+        " ",
+        "  ",
+        "\n",
+        "\n\n ",
+        "\t",
+        "don't",
+        "I'LL",
+        "12345",
+        "3.14",
+        "\u00e9t\u00e9",
+        "e\u0301",
+        "\u4f60\u597d",
+        "\U0001f600",
+        "<s>",
+        "<0x41>",
+        "\u2581",
+        "...",
+        "a_b",
+        "\x00",
+        "\u0130",
+        "_",
         "x" * 40,
-    ]  # fmt: skip
+    ]
     return ["".join(rng.choice(parts, rng.integers(0, 12))) for _ in range(count)]
 
 
@@ -137,10 +158,17 @@ def tiny(folder: Path, family: str, **changes: object) -> transformers.PreTraine
     torch.manual_seed(0)
     classes = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     values = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 2_048, "max_position_embeddings": 256, "head_dim": 16,
-        "tie_word_embeddings": False, **changes,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2_048,
+        "max_position_embeddings": 256,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        **changes,
+    }
     config = getattr(transformers, f"{classes[family]}Config")(**values)
     model = getattr(transformers, f"{classes[family]}ForCausalLM")(config).float().eval()
     with torch.no_grad():
@@ -191,9 +219,13 @@ def test_rotary_scaling_of_llama_3_is_found_again(factor: float, tmp_path: Path)
     """Files hold only what follows from it; divisors that nothing published gives are refused, ones mean none."""
     origin = tmp_path / "origin"
     scaling = {
-        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": factor, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8_192,
-    }  # fmt: skip
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8_192,
+    }
     model = tiny(origin, "llama", rope_parameters=scaling, head_dim=64)
     with_old_rope(origin)
     # Divisors of the reference itself: frequencies without scaling through those with it.
@@ -274,11 +306,16 @@ def said(key: str, value: object) -> Change:
 
     def change(writer: gguf.GGUFWriter) -> None:
         kind = (
-            gguf.GGUFValueType.BOOL if isinstance(value, bool)
-            else gguf.GGUFValueType.UINT32 if isinstance(value, int)
-            else gguf.GGUFValueType.FLOAT32 if isinstance(value, float)
-            else gguf.GGUFValueType.ARRAY if isinstance(value, list) else gguf.GGUFValueType.STRING
-        )  # fmt: skip
+            gguf.GGUFValueType.BOOL
+            if isinstance(value, bool)
+            else gguf.GGUFValueType.UINT32
+            if isinstance(value, int)
+            else gguf.GGUFValueType.FLOAT32
+            if isinstance(value, float)
+            else gguf.GGUFValueType.ARRAY
+            if isinstance(value, list)
+            else gguf.GGUFValueType.STRING
+        )
         writer.kv_data[0][key] = gguf.GGUFValue(value, kind)
 
     return change

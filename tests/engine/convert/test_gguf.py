@@ -37,9 +37,13 @@ def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
 
 
 def file(
-    pairs: list[bytes] | None = None, tensors: list[bytes] | None = None, data: bytes = b"", *,
-    counts: tuple[int, int] | None = None, head: bytes = b"GGUF" + struct.pack("<I", 3),
-) -> bytes:  # fmt: skip
+    pairs: list[bytes] | None = None,
+    tensors: list[bytes] | None = None,
+    data: bytes = b"",
+    *,
+    counts: tuple[int, int] | None = None,
+    head: bytes = b"GGUF" + struct.pack("<I", 3),
+) -> bytes:
     """A file, well-formed or not."""
     pairs, tensors = pairs or [], tensors or []
     numbers = counts or (len(tensors), len(pairs))
@@ -89,10 +93,20 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
     library_file(tmp_path / "a.gguf")
     found = opened(tmp_path / "a.gguf", (tmp_path / "a.gguf").read_bytes())
     expected = {
-        "u8": 255, "i8": -128, "u16": 65_535, "i16": -32_768, "u32": 2**32 - 1, "i32": -(2**31), "u64": 2**64 - 1,
-        "i64": -(2**63), "f32": 1.5, "f64": 1e300, "yes": True, "text": "\u00e9\U0001f600",
+        "u8": 255,
+        "i8": -128,
+        "u16": 65_535,
+        "i16": -32_768,
+        "u32": 2**32 - 1,
+        "i32": -(2**31),
+        "u64": 2**64 - 1,
+        "i64": -(2**63),
+        "f32": 1.5,
+        "f64": 1e300,
+        "yes": True,
+        "text": "\u00e9\U0001f600",
         "words": ["a", "", "\u4f60"],
-    }  # fmt: skip
+    }
     assert {key: found.values[key] for key in expected} == expected
     assert found.values["yes"] is True
     assert found.values["numbers"].tolist() == [1.5, -2.5]

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from appliance.catalog import embedded_model
+from appliance.common.catalog import embedded_model
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -19,11 +19,18 @@ NAMES = {
     "lm_head.weight": "output.weight",
 }
 PARTS = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 
 Kind = gguf.GGMLQuantizationType
@@ -80,12 +87,17 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     tokens = sorted(vocab, key=vocab.__getitem__)
     added = {one["content"]: one for one in spec["added_tokens"]}
     kinds = [
-        gguf.TokenType.UNKNOWN if text == spec["model"]["unk_token"]
-        else gguf.TokenType.CONTROL if text in added and added[text]["special"]
-        else gguf.TokenType.USER_DEFINED if text in added
-        else gguf.TokenType.BYTE if text.startswith("<0x") else gguf.TokenType.NORMAL
+        gguf.TokenType.UNKNOWN
+        if text == spec["model"]["unk_token"]
+        else gguf.TokenType.CONTROL
+        if text in added and added[text]["special"]
+        else gguf.TokenType.USER_DEFINED
+        if text in added
+        else gguf.TokenType.BYTE
+        if text.startswith("<0x")
+        else gguf.TokenType.NORMAL
         for text in tokens
-    ]  # fmt: skip
+    ]
     merges = spec["model"]["merges"]
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -108,9 +120,13 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
 
 
 def write_gguf(
-    target: Path, folder: Path, *, kind: Kind = Kind.F32, pre: str = "gpt-2",
+    target: Path,
+    folder: Path,
+    *,
+    kind: Kind = Kind.F32,
+    pre: str = "gpt-2",
     change: Callable[[gguf.GGUFWriter], None] | None = None,
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:
     """Write a model of the published layout as one GGUF file.
 
     Gives the tensors as the file means them, in float32 and in the published order: those that were packed are what

@@ -109,19 +109,9 @@ def tiny():
                 {"id": 256 + index, "content": text, "special": special, **flags} for index, text in enumerate(added)
             ],
             "normalizer": None,
-            "pre_tokenizer": {
-                "type": "ByteLevel",
-                "add_prefix_space": False,
-                "trim_offsets": True,
-                "use_regex": True,
-            },
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
             "post_processor": None,
-            "decoder": {
-                "type": "ByteLevel",
-                "add_prefix_space": True,
-                "trim_offsets": True,
-                "use_regex": True,
-            },
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
             "model": {
                 "type": "BPE",
                 "dropout": None,

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import RequestRejectedError
-from engine.text.conversation import (
-    MAX_DEPTH,
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    MAX_VALUES,
-    check_text,
-    parse_conversation,
-)
+from engine.text.conversation import MAX_DEPTH, MAX_MESSAGES, MAX_TOOLS, MAX_VALUES, check_text, parse_conversation
 from isolation.ipc.messages import FailureCode
 
 USER = {"role": "user", "content": "Hi"}
@@ -117,17 +110,11 @@ def test_malformed_sources(source: bytes, reason: str) -> None:
             "messages[0].content[0] is not a text part; this model takes text only",
         ),
         (USER | {"content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text is not text"),
-        (
-            USER | {"content": [{"type": "text", "text": "a"}] * 1025},
-            "messages[0].content has more than 1024 entries",
-        ),
+        (USER | {"content": [{"type": "text", "text": "a"}] * 1025}, "messages[0].content has more than 1024 entries"),
         (USER | {"tool_calls": {}}, "messages[0].tool_calls is not a list"),
         (USER | {"tool_calls": [1]}, "messages[0].tool_calls[0] is not an object"),
         (USER | {"tool_calls": [{}]}, "messages[0].tool_calls[0].function is not an object"),
-        (
-            USER | {"tool_calls": [{"function": {"name": 1}}]},
-            "messages[0].tool_calls[0].function.name is not text",
-        ),
+        (USER | {"tool_calls": [{"function": {"name": 1}}]}, "messages[0].tool_calls[0].function.name is not text"),
         (
             USER | {"tool_calls": [{"function": {"name": "f", "arguments": 1}}]},
             "messages[0].tool_calls[0].function.arguments is neither a string nor an object",
@@ -146,18 +133,9 @@ def test_malformed_messages(message: object, reason: str) -> None:
         ({"tools": ["x"]}, "tools[0] is not an object"),
         ({"tools": [{}] * (MAX_TOOLS + 1)}, "tools has more than 128 entries"),
         ({"template_kwargs": []}, "template_kwargs is not an object"),
-        (
-            {"template_kwargs": {"a": {}}},
-            "template_kwargs.a is not a short text, a number or a boolean",
-        ),
-        (
-            {"template_kwargs": {"a": "x" * 1025}},
-            "template_kwargs.a is not a short text, a number or a boolean",
-        ),
-        (
-            {"template_kwargs": {str(index): 1 for index in range(17)}},
-            "template_kwargs has more than 16 entries",
-        ),
+        ({"template_kwargs": {"a": {}}}, "template_kwargs.a is not a short text, a number or a boolean"),
+        ({"template_kwargs": {"a": "x" * 1025}}, "template_kwargs.a is not a short text, a number or a boolean"),
+        ({"template_kwargs": {str(index): 1 for index in range(17)}}, "template_kwargs has more than 16 entries"),
     ],
 )
 def test_malformed_extras(others: dict, reason: str) -> None:

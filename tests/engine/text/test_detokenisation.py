@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from appliance.gateway.assembler import Assembler, VocabularyTable
+from appliance.gateway.request.assembler import Assembler
+from appliance.gateway.sandboxes.text_link import VocabularyTable
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
 

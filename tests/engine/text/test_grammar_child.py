@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from engine.text.grammar_child import COMMAND, COMPILED, OPEN, REFUSED, RESULT, ROW, run_child
-from engine.text.grammar_words import Words, build_tokenizer
+from engine.text.token_bytes import Words, build_tokenizer
 from isolation.ipc.codec import encode
-from isolation.ipc.grammar_messages import GrammarKind, OpenGrammar
+from isolation.ipc.grammar import GrammarKind, OpenGrammar
 
 WORDS = Words([bytes([byte]) for byte in range(256)], lambda text: list(text.encode()))
 GIB = 1 << 30

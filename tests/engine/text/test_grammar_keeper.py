@@ -12,7 +12,7 @@ import pytest
 
 from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, RESULT, ROW
 from engine.text.grammar_keeper import COMPILE_WALL_S, HEAVY_AFTER_S, KEPT_S, TURN_S, Keeper
-from isolation.ipc.grammar_messages import CloseGrammar, GrammarKind, OpenGrammar
+from isolation.ipc.grammar import CloseGrammar, GrammarKind, OpenGrammar
 from isolation.ipc.messages import Failed, FailureCode
 
 

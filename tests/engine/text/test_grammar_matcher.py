@@ -8,8 +8,8 @@ import pytest
 
 from engine.errors import RequestRejectedError
 from engine.text.grammar_matcher import CompiledGrammar
-from engine.text.grammar_words import build_tokenizer
-from isolation.ipc.grammar_messages import GrammarKind, MaskState
+from engine.text.token_bytes import build_tokenizer
+from isolation.ipc.grammar import GrammarKind, MaskState
 from isolation.ipc.messages import FailureCode
 
 

@@ -17,9 +17,10 @@ import pytest
 from engine.text.grammar_child import MEMORY_BYTES
 from engine.text.grammar_keeper import TENANT_GRAMMARS
 from isolation.ipc.channel import Channel
-from isolation.ipc.grammar_messages import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
-from isolation.ipc.messages import Failed, FailureCode, Message, TextReady
-from isolation.ipc.text_messages import Encode, Encoded, SourceKind
+from isolation.ipc.codec import Message
+from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
+from isolation.ipc.messages import Failed, FailureCode, TextReady
+from isolation.ipc.text import Encode, Encoded, SourceKind
 from tests.engine.text.test_process import configured, next_message, started
 
 ALPHA, BETA = bytes(16), bytes([1]) * 16

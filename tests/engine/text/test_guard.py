@@ -58,9 +58,9 @@ def test_memory_ends_work() -> None:
 def test_a_tighter_limit_of_the_process_stays() -> None:
     """A soft limit that is set already is never loosened."""
     before = resource.getrlimit(resource.RLIMIT_AS)
-    used = guard._address_space_used()
-    assert used is not None
-    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * MIB, before[1]))
+    size = guard.own_size()
+    assert size is not None
+    resource.setrlimit(resource.RLIMIT_AS, (size.bytes() + 64 * MIB, before[1]))
     try:
         with pytest.raises(MemoryError):
             run_guarded(lambda: bytearray(256 * MIB), seconds=5, memory_bytes=1 << 40)

@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.allowed_calls import LOW_WORD, Bells, Call
-from engine.filter import ALLOW, ERRNO, MACHINES, TRAP, compile_filter
+from engine.sandbox.allowed_calls import LOW_WORD, Bells, Call
+from engine.sandbox.filter import ALLOW, ERRNO, MACHINES, TRAP, compile_filter
 from engine.text.allowed_calls import ENOENT, FORK_FLAGS, forker_calls, grammar_calls, keeper_calls, worker_calls
 from isolation.ipc.channel import Channel
-from isolation.ipc.grammar_messages import Masks, MaskState
-from isolation.ipc.messages import Drain, Failed, TextReady
-from isolation.ipc.text_messages import Encoded
-from tests.engine.test_lockdown import check_numbers, run
+from isolation.ipc.engine import Drain
+from isolation.ipc.grammar import Masks, MaskState
+from isolation.ipc.messages import Failed, TextReady
+from isolation.ipc.text import Encoded
+from tests.engine.sandbox.test_lockdown import check_numbers, run
 from tests.engine.text.test_grammar_process import opened
 from tests.engine.text.test_process import PATIENCE_S, chat, configured, next_message, started
 
@@ -162,11 +163,14 @@ def test_every_process_of_a_serving_worker_is_locked(tmp_path, root, mini_dir) -
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("whose", "said"), [
-    ("grammar", "a grammar's process made a system call beyond its lock-down and was ended"),
-    ("keeper", "the keeper of grammars has ended: it made a system call beyond its lock-down"),
-    ("forker", "the forker of grammars has ended: it made a system call beyond its lock-down"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("whose", "said"),
+    [
+        ("grammar", "a grammar's process made a system call beyond its lock-down and was ended"),
+        ("keeper", "the keeper of grammars has ended: it made a system call beyond its lock-down"),
+        ("forker", "the forker of grammars has ended: it made a system call beyond its lock-down"),
+    ],
+)
 def test_a_breach_of_any_process_is_told(whose: str, said: str, tmp_path, root, mini_dir) -> None:
     """SIGSYS ends it: a line says so, and of an end by another signal (control) nothing is said of the kind. A
     grammar's process ends alone; without its keeper or forker the worker ends too, to be booted anew."""

@@ -17,27 +17,19 @@ from pathlib import Path
 import pytest
 
 from engine.config import TextConfig
-from isolation.environment import guest_environment
-from isolation.gvisor import GvisorRuntime
+from isolation.gvisor.environment import guest_environment
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.spec import Limits, Mount, SandboxSpec
+from isolation.image.python_rootfs import python_rootfs
 from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Drain
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import (
-    PROTOCOL_VERSION,
-    Configure,
-    Drain,
-    Failed,
-    FailureCode,
-    Hello,
-    Message,
-    Role,
-    TextReady,
-)
+from isolation.ipc.messages import PROTOCOL_VERSION, Configure, Failed, FailureCode, Hello, Role, TextReady
 from isolation.ipc.segment import standard_layout
-from isolation.ipc.text_messages import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
-from isolation.python_rootfs import python_rootfs
-from isolation.runsc import find_runsc
-from isolation.spec import Limits, Mount, SandboxSpec
+from isolation.ipc.text import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
 PATIENCE_S = 60.0
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from engine.text.grammar_matcher import CompiledGrammar
-from engine.text.grammar_words import Words, build_tokenizer
-from isolation.ipc.grammar_messages import GrammarKind, MaskState
+from engine.text.token_bytes import Words, build_tokenizer
+from isolation.ipc.grammar import GrammarKind, MaskState
 from tests.engine.text.schema_maker import make_schema
 
 WRITTEN = sorted((Path(__file__).parent / "schemas").glob("*.json"))

@@ -23,10 +23,7 @@ USER = {"role": "user", "content": "Hi"}
 def template(source: str, *, limit_bytes: int = 1 << 20) -> ChatTemplate:
     """A template of a model with four control tokens, of which one is the BOS."""
     return ChatTemplate(
-        parse_template(source),
-        ControlTokens(TOKENS),
-        special={"bos_token": "<s>"},
-        limit_bytes=limit_bytes,
+        parse_template(source), ControlTokens(TOKENS), special={"bos_token": "<s>"}, limit_bytes=limit_bytes
     )
 
 
@@ -49,8 +46,10 @@ def refusal(source: str, *messages: dict, **others: object) -> tuple[FailureCode
         ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
         ("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{{ {'b': '<\u00e4>', 'a': 1} | tojson }}", '{"b": "<\u00e4>", "a": 1}'),
-        ("{{ {'b': 1, 'a': '\u00e4'} | tojson(indent=1, sort_keys=true, ensure_ascii=true) }}",
-         '{\n "a": "\\u00e4",\n "b": 1\n}'),
+        (
+            "{{ {'b': 1, 'a': '\u00e4'} | tojson(indent=1, sort_keys=true, ensure_ascii=true) }}",
+            '{\n "a": "\\u00e4",\n "b": 1\n}',
+        ),
         ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
         ("{% set x = 1 %}{% generation %}{% set x = 2 %}a{% endgeneration %}{{ x }}", "a1"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "1"),
@@ -58,7 +57,7 @@ def refusal(source: str, *messages: dict, **others: object) -> tuple[FailureCode
         ("{{ undefined_thing }}|{{ messages[0].nothing }}", "|"),
         ("{{ 'a' if messages[0]['role'] == 'user' else 'b' }}", "a"),
     ],
-)  # fmt: skip
+)
 def test_environment(source: str, expected: str) -> None:
     """Whitespace, loop controls, JSON, generation blocks and variables are as in transformers."""
     assert render(source) == expected
@@ -109,10 +108,7 @@ def test_looking_at_a_text_is_not_disturbed(source: str, expected: str) -> None:
     assert render(source, {"role": "user", "content": "a<t>b"}) == expected
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["<|start|>", "<t><|end|>", "<|st", "art|>", "<s>", "<|<|start|>start|>"],
-)
+@pytest.mark.parametrize("content", ["<|start|>", "<t><|end|>", "<|st", "art|>", "<s>", "<|<|start|>start|>"])
 def test_messages_write_no_control_tokens(content: str) -> None:
     """What a message spells stays unmarked, over seams and inside the template's own text as
     well."""
@@ -301,10 +297,7 @@ def test_template_arguments_are_those_the_template_reads() -> None:
     assert unmark(render(source, template_kwargs={"enable_thinking": True})) == "<s>1True"
     for name in ("messages", "bos_token", "tools", "raise_exception", "tokenize"):
         code, reason = refusal(source, template_kwargs={name: "x"})
-        assert (code, reason) == (
-            FailureCode.INVALID,
-            f"this model's chat template has no argument '{name}'",
-        )
+        assert (code, reason) == (FailureCode.INVALID, f"this model's chat template has no argument '{name}'")
     source = "{{ add_generation_prompt }}"
     assert render(source, template_kwargs={"add_generation_prompt": False}) == "False"
 

@@ -120,11 +120,7 @@ def test_ids_with_tools_are_those_of_transformers(model: Model, reference, reque
     """With a tool, a call and its result, a template gives the same as transformers or fails
     too."""
     name = request.node.callspec.id
-    call = {
-        "id": "abcdef123",
-        "type": "function",
-        "function": {"name": "weather", "arguments": {"place": "Ulm"}},
-    }
+    call = {"id": "abcdef123", "type": "function", "function": {"name": "weather", "arguments": {"place": "Ulm"}}}
     talk = [
         {"role": "user", "content": "Weather in Ulm?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},

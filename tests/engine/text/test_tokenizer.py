@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.catalog import embedded_model
+from appliance.common.catalog import embedded_model
 from engine.errors import ModelLoadError, RequestRejectedError
 from engine.text import tokenizer as module
 from engine.text.marks import wrap
@@ -260,10 +260,7 @@ def broken(tiny, **changes: object) -> bytes:
         ({"added_tokens": [7]}, "added token is malformed"),
         ({"added_tokens": [{"id": "1", "content": "x", "special": True}]}, "added token is malformed"),
         ({"added_tokens": [{"id": 1, "content": "x", "special": 1}]}, "added token is malformed"),
-        (
-            {"added_tokens": [{"id": MAX_VOCABULARY, "content": "x", "special": True}]},
-            "added token is malformed",
-        ),
+        ({"added_tokens": [{"id": MAX_VOCABULARY, "content": "x", "special": True}]}, "added token is malformed"),
         ({"pre_tokenizer": {"type": "Nonsense"}}, "cannot be used"),
         ({"comment": "\ufdd0"}, "reserved"),
     ],

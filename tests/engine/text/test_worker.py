@@ -14,7 +14,7 @@ from engine.text.files import read_text_files
 from engine.text.worker import TextWorker, load_worker
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.messages import MAX_REASON_BYTES, MAX_VOCABULARY_ENTRIES, Failed, FailureCode
-from isolation.ipc.text_messages import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
 
 def chat(*messages: dict, request: int = 1, max_tokens: int = 4096, **others: object) -> Encode:

@@ -14,10 +14,11 @@ import sys
 import time
 from array import array
 
-from engine.attach import attach
+from engine.sandbox.attach import attach
 from isolation.ipc import channel as channel_module
+from isolation.ipc.engine import Drain, StepOutput
 from isolation.ipc.errors import RingFull
-from isolation.ipc.messages import Drain, EngineReady, Role, StepOutput
+from isolation.ipc.messages import EngineReady, Role
 
 PATIENCE_S = 20
 NAP_S = 30e-6
@@ -56,9 +57,7 @@ def flood(channel, config):
     """Send large steps, waiting for room."""
     for number in range(config["count"]):
         step = StepOutput(
-            requests=array("Q", [number] * LARGE),
-            token_ids=array("I", [number] * LARGE),
-            finishes=bytes(LARGE),
+            requests=array("Q", [number] * LARGE), token_ids=array("I", [number] * LARGE), finishes=bytes(LARGE)
         )
         while True:
             try:

@@ -6,12 +6,18 @@ from array import array
 
 from hypothesis import strategies as st
 
-from isolation.ipc import grammar_messages as g
-from isolation.ipc import kv_messages as k
+from isolation.ipc import grammar as g
+from isolation.ipc import kv as k
 from isolation.ipc import messages as m
-from isolation.ipc import public_messages as pu
-from isolation.ipc import spill_messages as sp
-from isolation.ipc import text_messages as t
+from isolation.ipc import public as pu
+from isolation.ipc import spill as sp
+from isolation.ipc import text as t
+from isolation.ipc.codec import Message
+from isolation.ipc.embed import Embed, Embedding
+from isolation.ipc.engine import Abort, Drain, RequestFailure, Started, StepOutput, Submit
+from isolation.ipc.logprob import PromptLogprobs, TokenLogprobs
+from isolation.ipc.sampling import Sampling
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 u8 = st.integers(0, 0xFF)
 u16 = st.integers(0, 0xFFFF)
@@ -23,11 +29,12 @@ ids = st.lists(u32, max_size=50).map(lambda values: array("I", values))
 utf8 = st.text(max_size=60).map(str.encode)
 
 sampling = st.builds(
-    m.Sampling,
+    Sampling,
     temperature=st.floats(0, 1e30),
     top_k=u32,
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
+    typical_p=st.floats(0, 1, exclude_min=True),
     repetition_penalty=st.floats(0, 1e30, exclude_min=True),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
@@ -35,7 +42,7 @@ sampling = st.builds(
 )
 
 submit = st.builds(
-    m.Submit,
+    Submit,
     request=st.integers(0, (1 << 64) - m.MAX_CHOICES),
     namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
     token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
@@ -58,14 +65,14 @@ submit = st.builds(
 
 
 @st.composite
-def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
+def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobs:
     """Scores of a few positions with any number of alternatives."""
     positions, width = draw(st.integers(1, 4)), draw(st.integers(0, m.MAX_TOP_LOGPROBS))
 
     def column(code: str, values: st.SearchStrategy[float], count: int) -> array:
         return array(code, draw(st.lists(values, min_size=count, max_size=count)))
 
-    return m.PromptLogprobs(
+    return PromptLogprobs(
         draw(u64),
         draw(st.integers(1, m.MAX_TOKENS_PER_REQUEST)),
         column("d", finite, positions),
@@ -75,7 +82,7 @@ def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
 
 
 @st.composite
-def step_output(draw: st.DrawFn) -> m.StepOutput:
+def step_output(draw: st.DrawFn) -> StepOutput:
     """Steps with and without tokens, starts, failures and log-probabilities."""
     size = draw(st.integers(0, 20))
     exactly = {"min_size": size, "max_size": size}
@@ -85,20 +92,15 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
         width = draw(st.integers(0, m.MAX_TOP_LOGPROBS))
         top = {"min_size": width, "max_size": width}
         entries.append(
-            m.TokenLogprobs(
-                index,
-                draw(finite),
-                tuple(draw(st.lists(u32, **top))),
-                tuple(draw(st.lists(finite, **top))),
-            )
+            TokenLogprobs(index, draw(finite), tuple(draw(st.lists(u32, **top))), tuple(draw(st.lists(finite, **top))))
         )
-    return m.StepOutput(
+    return StepOutput(
         requests=array("Q", draw(st.lists(u64, **exactly))),
         token_ids=array("I", draw(st.lists(u32, **exactly))),
         finishes=bytes(draw(st.lists(st.sampled_from(m.Finish), **exactly))),
-        starts=tuple(draw(st.lists(st.builds(m.Started, u64, u32, u64), max_size=4))),
+        starts=tuple(draw(st.lists(st.builds(Started, u64, u32, u64), max_size=4))),
         logprobs=tuple(entries),
-        failures=tuple(draw(st.lists(st.builds(m.RequestFailure, u64, st.sampled_from(m.FailureCode)), max_size=4))),
+        failures=tuple(draw(st.lists(st.builds(RequestFailure, u64, st.sampled_from(m.FailureCode)), max_size=4))),
         running=draw(u32),
         waiting=draw(u32),
         free_blocks=draw(u32),
@@ -108,7 +110,7 @@ def step_output(draw: st.DrawFn) -> m.StepOutput:
 
 
 vocabulary = st.builds(
-    m.Vocabulary,
+    Vocabulary,
     request=u64,
     start=st.integers(0, 1 << 20),
     entries=st.lists(st.binary(max_size=m.MAX_ENTRY_BYTES), max_size=6).map(tuple),
@@ -158,15 +160,15 @@ def advance(draw: st.DrawFn) -> g.Advance:
 
 key = st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES)
 
-BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
+BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
     m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans(), st.booleans()),
     m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
-    m.Submit: submit,
-    m.Abort: st.builds(m.Abort, u64),
-    m.Embed: st.builds(
-        m.Embed,
+    Submit: submit,
+    Abort: st.builds(Abort, u64),
+    Embed: st.builds(
+        Embed,
         request=u64,
         namespace=st.binary(min_size=m.NAMESPACE_KEY_BYTES, max_size=m.NAMESPACE_KEY_BYTES),
         token_ids=st.lists(u32, min_size=1, max_size=50).map(lambda values: array("I", values)),
@@ -174,27 +176,21 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
         priority=st.sampled_from(m.Priority).map(int),
         deadline_us=st.integers(0, m.MAX_DEADLINE_US),
     ),
-    m.Embedding: st.builds(
-        m.Embedding,
+    Embedding: st.builds(
+        Embedding,
         u64,
         st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50).map(
             lambda values: array("f", values)
         ),
     ),
-    m.Drain: st.just(m.Drain()),
-    m.StepOutput: step_output(),
-    m.Encode: st.builds(
-        m.Encode,
-        u64,
-        st.sampled_from(t.SourceKind),
-        utf8,
-        st.integers(0, m.MAX_TOKENS_PER_REQUEST),
-    ),
-    m.Encoded: st.builds(m.Encoded, u64, ids),
-    m.Decode: st.builds(m.Decode, u64, ids),
-    m.Decoded: st.builds(m.Decoded, u64, utf8),
-    m.ReadVocabulary: st.builds(m.ReadVocabulary, u64, u32),
-    m.Vocabulary: vocabulary,
+    Drain: st.just(Drain()),
+    StepOutput: step_output(),
+    Encode: st.builds(Encode, u64, st.sampled_from(t.SourceKind), utf8, st.integers(0, m.MAX_TOKENS_PER_REQUEST)),
+    Encoded: st.builds(Encoded, u64, ids),
+    Decode: st.builds(Decode, u64, ids),
+    Decoded: st.builds(Decoded, u64, utf8),
+    ReadVocabulary: st.builds(ReadVocabulary, u64, u32),
+    Vocabulary: vocabulary,
     g.OpenGrammar: st.builds(
         g.OpenGrammar,
         u64,
@@ -208,9 +204,12 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
     g.Masks: masks(),
     sp.Keep: st.builds(sp.Keep, key, st.binary(min_size=1, max_size=32), st.binary(min_size=1, max_size=200)),
     sp.Fetch: st.builds(
-        sp.Fetch, u64, key, st.integers(1, 32).flatmap(
+        sp.Fetch,
+        u64,
+        key,
+        st.integers(1, 32).flatmap(
             lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1, max_size=5).map(tuple)
-        )
+        ),
     ),
     sp.Fetched: st.builds(sp.Fetched, u64, u32, st.binary(max_size=200)),
     sp.Forget: st.builds(sp.Forget, key),
@@ -233,17 +232,17 @@ BY_TYPE: dict[type, st.SearchStrategy[m.Message]] = {
 }
 """A strategy for each message."""
 
-SAMPLES: tuple[m.Message, ...] = (
+SAMPLES: tuple[Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
     m.EngineReady(128_256, 8192, 16, 4096, True, True),
     m.TextReady(128_256, True, False, True),
-    m.Submit(
+    Submit(
         request=7,
         namespace=bytes(range(32)),
         token_ids=array("I", [1, 2, 0xFFFF_FFFF]),
         max_tokens=16,
-        sampling=m.Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1 << 63),
+        sampling=Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1 << 63),
         stop_ids=(2, 3),
         ignore_eos=True,
         logprobs=5,
@@ -257,41 +256,38 @@ SAMPLES: tuple[m.Message, ...] = (
         group=bytes(range(32, 64)),
         public=bytes(range(64, 96)),
     ),
-    m.Abort(7),
+    Abort(7),
     k.KvQuotas((k.KvQuota(bytes(32), 2_000, 5_000), k.KvQuota(bytes(range(32)), 8_000, 8_000, False))),
     k.KvQuotas(),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1, 2])), pu.PublicPrefix(b"k" * 32, array("I", [3])))),
     pu.PublicPrefixes(),
     pu.PublicUsage((pu.PublicUse(bytes(range(32)), pu.PublicState.RESIDENT, 12, 1 << 40),)),
     k.KvUsage((k.KvUse(bytes(range(32)), 90, 60, 100, 200, 7, 1, 3),)),
-    m.Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
-    m.Embedding(7, array("f", [0.5, -0.25])),
-    m.Drain(),
-    m.StepOutput(
+    Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
+    Embedding(7, array("f", [0.5, -0.25])),
+    Drain(),
+    StepOutput(
         requests=array("Q", [7, 8, 7]),
         token_ids=array("I", [10, 11, 12]),
         finishes=bytes([m.Finish.NONE, m.Finish.STOP, m.Finish.LENGTH]),
-        starts=(m.Started(8, 32, 1500),),
-        logprobs=(
-            m.TokenLogprobs(0, -0.5, (10, 4), (-0.5, -1.25)),
-            m.TokenLogprobs(2, -0.25, (), ()),
-        ),
-        failures=(m.RequestFailure(9, m.FailureCode.TOO_LONG),),
+        starts=(Started(8, 32, 1500),),
+        logprobs=(TokenLogprobs(0, -0.5, (10, 4), (-0.5, -1.25)), TokenLogprobs(2, -0.25, (), ())),
+        failures=(RequestFailure(9, m.FailureCode.TOO_LONG),),
         running=2,
         waiting=1,
         free_blocks=100,
         prompts=(
-            m.PromptLogprobs(7, 1, array("d", [-1.5, -0.5]), array("I", [3, 4]), array("d", [-0.25, -0.125])),
-            m.PromptLogprobs(8, 65, array("d", [-2.0])),
+            PromptLogprobs(7, 1, array("d", [-1.5, -0.5]), array("I", [3, 4]), array("d", [-0.25, -0.125])),
+            PromptLogprobs(8, 65, array("d", [-2.0])),
         ),
     ),
-    m.StepOutput(),
-    m.Encode(1, t.SourceKind.CHAT, b'{"messages": []}', 100),
-    m.Encoded(1, array("I", [5, 6, 7])),
-    m.Decode(2, array("I", [5])),
-    m.Decoded(2, "h\u00e9".encode()),
-    m.ReadVocabulary(3, 8192),
-    m.Vocabulary(3, 8192, (b"", b"\xff\xfe", b"the")),
+    StepOutput(),
+    Encode(1, t.SourceKind.CHAT, b'{"messages": []}', 100),
+    Encoded(1, array("I", [5, 6, 7])),
+    Decode(2, array("I", [5])),
+    Decoded(2, "h\u00e9".encode()),
+    ReadVocabulary(3, 8192),
+    Vocabulary(3, 8192, (b"", b"\xff\xfe", b"the")),
     m.Failed(4, m.FailureCode.INVALID, "unknown role"),
     g.OpenGrammar(5, bytes(range(16)), g.GrammarKind.REGEX, b"[a-z]+", keep=False),
     g.Advance(array("Q", [5, 6]), array("I", [17, 0xFFFF_FFFF])),

@@ -15,24 +15,21 @@ from collections.abc import Callable
 import pytest
 
 from isolation.ipc import messages as m
-from isolation.ipc import text_messages as t
+from isolation.ipc import text as t
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import encode
-from isolation.ipc.errors import (
-    LocalProtocolError,
-    PeerGoneError,
-    RemoteProtocolError,
-    RingFull,
-)
-from isolation.ipc.memory import LOOK_AGAIN_S
+from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
+from isolation.ipc.errors import LocalProtocolError, PeerGoneError, RemoteProtocolError, RingFull
+from isolation.ipc.memory_order import LOOK_AGAIN_S
 from isolation.ipc.ring import CONTROL_BYTES
 from isolation.ipc.segment import GUEST_TO_HOST, HOST_TO_GUEST, RING_BYTES
 from isolation.ipc.state import State
+from isolation.ipc.text import Decoded, Encode
 from tests.isolation.ipc.strategies import SAMPLES
 from tests.isolation.ipc.wire import connect
 
-STEP = next(sample for sample in SAMPLES if isinstance(sample, m.StepOutput))
-LARGE = m.Decoded(1, b"x" * (RING_BYTES // 3))
+STEP = next(sample for sample in SAMPLES if isinstance(sample, StepOutput))
+LARGE = Decoded(1, b"x" * (RING_BYTES // 3))
 TAIL, ASLEEP = 0, 32
 MOST_CALLS = 60
 """Of functions, to send a step or to receive it."""
@@ -57,14 +54,14 @@ def text():
 def test_handshake_and_conversation(wire):
     """Both sides come to READY and messages pass both ways in order."""
     assert wire.host.state is wire.guest.state is State.READY
-    submit = next(sample for sample in SAMPLES if isinstance(sample, m.Submit))
+    submit = next(sample for sample in SAMPLES if isinstance(sample, Submit))
     wire.host.send(submit)
-    wire.host.send(m.Abort(7))
-    assert wire.guest.receive() == [submit, m.Abort(7)]
+    wire.host.send(Abort(7))
+    assert wire.guest.receive() == [submit, Abort(7)]
     wire.guest.send(STEP)
     assert wire.host.receive() == [STEP]
     assert wire.host.receive() == []
-    wire.host.send(m.Drain())
+    wire.host.send(Drain())
     wire.guest.receive()
     assert wire.host.state is wire.guest.state is State.DRAINING
 
@@ -72,7 +69,7 @@ def test_handshake_and_conversation(wire):
 def test_limit_bounds_one_receive(wire):
     """One call gives at most the limit and the next goes on there."""
     for number in range(5):
-        wire.host.send(m.Abort(number))
+        wire.host.send(Abort(number))
     assert [message.request for message in wire.guest.receive(limit=3)] == [0, 1, 2]
     assert [message.request for message in wire.guest.receive(limit=3)] == [3, 4]
 
@@ -80,14 +77,14 @@ def test_limit_bounds_one_receive(wire):
 def test_out_of_order_is_our_fault_or_the_peers(wire):
     """We may not send out of order; a peer that does so breaks the channel for good."""
     with pytest.raises(LocalProtocolError, match="Encode"):
-        wire.host.send(m.Encode(1, t.SourceKind.TEXT, b"", 1))
+        wire.host.send(Encode(1, t.SourceKind.TEXT, b"", 1))
     assert wire.host.state is State.READY
     wire.guest._writer.push(encode(m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE)))
     with pytest.raises(RemoteProtocolError, match="Hello"):
         wire.host.receive()
     assert wire.host.state is State.BROKEN
     with pytest.raises(LocalProtocolError, match="broken"):
-        wire.host.send(m.Abort(1))
+        wire.host.send(Abort(1))
     wire.guest._writer.push(encode(STEP))
     with pytest.raises(RemoteProtocolError):
         wire.host.receive()
@@ -140,13 +137,13 @@ def test_room_that_came_while_the_flag_went_up_is_used(text, monkeypatch):
 
 def test_the_bell_is_rung_only_for_a_sleeper(wire):
     """A busy peer costs no system call; a sleeping one is woken once."""
-    wire.host.send(m.Abort(1))
+    wire.host.send(Abort(1))
     assert not wire.guest._bell_in.wait(0)
     assert wire.guest.wait(0), "something is there, so nobody sleeps"
     wire.guest.receive()
     assert not wire.guest.arm()
-    wire.host.send(m.Abort(2))
-    wire.host.send(m.Abort(3))
+    wire.host.send(Abort(2))
+    wire.host.send(Abort(3))
     assert wire.guest._bell_in.wait(0)
     wire.guest.disarm()
     assert not wire.guest._bell_in.wait(0)
@@ -229,7 +226,7 @@ async def test_in_an_event_loop(wire):
     def talk() -> None:
         rng = random.Random(5)
         for number in range(500):
-            wire.guest.send(m.StepOutput(running=number))
+            wire.guest.send(StepOutput(running=number))
             if rng.random() < 0.2:
                 threading.Event().wait(0.0005)
 
@@ -273,7 +270,7 @@ def test_sending_to_a_sleeper_that_died(wire):
     wire.guest.send(STEP)
     wire.guest.close()
     with pytest.raises(PeerGoneError):
-        wire.host.send(m.Abort(1))
+        wire.host.send(Abort(1))
     with wire.raw.arena(GUEST_TO_HOST) as arena, arena.cast("Q") as words:
         words[48] = 1
     assert wire.host.receive() == [STEP]
@@ -283,17 +280,17 @@ def test_another_process_of_the_host_goes_on(wire):
     """The gateway takes over in the middle: what lies in both rings stays, the order is READY, and
     the old owner's close disturbs nothing."""
     wire.guest.send(STEP)
-    wire.host.send(m.Abort(1))
+    wire.host.send(Abort(1))
     wire.host.disarm()
     copies = [os.dup(fd) for fd in wire.host.fds()]
     gateway = Channel.host(*copies, wire.layout, m.Role.ENGINE, established=True)
     wire.host.close()
     wire.host.close()
     assert gateway.state is State.READY
-    gateway.send(m.Abort(2))
-    assert wire.guest.receive() == [m.Abort(1), m.Abort(2)]
-    wire.guest.send(m.StepOutput())
-    assert gateway.receive() == [STEP, m.StepOutput()]
+    gateway.send(Abort(2))
+    assert wire.guest.receive() == [Abort(1), Abort(2)]
+    wire.guest.send(StepOutput())
+    assert gateway.receive() == [STEP, StepOutput()]
     assert not gateway.wait(0)
     gateway.close()
     with pytest.raises(PeerGoneError):
@@ -332,7 +329,7 @@ def test_a_guest_that_writes_anywhere():
                         arena[CONTROL_BYTES + rng.randrange(400)] = rng.randrange(256)
             try:
                 wire.host.receive()
-                wire.host.send(m.Abort(1))
+                wire.host.send(Abort(1))
                 wire.host.wait(0)
                 wire.host.disarm()
                 wire.host.arm()
@@ -367,8 +364,8 @@ def test_a_step_costs_few_calls_whatever_its_size(wire):
     """Nothing is done token by token: sending a step of 512 tokens calls as many functions as one of 8, receiving it
     too, and both are few. What they take is measured in bench/ring.py."""
 
-    def step(tokens: int) -> m.StepOutput:
-        return m.StepOutput(
+    def step(tokens: int) -> StepOutput:
+        return StepOutput(
             requests=array("Q", range(tokens)), token_ids=array("I", range(tokens)), finishes=bytes(tokens)
         )
 

@@ -14,18 +14,21 @@ from hypothesis import strategies as st
 
 from isolation.ipc import codec
 from isolation.ipc import messages as m
-from isolation.ipc import public_messages as pu
-from isolation.ipc import text_messages as t
-from isolation.ipc.codec import decode, encode
+from isolation.ipc import public as pu
+from isolation.ipc import text as t
+from isolation.ipc.codec import GuestMessage, HostMessage, decode, encode
+from isolation.ipc.engine import RequestFailure, Started, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.frame import HEADER, HEADER_BYTES, Kind
+from isolation.ipc.logprob import TokenLogprobs
+from isolation.ipc.text import Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 from tests.isolation.ipc.fuzz import fuzz_decode
 from tests.isolation.ipc.strategies import BY_TYPE, SAMPLES, submit
 
 PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
 
-SUBMIT = next(sample for sample in SAMPLES if isinstance(sample, m.Submit))
-STEP = next(sample for sample in SAMPLES if isinstance(sample, m.StepOutput))
+SUBMIT = next(sample for sample in SAMPLES if isinstance(sample, Submit))
+STEP = next(sample for sample in SAMPLES if isinstance(sample, StepOutput))
 INF, NAN = float("inf"), float("nan")
 
 
@@ -38,14 +41,14 @@ def frame(kind: int, payload: bytes, *, request: int = 0, version: int = m.PROTO
     return HEADER.pack(HEADER_BYTES + len(payload), kind, version, request) + payload
 
 
-def sampled(**fields: float) -> m.Submit:
+def sampled(**fields: float) -> Submit:
     """A request that differs from the sample in its sampling numbers."""
     return replace(SUBMIT, sampling=replace(SUBMIT.sampling, **fields))
 
 
 def test_every_message_has_a_strategy_and_a_sample():
     """No message is left out of the properties below."""
-    every = {*m.HostMessage.__args__, *m.GuestMessage.__args__}
+    every = {*HostMessage.__args__, *GuestMessage.__args__}
     assert every == BY_TYPE.keys() == {type(sample) for sample in SAMPLES}
     assert len(Kind) == len(every)
 
@@ -149,7 +152,7 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
         (frame(Kind.PUBLIC_PREFIXES, struct.pack("<I", 65)), "above the limit"),
         (frame(Kind.PUBLIC_PREFIXES, struct.pack("<I", 2)), "does not fit"),
         (frame(Kind.PUBLIC_PREFIXES, struct.pack("<I32sI", 1, bytes(32), 1 << 31)), "frame's length"),
-        (frame(Kind.PUBLIC_USAGE, bytes(44)), "no whole prefixes"),
+        (frame(Kind.PUBLIC_USAGE, bytes(44)), "no whole uses"),
         (frame(Kind.PUBLIC_USAGE, struct.pack("<32sBIQ", bytes(32), 9, 0, 0)), "PublicState"),
         (frame(Kind.ENGINE_READY, struct.pack("<4IBB", 1, 1, 1, 1, 2, 0)), "flag"),
         (frame(Kind.VOCABULARY, struct.pack("<II", 0, 1)), "within the lengths"),
@@ -176,10 +179,7 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
             frame(Kind.STEP_OUTPUT, struct.pack("<12I", *[0] * 9, 1, 1, 0) + PROMPT.pack(7, 1, 1, 0) + b"\xff" * 8),
             "not finite",
         ),
-        (
-            frame(Kind.STEP_OUTPUT, struct.pack("<12I", 65_537, *[0] * 11) + bytes(13 * 65_537)),
-            "above the limit",
-        ),
+        (frame(Kind.STEP_OUTPUT, struct.pack("<12I", 65_537, *[0] * 11) + bytes(13 * 65_537)), "above the limit"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -193,6 +193,7 @@ BREACHES = [
     *(sampled(temperature=value) for value in (-0.1, INF, NAN)),
     *(sampled(top_p=value) for value in (0.0, 1.01, -1.0, NAN, INF)),
     *(sampled(min_p=value) for value in (-0.1, 1.1, NAN)),
+    *(sampled(typical_p=value) for value in (0.0, 1.01, -1.0, NAN)),
     *(sampled(repetition_penalty=value) for value in (0.0, -1.0, INF, NAN)),
     *(sampled(presence_penalty=value) for value in (-2.1, 2.1, NAN)),
     *(sampled(frequency_penalty=value) for value in (-2.1, 2.1, -INF)),
@@ -208,16 +209,16 @@ BREACHES = [
     replace(SUBMIT, deadline_us=m.MAX_DEADLINE_US + 1),
     replace(STEP, finishes=b"\0\0"),
     replace(STEP, finishes=b"\0\0\3"),
-    replace(STEP, logprobs=(m.TokenLogprobs(3, 0.0, (), ()),)),
-    replace(STEP, logprobs=(m.TokenLogprobs(1, 0.0, (), ()), m.TokenLogprobs(1, 0.0, (), ()))),
-    replace(STEP, logprobs=(m.TokenLogprobs(0, NAN, (), ()),)),
-    replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), (-INF,)),)),
-    replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,) * 21, (0.0,) * 21),)),
+    replace(STEP, logprobs=(TokenLogprobs(3, 0.0, (), ()),)),
+    replace(STEP, logprobs=(TokenLogprobs(1, 0.0, (), ()), TokenLogprobs(1, 0.0, (), ()))),
+    replace(STEP, logprobs=(TokenLogprobs(0, NAN, (), ()),)),
+    replace(STEP, logprobs=(TokenLogprobs(0, 0.0, (1,), (-INF,)),)),
+    replace(STEP, logprobs=(TokenLogprobs(0, 0.0, (1,) * 21, (0.0,) * 21),)),
     m.EngineReady(0, 1, 1, 1),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I")),)),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1])),) * 2),
     pu.PublicPrefixes((pu.PublicPrefix(bytes(32), array("I", [1]) * (pu.MAX_PUBLIC_TOKENS + 1)),)),
-    m.Encode(1, t.SourceKind.TEXT, b"\xff", 1),
+    Encode(1, t.SourceKind.TEXT, b"\xff", 1),
     m.Failed(1, m.FailureCode.INVALID, "x" * (m.MAX_REASON_BYTES + 1)),
 ]
 
@@ -256,16 +257,16 @@ def unchecked(message, monkeypatch) -> bytes:
         replace(STEP, requests=array("I", [1, 2, 3])),
         replace(STEP, requests=array("Q", [1])),
         replace(STEP, running=-1),
-        replace(STEP, logprobs=(m.TokenLogprobs(0, 0.0, (1,), ()),)),
-        replace(STEP, failures=(m.RequestFailure(1, 77),)),
-        replace(STEP, starts=(m.Started(1, 1 << 32, 0),)),
+        replace(STEP, logprobs=(TokenLogprobs(0, 0.0, (1,), ()),)),
+        replace(STEP, failures=(RequestFailure(1, 77),)),
+        replace(STEP, starts=(Started(1, 1 << 32, 0),)),
         m.Hello(1, 5),
-        m.Encode(1, t.SourceKind.TEXT, bytes(m.MAX_SOURCE_BYTES + 1), 1),
-        m.Decoded(1, bytes(m.MAX_FRAME_BYTES)),
+        Encode(1, t.SourceKind.TEXT, bytes(m.MAX_SOURCE_BYTES + 1), 1),
+        Decoded(1, bytes(m.MAX_FRAME_BYTES)),
         m.Failed(1, m.FailureCode.INVALID, "\ud800"),
-        m.Vocabulary(1, 0, (b"",) * (m.MAX_VOCABULARY_ENTRIES + 1)),
-        m.Vocabulary(1, 0, (bytes(m.MAX_ENTRY_BYTES + 1),)),
-        m.ReadVocabulary(1, -1),
+        Vocabulary(1, 0, (b"",) * (m.MAX_VOCABULARY_ENTRIES + 1)),
+        Vocabulary(1, 0, (bytes(m.MAX_ENTRY_BYTES + 1),)),
+        ReadVocabulary(1, -1),
         "no message",
     ],
     ids=lambda message: type(message).__name__,
@@ -282,12 +283,10 @@ def test_the_largest_messages_fit():
     tokens = m.MAX_TOKENS_PER_FRAME
     for message in (
         replace(SUBMIT, token_ids=ids, stop_ids=(1,) * m.MAX_STOP_IDS),
-        m.Encoded(1, ids),
-        m.Encode(1, t.SourceKind.TEXT, b"x" * m.MAX_SOURCE_BYTES, 1),
-        m.StepOutput(
-            requests=array("Q", bytes(8 * tokens)),
-            token_ids=array("I", bytes(4 * tokens)),
-            finishes=bytes(tokens),
+        Encoded(1, ids),
+        Encode(1, t.SourceKind.TEXT, b"x" * m.MAX_SOURCE_BYTES, 1),
+        StepOutput(
+            requests=array("Q", bytes(8 * tokens)), token_ids=array("I", bytes(4 * tokens)), finishes=bytes(tokens)
         ),
     ):
         assert decode(encode(message)) == message

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.attach import attach
+from engine.sandbox.attach import attach
 from isolation.ipc import doorbell, segment
 from isolation.ipc import messages as m
 from isolation.ipc.channel import Channel
 from isolation.ipc.doorbell import BellWriter
+from isolation.ipc.engine import Abort
 from isolation.ipc.errors import AttachError, PeerGoneError, RemoteProtocolError
 from isolation.ipc.listener import Listener
 from isolation.ipc.segment import standard_layout
@@ -150,11 +151,7 @@ def test_a_guest_that_leaves_too_early_is_no_guest(path, caplog, monkeypatch):
     def gone(*_arguments):
         raise BrokenPipeError("gone")
 
-    with (
-        Listener(path) as listener,
-        socket.socket(socket.AF_UNIX) as early,
-        monkeypatch.context() as patch,
-    ):
+    with Listener(path) as listener, socket.socket(socket.AF_UNIX) as early, monkeypatch.context() as patch:
         patch.setattr("isolation.ipc.listener.socket.send_fds", gone)
         early.connect(path)
         with pytest.raises(AttachError):
@@ -245,7 +242,7 @@ def test_a_broken_introduction_is_refused(path):
 
 def test_an_introduction_that_does_not_come(path, monkeypatch):
     """A host that accepts and then says nothing does not hold the guest for ever."""
-    monkeypatch.setattr("engine.attach.CONFIGURE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("engine.sandbox.attach.CONFIGURE_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen(1)
@@ -290,7 +287,7 @@ def test_only_configure_answers_hello(path, monkeypatch):
         host.wait(TIMEOUT_S)
         host.receive()
         host._conversation.enter(State.READY)
-        host.send(m.Abort(1))
+        host.send(Abort(1))
         with pytest.raises(RemoteProtocolError, match="Abort"):
             guest()
         host.close()

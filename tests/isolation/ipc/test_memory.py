@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from isolation.ipc import memory
+from isolation.ipc import memory_order
 from isolation.ipc.errors import UnsupportedMachineError
-from isolation.ipc.memory import fence, require_total_store_order
+from isolation.ipc.memory_order import fence, require_total_store_order
 
 ROUNDS = 100_000
 BUDGET_S = 4.0
@@ -101,6 +101,6 @@ def test_other_machines_are_refused(monkeypatch):
     """A processor with a weaker memory order is refused by name; this one is accepted."""
     require_total_store_order()
     fields = tuple(os.uname())[:4]
-    monkeypatch.setattr(memory.os, "uname", lambda: os.uname_result((*fields, "aarch64")))
+    monkeypatch.setattr(memory_order.os, "uname", lambda: os.uname_result((*fields, "aarch64")))
     with pytest.raises(UnsupportedMachineError, match="aarch64"):
         require_total_store_order()

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from isolation.ipc.codec import decode, encode
+from isolation.ipc.engine import Abort
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError, RingFull
 from isolation.ipc.frame import HEADER_BYTES
-from isolation.ipc.messages import MAX_FRAME_BYTES, Abort
+from isolation.ipc.messages import MAX_FRAME_BYTES
 from isolation.ipc.ring import CONTROL_BYTES, RingReader, RingWriter
-from isolation.ipc.text_messages import Decoded
+from isolation.ipc.text import Decoded
 from tests.isolation.ipc.fuzz import fuzz_ring
 
 CAPACITY = MAX_FRAME_BYTES + 64
@@ -130,12 +131,7 @@ def test_the_largest_frame_passes_and_fills():
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        b"",
-        bytes_frame(HEADER_BYTES)[:-1],
-        bytes_frame(HEADER_BYTES) + b"x",
-        bytes_frame(MAX_FRAME_BYTES + 1),
-    ],
+    [b"", bytes_frame(HEADER_BYTES)[:-1], bytes_frame(HEADER_BYTES) + b"x", bytes_frame(MAX_FRAME_BYTES + 1)],
     ids=["empty", "short", "longer than it says", "too large"],
 )
 def test_what_is_no_frame_is_not_pushed(frame):

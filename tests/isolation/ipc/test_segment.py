@@ -61,10 +61,7 @@ def test_only_sealed_memory_of_the_right_size_is_mapped(sealed, unsealed, tmp_pa
     larger = Layout(1, (Arena("a", 0, SMALL.size + PAGE_BYTES),))
     with pytest.raises(RemoteProtocolError, match="layout"):
         segment.map_segment(sealed, larger)
-    with (
-        (tmp_path / "file").open("wb+") as file,
-        pytest.raises(RemoteProtocolError, match="sealable"),
-    ):
+    with (tmp_path / "file").open("wb+") as file, pytest.raises(RemoteProtocolError, match="sealable"):
         segment.map_segment(file.fileno(), SMALL)
 
 
@@ -86,22 +83,14 @@ def test_arenas_are_parts_of_shared_memory(sealed):
 def test_standard_layout():
     """Both rings come first, others behind them, lengths rounded up to pages."""
     layout = standard_layout(("kv", 1), ("masks", 3 * PAGE_BYTES))
-    assert [arena.name for arena in layout.arenas] == [
-        segment.HOST_TO_GUEST,
-        segment.GUEST_TO_HOST,
-        "kv",
-        "masks",
-    ]
+    assert [arena.name for arena in layout.arenas] == [segment.HOST_TO_GUEST, segment.GUEST_TO_HOST, "kv", "masks"]
     assert [arena.length for arena in layout.arenas[2:]] == [PAGE_BYTES, 3 * PAGE_BYTES]
     assert layout.size == 2 * (segment.RING_BYTES + PAGE_BYTES) + 4 * PAGE_BYTES
 
 
 @given(
     st.lists(
-        st.tuples(
-            st.from_regex(r"[a-z][a-z0-9-]{0,31}", fullmatch=True),
-            st.integers(1, 1 << 34),
-        ),
+        st.tuples(st.from_regex(r"[a-z][a-z0-9-]{0,31}", fullmatch=True), st.integers(1, 1 << 34)),
         max_size=MAX_ARENAS - 2,
         unique_by=lambda pair: pair[0],
     )

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from isolation.ipc import grammar_messages as g
-from isolation.ipc import kv_messages as k
+from isolation.ipc import grammar as g
+from isolation.ipc import kv as k
 from isolation.ipc import messages as m
-from isolation.ipc import public_messages as pu
-from isolation.ipc import spill_messages as sp
+from isolation.ipc import public as pu
+from isolation.ipc import spill as sp
+from isolation.ipc.embed import Embed, Embedding
+from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.state import Conversation, Side, State
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 from tests.isolation.ipc.strategies import SAMPLES
 
 BY_TYPE = {type(sample): sample for sample in SAMPLES}
@@ -22,30 +25,30 @@ ALLOWED = {
     (m.Role.ENGINE, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
     (m.Role.ENGINE, State.LOADING, Side.GUEST): {m.EngineReady: State.READY},
     (m.Role.ENGINE, State.READY, Side.HOST): {
-        m.Submit: State.READY,
-        m.Embed: State.READY,
-        m.Abort: State.READY,
+        Submit: State.READY,
+        Embed: State.READY,
+        Abort: State.READY,
         g.Masks: State.READY,
         k.KvQuotas: State.READY,
         pu.PublicPrefixes: State.READY,
-        m.Drain: State.DRAINING,
+        Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.READY, Side.GUEST): {
-        m.StepOutput: State.READY,
-        m.Embedding: State.READY,
+        StepOutput: State.READY,
+        Embedding: State.READY,
         k.KvUsage: State.READY,
         pu.PublicUsage: State.READY,
     },
     (m.Role.ENGINE, State.DRAINING, Side.HOST): {
-        m.Abort: State.DRAINING,
+        Abort: State.DRAINING,
         g.Masks: State.DRAINING,
         k.KvQuotas: State.DRAINING,
         pu.PublicPrefixes: State.DRAINING,
-        m.Drain: State.DRAINING,
+        Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.DRAINING, Side.GUEST): {
-        m.StepOutput: State.DRAINING,
-        m.Embedding: State.DRAINING,
+        StepOutput: State.DRAINING,
+        Embedding: State.DRAINING,
         k.KvUsage: State.DRAINING,
         pu.PublicUsage: State.DRAINING,
     },
@@ -53,26 +56,26 @@ ALLOWED = {
     (m.Role.TEXT, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
     (m.Role.TEXT, State.LOADING, Side.GUEST): {m.TextReady: State.READY},
     (m.Role.TEXT, State.READY, Side.HOST): {
-        m.Encode: State.READY,
-        m.Decode: State.READY,
-        m.ReadVocabulary: State.READY,
+        Encode: State.READY,
+        Decode: State.READY,
+        ReadVocabulary: State.READY,
         g.OpenGrammar: State.READY,
         g.Advance: State.READY,
         g.CloseGrammar: State.READY,
-        m.Drain: State.DRAINING,
+        Drain: State.DRAINING,
     },
     (m.Role.TEXT, State.READY, Side.GUEST): {
-        m.Encoded: State.READY,
-        m.Decoded: State.READY,
-        m.Vocabulary: State.READY,
+        Encoded: State.READY,
+        Decoded: State.READY,
+        Vocabulary: State.READY,
         m.Failed: State.READY,
         g.Masks: State.READY,
     },
-    (m.Role.TEXT, State.DRAINING, Side.HOST): {m.Drain: State.DRAINING},
+    (m.Role.TEXT, State.DRAINING, Side.HOST): {Drain: State.DRAINING},
     (m.Role.TEXT, State.DRAINING, Side.GUEST): {
-        m.Encoded: State.DRAINING,
-        m.Decoded: State.DRAINING,
-        m.Vocabulary: State.DRAINING,
+        Encoded: State.DRAINING,
+        Decoded: State.DRAINING,
+        Vocabulary: State.DRAINING,
         m.Failed: State.DRAINING,
         g.Masks: State.DRAINING,
     },

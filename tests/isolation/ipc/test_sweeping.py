@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isolation.environment import SWEPT, WIPING, WIPING_LATER, guest_environment
+from isolation.gvisor.environment import SWEPT, WIPING, WIPING_LATER, guest_environment
 from isolation.ipc.sweeping import PERIOD_S, Rounds
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from isolation.gvisor.spec import Mount
 from isolation.ipc import segment
 from isolation.ipc.channel import Channel
+from isolation.ipc.engine import Abort, Drain, StepOutput
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.listener import Listener
-from isolation.ipc.messages import Abort, Configure, Drain, EngineReady, Hello, Role, StepOutput
+from isolation.ipc.messages import Configure, EngineReady, Hello, Role
 from isolation.ipc.segment import standard_layout
-from isolation.spec import Mount
 
 CODE = Path(__file__).with_name("guest_peer.py").read_text()
 PATIENCE_S = 20.0
@@ -112,6 +113,7 @@ def one(channel: Channel):
             return messages[0]
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("exchanges", EXCHANGES)
 def test_no_wake_up_is_lost(place, directory, exchanges, record_property):
     """Frames cross both ways while both readers nap and sleep at random: all arrive, in order, no

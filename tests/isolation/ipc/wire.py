@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from isolation.ipc import doorbell, segment
 from isolation.ipc.channel import Channel
-from isolation.ipc.messages import (
-    PROTOCOL_VERSION,
-    Configure,
-    EngineReady,
-    Hello,
-    Role,
-    TextReady,
-)
+from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Hello, Role, TextReady
 from isolation.ipc.segment import Layout, Segment
 
 READY = {Role.ENGINE: EngineReady(1, 1, 1, 1), Role.TEXT: TextReady(1, False, False, False)}

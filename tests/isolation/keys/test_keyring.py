@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from isolation.host.atomic_file import write_whole
 from isolation.keys.errors import KeyringError, RootKeyError, ShreddedError
 from isolation.keys.keyring import Keyring
 from isolation.keys.root import create_root, read_root
-from isolation.whole_file import write_whole
 
 ROOT = bytes(range(32))
 SALT = bytes(32)

@@ -1,8 +1,0 @@
-"""``python -m appliance.cli``: the same as ``athanor``, where the script is not installed."""
-
-from __future__ import annotations
-
-from appliance.cli.app import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,160 @@
+"""Entries of the audit log: a closed list of kinds, each with its fields; never content.
+
+An entry is one line of JSON: its number, the time in milliseconds of the Unix epoch, its kind, and the kind's fields in
+their order. Texts are printable ASCII and bounded; counts are integers. There is no field that could hold a prompt, an
+output or a token id, nor a hash of one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+Value = str | int
+
+MAX_TEXT = 256
+"""Most characters of one text; more are cut off."""
+
+MAX_ENTRY_BYTES = 4_096
+"""Most bytes of one line."""
+
+MAX_COUNT = 1 << 53
+"""Bound of numbers, so that every JSON reader has them exactly."""
+
+_T, _N = str, int
+
+KINDS: Final[dict[str, dict[str, type]]] = {
+    "request": {
+        "request": _T,
+        "tenant": _T,
+        "principal": _T,
+        "model": _T,
+        "operation": _T,
+        "rule": _T,
+        "policy": _T,
+        "outcome": _T,
+        "input_tokens": _N,
+        "output_tokens": _N,
+    },
+    "denied": {"tenant": _T, "principal": _T, "model": _T, "rule": _T, "policy": _T, "outcome": _T, "count": _N},
+    "refused": {"outcome": _T, "count": _N},
+    "policy": {"outcome": _T, "policy": _T, "tenants": _N},
+    "integrity": {"model": _T, "generation": _N, "count": _N},
+    "sandbox": {
+        "state": _T,
+        "model": _T,
+        "role": _T,
+        "tenant": _T,
+        "generation": _N,
+        "cause": _T,
+        "image": _T,
+        "model_digest": _T,
+    },
+    "keys": {"what": _T, "count": _N},
+    "order": {"what": _T, "tenant": _T, "user": _N, "outcome": _T, "count": _N},
+    "gap": {"where": _T, "dropped": _N},
+    "log": {"event": _T, "detail": _T},
+}
+"""Kind to its fields and their types:
+
+* ``request``: a request that the policy allowed, at its end;
+* ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
+* ``refused``: calls without a valid credential, counted likewise;
+* ``policy``: a policy was put in force, or refused;
+* ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
+* ``sandbox``: one came up or went down, with its tenant, if any, and the digests of its image and model;
+* ``keys``: keys were made, or given to the gateway;
+* ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
+  that touched;
+* ``gap``: entries were lost for want of room;
+* ``log``: the log itself was opened, recovered, or found damaged.
+"""
+
+FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity"})
+"""Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
+
+
+class EntryError(ValueError):
+    """The entry is of no kind of the list above, or does not have that kind's fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the log, before it has a number and a time."""
+
+    kind: str
+    fields: dict[str, Value]
+
+
+def entry(kind: str, **fields: Value) -> Entry:
+    """An entry of this kind with exactly its fields; texts are made printable and short."""
+    wanted = KINDS[kind]
+    assert fields.keys() == wanted.keys(), f"an entry {kind} has the fields {', '.join(wanted)}"
+    clean: dict[str, Value] = {}
+    for name, of in wanted.items():
+        value = fields[name]
+        clean[name] = _cut(value) if of is str else max(0, min(int(value), MAX_COUNT - 1))
+    return Entry(kind, clean)
+
+
+def to_wire(one: Entry) -> str:
+    """The entry as a text of the control socket."""
+    return json.dumps({"kind": one.kind, **one.fields}, separators=(",", ":"))
+
+
+def from_wire(text: str) -> Entry:
+    """Read an entry that the gateway sent; the text is hostile.
+
+    Raises:
+        EntryError: not an entry that it may send, to the letter.
+    """
+    try:
+        values = json.loads(text) if len(text) <= MAX_ENTRY_BYTES else None
+    except (ValueError, RecursionError):
+        values = None
+    kind = values.pop("kind", None) if isinstance(values, dict) else None
+    if not isinstance(values, dict) or not isinstance(kind, str) or kind not in FROM_GATEWAY:
+        raise EntryError("not an entry that a gateway sends")
+    if values.keys() != KINDS[kind].keys() or not all(_fits(values[name], of) for name, of in KINDS[kind].items()):
+        raise EntryError(f"an entry {kind} with wrong fields")
+    return Entry(kind, values)
+
+
+def to_line(one: Entry, number: int, time_ms: int) -> bytes:
+    """Line of the log, without its end."""
+    return json.dumps({"n": number, "t": time_ms, "kind": one.kind, **one.fields}, separators=(",", ":")).encode()
+
+
+def from_line(line: bytes) -> tuple[int, int, Entry]:
+    """Number, time in milliseconds and entry of a line.
+
+    Raises:
+        EntryError: it is no line of a log.
+    """
+    try:
+        values = json.loads(line)
+        number, time_ms, kind = values.pop("n"), values.pop("t"), values.pop("kind")
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise EntryError("not a line of an audit log") from error
+    known = KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None or type(number) is not int or type(time_ms) is not int or values.keys() != known.keys():
+        raise EntryError("not a line of an audit log")
+    return number, time_ms, Entry(kind, values)
+
+
+def _fits(value: object, of: type) -> bool:
+    """Whether ``entry`` would leave a value as it is."""
+    if of is int:
+        return type(value) is int and 0 <= value < MAX_COUNT
+    return isinstance(value, str) and _cut(value) == value
+
+
+def _cut(value: Value) -> str:
+    """Printable ASCII, at most ``MAX_TEXT`` characters."""
+    text = str(value)[:MAX_TEXT]
+    return (
+        text
+        if text.isascii() and text.isprintable()
+        else "".join(char if char.isascii() and char.isprintable() else "?" for char in text)
+    )

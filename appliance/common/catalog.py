@@ -1,0 +1,167 @@
+"""Models on disk: which files go to which sandbox, and their digest. The host hashes files and never interprets
+them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.common.errors import ConfigError, ModelDigestError, os_errors_as
+from appliance.common.model_digests import DigestCache, HashedFile, identity_of
+
+EMBEDDED_MODEL = "athanor-mini"
+"""Name and folder of the model that comes with the project."""
+
+GGUF = ".gguf"
+CONVERTED = "is GGUF, which is converted once and not served as it is; athanor model convert"
+"""Message for a llama.cpp file; the command comes behind the semicolon."""
+
+ENGINE_FILES = ("config.json", "generation_config.json", "model.safetensors.index.json", "modules.json")
+"""Files for the engine sandbox, besides every ``*.safetensors``."""
+
+POOLING_FILE = ("1_Pooling/config.json", "pooling.json")
+"""File that says how an embedding model pools: its path in the model's folder, and its name in the sandbox, which has
+no folders."""
+
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+"""Files for the text sandbox."""
+
+MAX_MODEL_FILES = 1_024
+"""Most weight files of one model; the largest published checkpoints have a few hundred."""
+
+
+NamedFiles = tuple[tuple[str, Path], ...]
+"""(name inside /model, real path) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Files of a model: names, real paths, digest."""
+
+    name: str
+    engine: NamedFiles
+    text: NamedFiles
+    digest: str
+    """Hex SHA-256 over the framed names and digests of all files."""
+    folder: Path = Path()
+    hashed: tuple[HashedFile, ...] = ()
+    """State of the files when they were hashed."""
+
+
+def embedded_model() -> Path:
+    """The folder of ``athanor-mini``: in the source tree, or where the distribution installed it.
+
+    Raises:
+        ConfigError: it is in neither place.
+    """
+    source = Path(__file__).resolve().parents[2] / "images" / "mini" / EMBEDDED_MODEL
+    installed = Path(sys.prefix) / "share" / "athanor" / "models" / EMBEDDED_MODEL
+    for path in (source, installed):
+        if (path / "config.json").is_file():
+            return path
+    raise ConfigError(f"the embedded model is missing: looked in {source} and {installed}")
+
+
+def read_model(name: str, folder: Path, cache: DigestCache | None = None) -> ModelFiles:
+    """Find a model's files and hash those that ``cache`` does not know.
+
+    Raises:
+        ConfigError: a needed file is missing, unreadable, or not readable by the sandbox's user.
+    """
+    engine, text = find_files(name, folder)
+    digest, hashed = _digest(name, engine + text, cache or DigestCache())
+    return ModelFiles(name, engine, text, digest, folder, hashed)
+
+
+def find_files(name: str, folder: Path) -> tuple[NamedFiles, NamedFiles]:
+    """The engine's and the text sandbox's files, found and checked but not read: quick.
+
+    Raises:
+        ConfigError: as ``read_model``.
+    """
+    if folder.suffix.lower() == GGUF and folder.is_file():
+        raise ConfigError(f"model {name}: {folder} {CONVERTED} {folder} DIR")
+    if not folder.is_dir():
+        raise ConfigError(f"model {name}: {folder} is not a directory")
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not weights and (packed := sorted(folder.glob(f"*{GGUF}"))):
+        raise ConfigError(f"model {name}: {packed[0]} {CONVERTED} {packed[0]} DIR")
+    if not weights:
+        raise ConfigError(
+            f"model {name}: no *.safetensors in {folder}; a directory in the Hugging Face layout is needed"
+        )
+    if len(weights) > MAX_MODEL_FILES:
+        raise ConfigError(f"model {name}: more than {MAX_MODEL_FILES} weight files in {folder}")
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise ConfigError(f"model {name}: {needed} is missing in {folder}")
+    engine = _real_files(name, folder, (*ENGINE_FILES, *weights, POOLING_FILE[0]))
+    renamed = tuple((POOLING_FILE[1] if inside == POOLING_FILE[0] else inside, path) for inside, path in engine)
+    return renamed, _real_files(name, folder, TEXT_FILES)
+
+
+def _real_files(model: str, folder: Path, names: tuple[str, ...]) -> NamedFiles:
+    """Existing files with links resolved, checked to be readable inside the sandbox.
+
+    A model's folder comes from strangers, links included. What a link names is shown to a sandbox, so it must be the
+    model's own: below the folder, or in the store of the hub's cache that the folder is a snapshot of.
+    """
+    found = []
+    home = folder.resolve()
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    for name in names:
+        path = (folder / name).resolve()
+        if not path.is_file():
+            continue
+        if not any(path.is_relative_to(own) for own in homes):
+            raise ConfigError(
+                f"model {model}: {folder / name} is a link out of the model's folder, to {path}; "
+                f"put the file itself there if it belongs to the model"
+            )
+        if not path.stat().st_mode & 0o004:
+            raise ConfigError(
+                f"model {model}: {path} is not readable by the sandbox's user; make it so with: chmod o+r '{path}'"
+            )
+        found.append((name, path))
+    return tuple(found)
+
+
+def check_files(files: ModelFiles, pinned: str) -> None:
+    """Check, before each start of a sandbox that gets them, that a model's files have the pinned digest and have not
+    changed. Quick, unless a file was touched; then all are read again.
+
+    Raises:
+        ModelDigestError: it is another.
+        ConfigError: a file cannot be read.
+    """
+    if pinned and files.digest != pinned:
+        raise ModelDigestError(
+            f"model {files.name}: its files have the digest {files.digest}, the configuration pins {pinned}; "
+            f"put the pinned files back, or pin these with: athanor model digest {files.folder}"
+        )
+    for one in files.hashed:
+        with os_errors_as(f"model {files.name}: cannot read {one.path}"):
+            same = identity_of(one.path.stat()) == one.identity
+        if not same:
+            break
+    else:
+        return
+    digest, _ = _digest(files.name, files.engine + files.text, DigestCache())
+    if digest != files.digest:
+        raise ModelDigestError(
+            f"model {files.name}: {one.path} is not what it was at the start: the digest is now {digest}, and was "
+            f"{files.digest}; put the file back, or restart the appliance to serve what is there"
+        )
+
+
+def _digest(model: str, files: NamedFiles, cache: DigestCache) -> tuple[str, tuple[HashedFile, ...]]:
+    total = hashlib.sha256(b"athanor model v1\0")
+    hashed = []
+    for name, path in files:
+        with os_errors_as(f"model {model}: cannot read {path}"):
+            one = cache.hash(path)
+        total.update(len(name).to_bytes(4, "little") + name.encode() + one.digest)
+        hashed.append(one)
+    return total.hexdigest(), tuple(hashed)

@@ -1,0 +1,349 @@
+"""Schema of the machine's configuration (``athanor.yaml``): frozen sections; each key has type, unit, default, meaning.
+
+The docstring below a key is its description: ``config_keys`` takes it from here for `athanor config reference`, the
+manual page and docs/reference/. ``config_loader`` reads the values.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from appliance.common.residency import ResidentLimits
+
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""Pattern of a model's name: the name stands in requests, paths and logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Unit of a key's number, as the reference prints it."""
+
+    name: str
+
+
+BYTES = Unit("bytes")
+TOKENS = Unit("tokens")
+SECONDS = Unit("seconds")
+
+CardNumber = Annotated[int, Field(ge=0, le=999)]
+"""Number of a GPU: the N of /dev/nvidiaN."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def anchored(self, folder: Path) -> Self:
+        """Copy with every relative path taken from ``folder``."""
+        return self.model_copy(update={name: _anchored(value, folder) for name, value in self})
+
+
+class TlsConfig(_Section):
+    """Certificates of the HTTP and the gRPC listener."""
+
+    certificate: Path = Field(strict=False)
+    """PEM file of the server's certificate, with its chain."""
+    key: Path = Field(strict=False)
+    """PEM file of the certificate's private key."""
+    client_ca: Path | None = Field(default=None, strict=False)
+    """PEM file of the authorities that sign client certificates. With it gRPC demands a client certificate."""
+
+
+class ListenConfig(_Section):
+    """Addresses on which the appliance listens."""
+
+    http: str = "127.0.0.1:8080"
+    """HOST:PORT of the OpenAI API. With port 0 the kernel chooses a free port."""
+    grpc: str = "127.0.0.1:8081"
+    """HOST:PORT of the gRPC API. With port 0 the kernel chooses a free port."""
+    admin: str = "127.0.0.1:8082"
+    """HOST:PORT on loopback, or unix:PATH, of the admin listener: status, metrics, traces and the console. It shows the
+    figures of all tenants, so it is for the operator alone."""
+    tls: TlsConfig | None = None
+    """TLS for the HTTP and the gRPC listener. Without this section both speak plain text."""
+
+    @field_validator("http", "grpc")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @field_validator("admin")
+    @classmethod
+    def _admin_address(cls, value: str) -> str:
+        if not value.startswith("unix:") and not _is_loopback(split_address(value)[0]):
+            raise ValueError("admin listens on loopback or on unix:PATH only: it shows the figures of all tenants")
+        return value
+
+    def anchored(self, folder: Path) -> Self:
+        """Copy with every relative path taken from ``folder``, the admin socket's included."""
+        moved = super().anchored(folder)
+        if not moved.admin.startswith("unix:"):
+            return moved
+        return moved.model_copy(update={"admin": f"unix:{folder / moved.admin.removeprefix('unix:')}"})
+
+
+class ModelConfig(_Section):
+    """Models to serve, a list with one entry for each model."""
+
+    name: str = Field(pattern=MODEL_NAME)
+    """Name of the model in requests, policies, paths and logs. It is unique in the list."""
+    path: Path = Field(strict=False)
+    """Folder with the model's files: weights in safetensors, config.json, tokenizer."""
+    digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """SHA-256 digest of the model's files in hex (`athanor model digest` prints it). Other files are refused. Empty:
+    the files are not pinned."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the numbers that the engine computes with. auto: the type that the weights are stored in."""
+    weights: Literal["stored", "int8"] = "stored"
+    """How weights are held. stored: as in the files. int8: rounded to 8 bits while they are loaded, with activations
+    rounded row by row; takes half the memory of bfloat16 and gives other tokens."""
+    max_context: Annotated[int, Field(ge=16, le=1 << 20), TOKENS] = 32_768
+    """Longest prompt and answer together."""
+    kv_bytes: Annotated[int, Field(ge=1 << 20), BYTES] = 256 << 20
+    """Memory of the KV cache of each engine. Host memory on a CPU; on a GPU gpu_share may take its place."""
+    block_size: Annotated[int, Field(ge=1, le=512), TOKENS] = 16
+    """Size of one KV block. Prefixes are reused in whole blocks, and smaller blocks cost more bookkeeping."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096), Unit("sequences")] = 128
+    """Most sequences that one step computes."""
+    max_num_batched_tokens: Annotated[int, Field(ge=16, le=65_536), TOKENS] = 512
+    """Most tokens that one step computes, prompts and answers together."""
+    runner: Literal["model", "embed", "null"] = "model"
+    """What the engine does. model: generates text. embed: gives vectors (/v1/embeddings and nothing else). null: reads
+    no weights and answers with meaningless ids, to measure everything but the model; then every model of the
+    configuration must be null, and status and /v1/models say so."""
+    pooling: Literal["auto", "last", "last+normalise", "mean", "mean+normalise", "cls", "cls+normalise"] = "auto"
+    """How `runner: embed` makes one vector of a text. auto: as the model's modules.json says."""
+    truncates: bool = False
+    """Whether the model was trained so that the first numbers of a vector are a usable vector as well, which the
+    request field `dimensions` needs. For `runner: embed`."""
+    step_us: Annotated[int, Field(ge=0, le=10_000_000), Unit("microseconds")] = 0
+    """Shortest time of one step of `runner: "null"`."""
+    gpu: Literal["off", "auto"] | Annotated[tuple[CardNumber, ...], Field(strict=False)] = "off"
+    """GPUs of the model's engines. off: none. auto: all of the machine, or none where it has none. A list of card
+    numbers: exactly these, and the appliance does not start without them."""
+    gpu_share: Annotated[int, Field(ge=0, le=95), Unit("percent of a card's memory")] = 0
+    """Memory of a card that each engine of the model may hold. The KV cache then takes what weights and a reserve leave
+    of it, whatever kv_bytes says. 0: kv_bytes holds. Shares of models on one card add up."""
+    backend: Literal["auto", "device", "plain"] = "auto"
+    """What computes. auto: the device backend where the engine has a GPU, the processor's otherwise. device, plain:
+    that one."""
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if self.gpu == ():
+            raise ValueError("gpu is an empty list; say off for none")
+        if self.gpu != "off" and (self.backend == "plain" or self.runner != "model"):
+            raise ValueError("gpu is for runner: model and a backend other than plain: nothing else computes on a GPU")
+        if self.gpu_share and self.gpu == "off":
+            raise ValueError("gpu_share is a share of a GPU, and gpu is off")
+        return self
+
+    @property
+    def engine_backend(self) -> str:
+        """Backend that the engine is told: without a GPU it does not look for one, even where no sandbox hides it."""
+        return "plain" if (self.gpu, self.backend) == ("off", "auto") else self.backend
+
+    @model_validator(mode="after")
+    def _paced(self) -> Self:
+        if self.step_us and self.runner != "null":
+            raise ValueError("step_us is for the null runner: a model takes the time it takes")
+        if self.runner != "embed" and (self.pooling != "auto" or self.truncates):
+            raise ValueError("pooling and truncates are for runner: embed")
+        return self
+
+
+class SpillConfig(_Section):
+    """Places for KV blocks that do not fit into an engine. Everything there is sealed under the tenants' keys, so the
+    section `keys` is needed. Blocks of a tenant with `retention: none` are never spilled."""
+
+    memory: Annotated[int, Field(ge=0), BYTES] = 0
+    """Host memory for spilled blocks. 0: none."""
+    disk: Annotated[int, Field(ge=0), BYTES] = 0
+    """Space below `directory` for spilled blocks, used when memory is full. 0: none."""
+    directory: Path | None = Field(default=None, strict=False)
+    """Folder for spilled blocks; it goes together with `disk`."""
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if not self.memory and not self.disk:
+            raise ValueError("memory or disk must be above 0; without either leave spill out")
+        if bool(self.disk) != (self.directory is not None):
+            raise ValueError("disk and directory go together")
+        return self
+
+
+class SandboxConfig(_Section):
+    """How sandboxes are made. Without an image the running Python is mounted read-only. `image` with `image_digest`
+    names one image; `image_store` with `image_pin` names a folder of images and the file that chooses one."""
+
+    runsc: str = ""
+    """Path of gVisor's program. Empty: the one beside the running Python, else the one in the system's path."""
+    image: Path | None = Field(default=None, strict=False)
+    """Folder of the one image that sandboxes run."""
+    image_digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """SHA-256 digest of `image` in hex (`athanor image build` prints it). Another image is refused."""
+    image_store: Path | None = Field(default=None, strict=False)
+    """Folder of several images, in place of `image`."""
+    image_pin: Path | None = Field(default=None, strict=False)
+    """File that says which image of the store runs (`athanor image use` writes it)."""
+    image_keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        default=(), max_length=16, strict=False
+    )
+    """Ed25519 public keys in hex. One of them must have signed the image (`athanor image sign`). Empty: no signature is
+    asked for."""
+    unsafe_no_sandbox: bool = False
+    """Whether text and engine programs run without a sandbox. For development on your own prompts only."""
+    memory_bytes: Annotated[int, Field(ge=256 << 20), BYTES] = 4 << 30
+    """Memory limit of each engine sandbox."""
+    cores: Annotated[float, Field(ge=0), Unit("processor cores")] = 0.0
+    """Processor limit of each sandbox, where the machine's cgroups allow one. 0: all of the machine's."""
+    kernels: Path | None = Field(default=None, strict=False)
+    """Folder that `athanor kernels build` made on this machine. An engine that cannot use it says so in the log and
+    computes without."""
+    gpu_kernels: Path | None = Field(default=None, strict=False)
+    """Folder of kernels that were compiled for GPUs (docs/gpu.md). An engine on a GPU has no compiler of its own."""
+    step_timeout_s: Annotated[float, Field(ge=5, le=3_600), SECONDS] = 300.0
+    """Time without a finished step after which an engine that has work counts as hung and is restarted. It must exceed
+    the engine's longest step."""
+    own_engines: Annotated[int, Field(ge=0, le=64), Unit("engines")] = 1
+    """Most engines of tenants of class dedicated that are resident at once, beside the shared ones. When more tenants
+    need one, the engine that is idle longest is ended."""
+    own_texts: Annotated[int, Field(ge=0, le=256), Unit("text sandboxes")] = 4
+    """Most text sandboxes of tenants of classes strict and dedicated that are resident at once."""
+    own_memory_bytes: Annotated[int, Field(ge=0), BYTES] = 1 << 40
+    """Memory of all sandboxes of single tenants together. An engine counts with `memory_bytes`, a text sandbox with
+    2 GiB."""
+    spill: SpillConfig | None = None
+    """Spill of KV blocks to host memory and disk. Without this section blocks are dropped."""
+    checkpoints: Path | None = Field(default=None, strict=False)
+    """Folder of the supervisor's user alone, for sandboxes that are saved before they have seen any tenant's data, so
+    that the next start takes a fraction of the time. Left out: every start is a cold one."""
+
+    @property
+    def residents(self) -> ResidentLimits:
+        """Limits of the sandboxes of single tenants."""
+        return ResidentLimits(
+            engines=self.own_engines,
+            texts=self.own_texts,
+            memory_bytes=self.own_memory_bytes,
+            engine_bytes=self.memory_bytes,
+        )
+
+    def anchored(self, folder: Path) -> Self:
+        """Copy with every relative path taken from ``folder``, that of ``runsc`` included."""
+        moved = super().anchored(folder)
+        return moved.model_copy(update={"runsc": str(folder / moved.runsc)}) if moved.runsc else moved
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Self:
+        if (self.image is None) != (not self.image_digest):
+            raise ValueError("image and image_digest go together: `athanor image build` prints the digest")
+        if (self.image_store is None) != (self.image_pin is None):
+            raise ValueError("image_store and image_pin go together: `athanor image use` writes the pin")
+        if self.image is not None and self.image_store is not None:
+            raise ValueError("image names one image and image_store a folder of them: one of the two")
+        if self.image_keys and self.image is None and self.image_store is None:
+            raise ValueError("image_keys ask for a signed image, and there is none; name image or image_store")
+        return self
+
+
+class AuditConfig(_Section):
+    """The audit log."""
+
+    directory: Path = Field(strict=False)
+    """Folder of the log; it belongs to the supervisor's user alone."""
+    key: Path | None = Field(default=None, strict=False)
+    """File of the key that signs checkpoints; under systemd a credential. Left out: a key is made in the directory."""
+    on_failure: Literal["continue", "refuse"] = "continue"
+    """What happens to requests while the disk takes no entries. continue: they are served. refuse: they are refused."""
+
+
+class KeysConfig(_Section):
+    """Tenants' encryption keys."""
+
+    root_key: Path = Field(strict=False)
+    """File of 32 random bytes that only its owner may read (`athanor tenant root` makes one); under systemd a
+    credential."""
+    keyring: Path = Field(strict=False)
+    """Folder of the tenants' keys, wrapped under the root key."""
+
+
+class ApplianceConfig(_Section):
+    """Everything that `athanor serve` needs."""
+
+    listen: ListenConfig = ListenConfig()
+    """Addresses on which the appliance listens."""
+    models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
+    """Models to serve."""
+    policy: Path = Field(strict=False)
+    """Policy file, or folder of policy files (*.yaml): what each tenant may do."""
+    credentials: Path = Field(strict=False)
+    """File of the API keys' digests (`athanor key create` writes it)."""
+    pepper: Path = Field(strict=False)
+    """File of the secret under which API keys are hashed; under systemd a credential."""
+    run_dir: Path = Field(strict=False)
+    """Folder for sockets, locks and sandboxes of the running appliance. Keep it short: the path of a socket below it
+    has at most 107 bytes."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """How sandboxes are made."""
+    audit: AuditConfig | None = None
+    """The audit log. Without this section there is none."""
+    keys: KeysConfig | None = None
+    """Tenants' encryption keys. Without this section nothing can be spilled."""
+    digest_cache: Path | None = Field(default=None, strict=False)
+    """File in which the supervisor remembers digests of model files, so that it need not read all weights at every
+    start. Its folder must be writable for no other user. Left out: digests are computed at every start."""
+    state: Path | None = Field(default=None, strict=False)
+    """Folder in which an installation records the version of its state (schema.json). A version that this program does
+    not know is refused. Left out: nothing is checked."""
+    wipe_memory: bool = True
+    """Whether host processes and text sandboxes overwrite memory that they free. The policy's `retention: none` needs
+    it."""
+
+    @model_validator(mode="after")
+    def _keyed(self) -> Self:
+        if self.sandbox.spill is not None and self.keys is None:
+            raise ValueError("sandbox.spill needs keys: what leaves an engine is sealed")
+        return self
+
+    @field_validator("models")
+    @classmethod
+    def _unique(cls, value: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        names = [model.name for model in value]
+        if len(set(names)) != len(names):
+            raise ValueError("two models have one name")
+        if len({model.runner == "null" for model in value}) > 1:
+            raise ValueError("null runners and models do not go together: a benchmark has an appliance of its own")
+        return value
+
+
+def _anchored(value: Any, folder: Path) -> Any:
+    if isinstance(value, Path):
+        return folder / value
+    if isinstance(value, _Section):
+        return value.anchored(folder)
+    return tuple(_anchored(one, folder) for one in value) if isinstance(value, tuple) else value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``.
+
+    Raises:
+        ValueError: not of that form, or a port beyond 65535.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,283 @@
+"""Messages between gateway and supervisor: typed, one datagram each, with descriptors beside them.
+
+The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
+says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly four
+things: namespace keys, the end of a sandbox that misbehaved, and the coming and going of the sandboxes that the policy
+grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside of
+engines, and reports what belongs into the audit log. There is no message that names a program or a file or reads a key
+of another kind, so a taken-over gateway gains nothing here.
+
+Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import socket
+import sys
+import termios
+from dataclasses import asdict, dataclass
+from typing import Any, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from appliance.common.errors import ControlError
+
+CONTROL_VERSION = 6
+"""Version, raised whenever a message changes its meaning; different versions refuse each other."""
+
+MAX_DATAGRAM_BYTES = 128 << 10
+"""Most bytes of one message: 1,000 tenants' namespace keys are 100 kB."""
+
+MAX_FDS = 3
+"""Most descriptors beside one message: the segment and the host's two ends of the doorbells."""
+
+
+LOSS_REASONS = ("oom", "fault", "ended")
+"""Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, anything else."""
+
+REFUSED = "refused"
+"""State, in ``SandboxDown``, of a tenant's sandboxes that are not booted."""
+
+
+COLD, RESTORED, FALLEN_BACK = "cold", "restored", "fallen_back"
+"""How a sandbox began: started, as a copy of a checkpoint, or started because its checkpoint was of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Gateway: first message, with its version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Supervisor: answer to ``Attach``. ``models`` are names in the order of the configuration."""
+
+    version: int
+    sandbox: str
+    limits: str
+    models: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceQuery:
+    """Gateway: asks for the namespace keys of these tenants."""
+
+    tenants: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Supervisor: tenant to key, hex; random per boot of the supervisor."""
+
+    keys: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Gateway: whether the policy lets these tenants' KV be kept outside of an engine (1) or not (0); tenants never
+    named count as 0."""
+
+    kept: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Gateway: this sandbox broke the protocol or hangs and is to be ended."""
+
+    model: str
+    role: str
+    generation: int
+    reason: str
+    tenant: str = ""
+    """Tenant that the sandbox belongs to; empty: shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Gateway: a request needs the sandboxes of its own that this tenant's class asks for, of this model."""
+
+    model: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Gateway: no request uses these sandboxes any more, and others need their place."""
+
+    model: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUp:
+    """Supervisor: a sandbox is ready; the segment and two bell ends come with this message."""
+
+    model: str
+    role: str
+    generation: int
+    pid: int
+    restarts: int
+    layout: str
+    ready: dict[str, int]
+    tenant: str = ""
+    start: str = COLD
+    """How it began: ``COLD``, ``RESTORED`` or ``FALLEN_BACK``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxDown:
+    """Supervisor: a sandbox ended or could not start. It boots again after ``retry_in_s``, unless ``state`` is
+    ``refused``."""
+
+    model: str
+    role: str
+    generation: int
+    restarts: int
+    state: str
+    cause: str
+    retry_in_s: float
+    tenant: str = ""
+    reason: str = "ended"
+    """One of ``LOSS_REASONS``: what is counted; ``cause`` is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUse:
+    """Supervisor: memory that a ready sandbox holds, and its limit."""
+
+    model: str
+    role: str
+    memory_bytes: int
+    memory_limit_bytes: int
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """Gateway: entries for the audit log (``appliance.common.audit.entry.to_wire``), and the number lost before
+    them."""
+
+    entries: list[str]
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditState:
+    """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
+    meanwhile."""
+
+    problem: str
+    refuses: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpillState:
+    """Supervisor, every few seconds where KV spills: counts of spilled blocks since its start, and what is held now, by
+    name (``appliance.gateway.watch.gauges``)."""
+
+    figures: dict[str, int]
+
+
+FromGateway = Attach | NamespaceQuery | Retention | Fault | Want | Release | Audited
+FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | AuditState | SpillState
+Control = FromGateway | FromSupervisor
+
+_TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(FromGateway), *get_args(FromSupervisor))}
+
+
+def encode(message: Control) -> bytes:
+    """Encode a message as one datagram.
+
+    Raises:
+        ControlError: the message is larger than a datagram may be.
+    """
+    data = json.dumps({"type": type(message).__name__, **asdict(message)}).encode()
+    if len(data) > MAX_DATAGRAM_BYTES:
+        raise ControlError(f"control message of {len(data)} bytes is larger than {MAX_DATAGRAM_BYTES}")
+    return data
+
+
+def decode(data: bytes) -> Control:
+    """Read one datagram.
+
+    Raises:
+        ControlError: not one of the messages above, to the letter.
+    """
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ControlError("control message is not JSON") from error
+    kind = _TYPES.get(str(values.pop("type", None))) if isinstance(values, dict) else None
+    if kind is None:
+        raise ControlError("control message of unknown type")
+    try:
+        _shape(kind).model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ControlError(f"control message {kind.__name__} is malformed: {where}: {first['msg']}") from None
+    message: Control = kind(**values)
+    return message
+
+
+@functools.cache
+def _shape(kind: type) -> type[BaseModel]:
+    """Exact keys and types of a message."""
+    fields: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(kind).items()}
+    return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+
+
+def send(sock: socket.socket, message: Control, fds: tuple[int, ...] = ()) -> None:
+    """Send one message on a connected, blocking or non-blocking socket.
+
+    Raises:
+        ControlError: the peer is gone, or so far behind that the socket is full.
+    """
+    try:
+        if fds:
+            socket.send_fds(sock, [encode(message)], list(fds))
+        else:
+            sock.send(encode(message))
+    except OSError as error:
+        raise ControlError(f"the other host process does not take messages: {error.strerror}") from error
+
+
+def num_unread(sock: socket.socket) -> int:
+    """Bytes sent on a socket and not yet received by the peer (unix(7), SIOCOUTQ)."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
+def receive(sock: socket.socket) -> tuple[Control, tuple[int, ...]] | None:
+    """One message and its descriptors (close-on-exec), or None at end of file. ``BlockingIOError`` passes through.
+
+    Raises:
+        ControlError: a malformed message.
+    """
+    try:
+        data, fds, flags, _ = socket.recv_fds(sock, MAX_DATAGRAM_BYTES + 1, MAX_FDS)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise ControlError(f"control socket broke: {error.strerror}") from error
+    for fd in fds:
+        # recv_fds of Python 3.11 passes no flags on, so MSG_CMSG_CLOEXEC would be lost.
+        os.set_inheritable(fd, False)
+    try:
+        if not data:
+            raise EOFError
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ControlError("control message was cut off")
+        return decode(data), tuple(fds)
+    except (ControlError, EOFError) as error:
+        # Whatever came beside a message that is none would stay open for ever.
+        for fd in fds:
+            os.close(fd)
+        if isinstance(error, EOFError):
+            return None
+        raise

@@ -1,0 +1,34 @@
+"""The credential files on disk: the key table and the pepper, private to the service's user."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.keys import PEPPER_BYTES, KeyTable, parse_records
+
+
+def read_key_table(table: Path, pepper: Path) -> KeyTable:
+    """Read both files.
+
+    Raises:
+        ConfigError: one is unreadable, malformed, or open to other users.
+    """
+    secret = _read_private(pepper)
+    if len(secret) < PEPPER_BYTES:
+        raise ConfigError(f"{pepper} has {len(secret)} bytes; a pepper needs {PEPPER_BYTES} random ones")
+    return KeyTable(secret, parse_records(_read_private(table).decode("utf-8", "replace")))
+
+
+def new_pepper() -> bytes:
+    """A fresh pepper."""
+    return secrets.token_bytes(PEPPER_BYTES)
+
+
+def _read_private(path: Path) -> bytes:
+    with os_errors_as(f"cannot read {path}"):
+        mode, data = path.stat().st_mode, path.read_bytes()
+    if mode & 0o007:
+        raise ConfigError(f"{path} is open to every user of this machine; close it with: chmod o= '{path}'")
+    return data

@@ -1,0 +1,223 @@
+"""Every error that a caller or an operator can meet, and the one table that maps it to gRPC and HTTP.
+
+Errors that leave the machine come from this closed list (GUARANTEES, mistake 16): the message is written here or by
+code that knows only the caller's own request; no exception text, path or other tenant's name is ever put into one.
+A test walks the tree and demands a row for each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How an error looks from outside.
+
+    ``grpc`` is the name of a canonical status code; ``http`` a status; ``kind`` and ``code`` are OpenAI's
+    ``error.type`` and ``error.code``; ``reason`` is the UPPER_SNAKE reason of google.rpc.ErrorInfo.
+    """
+
+    grpc: str
+    http: int
+    kind: str
+    code: str
+    reason: str
+
+
+class ApplianceError(Exception):
+    """Base of all. ``message`` is for the caller; ``retry_after_s`` is set where trying again later helps; ``param``
+    names the field of the request at fault; ``details`` are short facts (limit, actual) with the unit in the key."""
+
+    wire: ClassVar[Wire]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        param: str | None = None,
+        details: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rule = ""
+        """Path in the policy of what denied, if anything did; for the operator, never for the caller."""
+        self.retry_after_s = retry_after_s
+        self.param = param
+        self.details = details or {}
+
+
+class ConfigError(ApplianceError):
+    """The machine's configuration cannot be used; reported to the operator at the start."""
+
+    wire = Wire("FAILED_PRECONDITION", 500, "server_error", "configuration_error", "CONFIGURATION_ERROR")
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of a failed call: "permission denied"."""
+    return (error.strerror or str(error)).lower()
+
+
+@contextmanager
+def os_errors_as(problem: str) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a ``ConfigError``: the problem, a colon and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{problem}: {reason_of(error)}") from error
+
+
+class StartError(ApplianceError):
+    """The appliance cannot start or go on: no runsc, a port in use, a model that does not load."""
+
+    wire = Wire("FAILED_PRECONDITION", 500, "server_error", "start_error", "START_ERROR")
+
+
+class ControlError(StartError):
+    """The other host process broke the protocol between the two, or is gone."""
+
+
+class AuditError(StartError):
+    """The audit log cannot be opened; the message says why and what to do."""
+
+
+class ModelDigestError(ConfigError):
+    """The files of a model are not those that were pinned, or not those that were there at the start."""
+
+
+class InvalidRequestError(ApplianceError):
+    """The request is malformed or a value is out of range."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_value", "INVALID_REQUEST")
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and output do not fit the model's context or the tenant's cap."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "context_length_exceeded", "CONTEXT_LENGTH_EXCEEDED")
+
+
+class QuarantinedError(InvalidRequestError):
+    """The engine died twice while it served this request; it will not be tried again."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "request_quarantined", "REQUEST_QUARANTINED")
+
+
+class DeterministicUnavailableError(InvalidRequestError):
+    """The model or the machine cannot give the same bits in any batch, and the request or the policy asks for them."""
+
+    wire = Wire(
+        "INVALID_ARGUMENT", 400, "invalid_request_error", "deterministic_unavailable", "DETERMINISTIC_UNAVAILABLE"
+    )
+
+
+class InvalidGrammarError(InvalidRequestError):
+    """The schema, expression or grammar of the request cannot be used; the message says why."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_grammar", "INVALID_GRAMMAR")
+
+
+class GrammarTooLargeError(InvalidGrammarError):
+    """The grammar has more bytes than allowed."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "grammar_too_large", "GRAMMAR_TOO_LARGE")
+
+
+class GrammarTooComplexError(InvalidGrammarError):
+    """Compiling or following the grammar takes more time or memory than allowed."""
+
+    wire = Wire("INVALID_ARGUMENT", 400, "invalid_request_error", "grammar_too_complex", "GRAMMAR_TOO_COMPLEX")
+
+
+class PayloadTooLargeError(ApplianceError):
+    """The body is larger than the limit."""
+
+    wire = Wire("INVALID_ARGUMENT", 413, "invalid_request_error", "payload_too_large", "PAYLOAD_TOO_LARGE")
+
+
+class UnauthenticatedError(ApplianceError):
+    """No credential, or one that is not known."""
+
+    wire = Wire("UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key", "UNAUTHENTICATED")
+
+
+class PermissionDeniedError(ApplianceError):
+    """The tenant may not do this."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "model_not_allowed", "PERMISSION_DENIED")
+
+
+class FeatureNotAllowedError(PermissionDeniedError):
+    """The tenant may not use this part of the API."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "feature_not_allowed", "FEATURE_NOT_ALLOWED")
+
+
+class DeterministicNotAllowedError(PermissionDeniedError):
+    """The policy does not grant deterministic answers to the tenant."""
+
+    wire = Wire("PERMISSION_DENIED", 403, "permission_error", "deterministic_not_allowed", "DETERMINISTIC_NOT_ALLOWED")
+
+
+class ModelNotFoundError(ApplianceError):
+    """No such model here, or none that this tenant may know of."""
+
+    wire = Wire("NOT_FOUND", 404, "invalid_request_error", "model_not_found", "MODEL_NOT_FOUND")
+
+
+class RouteNotFoundError(ApplianceError):
+    """No such route."""
+
+    wire = Wire("UNIMPLEMENTED", 404, "invalid_request_error", "unknown_url", "ROUTE_NOT_FOUND")
+
+
+class MethodNotAllowedError(ApplianceError):
+    """The route exists under another method."""
+
+    wire = Wire("UNIMPLEMENTED", 405, "invalid_request_error", "method_not_allowed", "METHOD_NOT_ALLOWED")
+
+
+class RateLimitedError(ApplianceError):
+    """A rate or concurrency limit of the tenant is reached."""
+
+    wire = Wire("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded", "RATE_LIMITED")
+
+
+class CancelledError(ApplianceError):
+    """The client left."""
+
+    wire = Wire("CANCELLED", 499, "invalid_request_error", "request_cancelled", "CANCELLED")
+
+
+class UnavailableError(ApplianceError):
+    """The model's sandbox cannot serve now: booting, restarting, draining, or full."""
+
+    wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "server_is_overloaded", "UNAVAILABLE")
+
+
+class NoPlaceLeftError(UnavailableError):
+    """The tenant's class needs sandboxes of its own, and all that there may be are in use."""
+
+    wire = Wire("RESOURCE_EXHAUSTED", 503, "service_unavailable_error", "no_place_left", "NO_PLACE_LEFT")
+
+
+class DeadlineExceededError(ApplianceError):
+    """The request's deadline passed before its answer was complete."""
+
+    wire = Wire("DEADLINE_EXCEEDED", 504, "timeout_error", "deadline_exceeded", "DEADLINE_EXCEEDED")
+
+
+class InternalError(ApplianceError):
+    """A defect of the appliance; the logs have the request id."""
+
+    wire = Wire("INTERNAL", 500, "server_error", "internal_error", "INTERNAL")
+
+
+class IntegrityError(InternalError):
+    """The request's block tables named KV memory that is not its own; nothing of it was read."""
+
+    wire = Wire("INTERNAL", 500, "server_error", "integrity_failure", "INTEGRITY_FAILURE")

@@ -1,0 +1,279 @@
+"""State of the appliance as values: sandboxes, tenants, KV, rates, policy and alerts.
+
+The gateway builds it in one place (``appliance.gateway.watch.state``), so that a number means the same in ``athanor
+status``, in ``athanor top`` and on the console. Times are seconds; a moment is Unix time. None means unknown or
+unlimited, as each field says. Nothing that a tenant wrote is among it: names, counts, times and reasons only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNSAFE_KINDS = ("none", "unsafe")
+"""Sandbox kinds that begin so are no sandbox: shown loudly wherever they appear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStatus:
+    """State of one sandbox."""
+
+    role: str = "text"
+    """``engine`` or ``text``."""
+    state: str
+    """``booting``, ``ready``, ``draining``, ``failed``, ``stopped``; ``shared`` where a tenant has no such sandbox
+    of its own."""
+    kind: str
+    """Kind of its isolation: ``gvisor-systrap``, ... or a kind that begins with one of ``UNSAFE_KINDS``."""
+    generation: int = 0
+    """Boots since the appliance started; the first is 1."""
+    restarts: int = 0
+    pid: int | None = None
+    uptime_s: float | None = None
+    """Seconds since it became ready; None while it is not."""
+    since: float | None = None
+    """When it entered its state; None where there is no such sandbox."""
+    cause: str = ""
+    """Why it is not ready, as the supervisor or the link said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus(SandboxStatus):
+    """State of one engine sandbox."""
+
+    role: str = "engine"
+    num_blocks: int = 0
+    """KV blocks in the pool."""
+    free_blocks: int = 0
+    """KV blocks that are free, or cached and evictable, as the engine's last step said."""
+    running: int = 0
+    """Requests in the last step, those that have ended since left out."""
+    waiting: int = 0
+    """Requests that wait inside the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountView:
+    """One account of KV in one engine, in blocks."""
+
+    name: str
+    kind: str
+    """``tenant``, ``group`` or ``public``."""
+    held: int
+    cached: int
+    reserved: int
+    cap: int
+    lost: int = 0
+    preempted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvView:
+    """KV pool of one engine, in blocks."""
+
+    blocks: int
+    available: int
+    """Blocks that are free, or cached and evictable, as the engine's last step said."""
+    block_tokens: int
+    accounts: tuple[AccountView, ...]
+    """Accounts with the most blocks, the largest first."""
+    other_accounts: int = 0
+    """Number of accounts that are not listed; their blocks together follow."""
+    other_held: int = 0
+    other_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One served model, or one tenant's own sandboxes of it."""
+
+    name: str
+    state: str
+    """``ready`` when a request would be taken now, else ``starting`` or ``draining``."""
+    runner: str
+    tenant: str
+    """Tenant whose own sandboxes these are; empty: shared."""
+    tokens: int
+    """Output tokens since the start."""
+    running: int
+    waiting: int
+    sandboxes: tuple[SandboxStatus, ...]
+    kv: KvView | None
+    """None while there is no engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One served model and its two sandboxes, as ``athanor status`` shows them."""
+
+    name: str
+    state: str
+    """``ready`` when a request would be taken now."""
+    engine: EngineStatus
+    text: SandboxStatus
+    runner: str = "model"
+    """``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
+    tenant: str = ""
+    """Tenant whose own sandboxes these are; empty: shared. The engine of a tenant that has its own text sandbox only is
+    ``shared``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStatus:
+    """One tenant of the policy in force. Counts are since the start and of requests that have ended, rates those of the
+    last seconds; None: not counted."""
+
+    id: str
+    isolation_class: str
+    """``shared``, ``strict`` or ``dedicated``."""
+    in_flight: int
+    """Requests of this tenant now."""
+    max_in_flight: int | None = None
+    """The concurrency limit; None: none."""
+    requests: int | None = None
+    tokens: int | None = None
+    """Input and output tokens."""
+    refused: int | None = None
+    tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    refused_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The appliance at one moment."""
+
+    at: float
+    tokens: int
+    """Output tokens received from engines since the start."""
+    running: int
+    waiting: int
+    kv_held: float
+    """Share of all KV blocks that running requests hold, 0 to 1."""
+    restarts: int
+    """Restarts of all sandboxes since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles of a time, in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Times of requests that were answered lately; None where there were none."""
+
+    requests: int
+    window_s: float
+    """How far back the oldest of them lies."""
+    first_token: Spread | None = None
+    each_token: Spread | None = None
+    total: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    """Policy in force, and how the last attempt to replace it ended."""
+
+    digest: str
+    loaded_at: float
+    file: str
+    last_error: str | None = None
+    """Why the last reload changed nothing; None when it succeeded."""
+    last_attempt_at: float | None = None
+    """When it was last read, with whatever success; None: not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicPrefixStatus:
+    """One public prefix in its model's engine."""
+
+    id: str
+    model: str
+    state: str
+    """``resident``; ``pending`` before it is; ``waiting`` for its model's sandboxes; ``refused``: see ``reason``."""
+    tenants: int = 0
+    """How many may begin with it."""
+    num_tokens: int = 0
+    num_blocks: int = 0
+    """KV blocks that it keeps."""
+    hits: int = 0
+    """Requests that began with it since it became resident."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something that the operator should know, in words."""
+
+    key: str
+    """Names the matter; it does not change from look to look."""
+    level: str
+    """``broken``: requests fail or tenants are less apart than promised; ``degraded``: it works, and not well;
+    ``note``."""
+    what: str
+    who: str = ""
+    """Whom it concerns."""
+    do: str = ""
+    """Remedy, in words."""
+    command: str = ""
+    """Command to type."""
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplianceStatus:
+    """State of the whole appliance."""
+
+    version: str
+    started_at: float
+    sandbox: str
+    """The sandbox kind that new sandboxes get, one of the ``kind`` values above."""
+    cgroup: str
+    """One sentence on what limits of memory, CPU and processes are in force."""
+    models: tuple[ModelStatus, ...]
+    tenants: tuple[TenantStatus, ...]
+    policy: PolicyStatus
+    rates_over_s: float = 0.0
+    """Seconds that the tenants' rates are of; 0: there are none yet."""
+    public: tuple[PublicPrefixStatus, ...] = ()
+    """Public prefixes of the policy in force."""
+    own: tuple[ModelStatus, ...] = ()
+    """Sandboxes of single tenants that are there or are being booted."""
+    alerts: tuple[Alert, ...] = ()
+    """Alerts of now, the worst first, as on the console."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadOutcome:
+    """Result of a reload of the policy. When not ``ok`` the policy before is still in force."""
+
+    ok: bool
+    digest: str
+    """Digest of the policy in force after the attempt."""
+    message: str
+    """One line for the operator."""
+    problems: tuple[str, ...] = ()
+    """``file:line:column: path: message``, one each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether the appliance can answer a request now; ``reason`` says why not."""
+
+    ready: bool
+    reason: str = ""
+
+
+def is_unsafe(kind: str) -> bool:
+    """Whether a sandbox kind is none at all."""
+    return kind.lower().startswith(UNSAFE_KINDS)
+
+
+def runs_unsafe(status: ApplianceStatus) -> bool:
+    """Whether anything in this appliance runs, or would be started, without a sandbox."""
+    held = (kind for model in status.models for kind in (model.engine.kind, model.text.kind))
+    return is_unsafe(status.sandbox) or any(is_unsafe(kind) for kind in held)

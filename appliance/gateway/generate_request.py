@@ -1,0 +1,323 @@
+"""What both front ends translate to, and what a session gives back: values only.
+
+``GenerateRequest`` is checked by its builder (``appliance.gateway.front.request_builder``), so a session may trust its
+ranges. Times are seconds of ``time.monotonic``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from isolation.ipc.grammar import GrammarKind
+from isolation.ipc.messages import Priority
+from isolation.ipc.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks: made by ``appliance.gateway.front.auth`` alone, from a verified credential."""
+
+    tenant: str
+    credential: str
+    """As the policy spells it: ``key:ID`` or a SPIFFE URI."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation: JSON object ``{"messages": [...], "tools": [...]?}``, UTF-8, shape checked, content not read."""
+
+    source: bytes
+    param: str = field(default="messages", compare=False)
+    """Name by which the caller knows the field, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text for a completion."""
+
+    text: str
+    param: str = field(default="prompt", compare=False)
+    """As in ``ChatPrompt``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, typecode ``I``, used as they are."""
+
+    token_ids: array[int]
+    param: str = field(default="prompt", compare=False)
+    """As in ``ChatPrompt``."""
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output shall follow: bytes that nobody on the host reads."""
+
+    kind: GrammarKind
+    source: bytes
+
+
+class Operation(Enum):
+    """``gen_ai.operation.name`` of a request."""
+
+    CHAT = "chat"
+    TEXT_COMPLETION = "text_completion"
+
+
+class EmbedOperation(Enum):
+    """``gen_ai.operation.name`` of a request for vectors."""
+
+    EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generation, whichever front end it came through."""
+
+    request_id: str
+    """Made by the server, unguessable; a client's own id is never an internal key."""
+    operation: Operation
+    model: str
+    prompt: Prompt
+    sampling: Sampling
+    max_tokens: int | None = None
+    """Output tokens asked for; None: as much as policy and context leave."""
+    max_tokens_param: str = field(default="max_tokens", compare=False)
+    """Name by which the caller knows ``max_tokens``, for errors."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output and are not part of it."""
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = -1
+    """-1 none, 0 the chosen token's, n alternatives besides."""
+    deadline: float | None = None
+    stream: bool = False
+    priority: Priority | None = None
+    """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
+    grammar: Grammar | None = None
+    """What the output shall follow, if anything."""
+    prompt_logprobs: int = -1
+    """As ``logprobs``, for the prompt."""
+    echo: bool = False
+    """Whether the prompt's text is part of the answer."""
+    choices: int = 1
+    """Outputs of the one prompt; choice ``i`` is drawn with the seed plus ``i``."""
+    deterministic: bool = False
+    """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """Some texts, each to be made one vector of."""
+
+    request_id: str
+    """As in ``GenerateRequest``."""
+    model: str
+    inputs: tuple[TextPrompt | TokenPrompt, ...]
+    """At least one."""
+    param: str = "input"
+    """Name by which the caller knows ``inputs``, for errors."""
+    dimensions: int | None = None
+    """How many of a vector's numbers are wanted; None: all."""
+    deadline: float | None = None
+    priority: Priority | None = None
+    operation: EmbedOperation = EmbedOperation.EMBEDDINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What became of them."""
+
+    vectors: tuple[array[float], ...]
+    """Typecode ``f``, in the order of the texts, all of one length."""
+    input_tokens: int
+
+
+class FinishReason(Enum):
+    """OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token with its log-probability and the likeliest alternatives; ``text`` may hold part of a character."""
+
+    token_id: int
+    text: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of the prompt with its log-probability given those before it; the first has none."""
+
+    token_id: int
+    text: bytes
+    logprob: float | None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine took the request up; always the first event."""
+
+    input_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text (whole characters, possibly empty) and the tokens that carried it."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt, where it was asked for; once, before any ``Delta``."""
+
+    text: str
+    """Empty unless an echo was asked for."""
+    tokens: tuple[PromptToken, ...]
+    """Empty unless log-probabilities were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One of several choices is complete, and others are not yet."""
+
+    choice: int
+    reason: FinishReason
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request that ended well. Reason and stop string are those of the choice that ended last,
+    counts of all together; the prompt counts once."""
+
+    reason: FinishReason
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
+    choice: int = 0
+
+
+Event = Started | PromptTokens | Delta | ChoiceFinished | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a tenant may know of a model."""
+
+    name: str
+    created: int
+    """Unix seconds at which the appliance began to serve it."""
+    max_context: int
+    runner: str = "model"
+    """``embed``: it gives vectors. ``null``: a benchmark's, which computes nothing and answers with meaningless ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """What is left of the tenant's request and token rate, for ``x-ratelimit-*`` headers."""
+
+    limit_requests: int
+    remaining_requests: int
+    reset_requests_s: float
+    limit_tokens: int
+    remaining_tokens: int
+    reset_tokens_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a front end knows of a call besides its content."""
+
+    route: str
+    """``POST /v1/chat/completions`` or the full gRPC method name: the server span's name."""
+    front_end: str
+    """``http`` or ``grpc``."""
+    traceparent: str | None = None
+    attributes: dict[str, str | int] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Where a session writes its deltas without waking anybody. All calls come from the event loop and do not wait."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the client reads fast enough to be written to."""
+        ...
+
+    def on_ready(self, call: Callable[[], None] | None) -> None:
+        """Call this whenever ``ready`` becomes true again, or nothing any more."""
+        ...
+
+    def delta(self, delta: Delta) -> None:
+        """Write it."""
+        ...
+
+
+class Service(Protocol):
+    """What the front ends ask of the gateway: the one session object behind gRPC and HTTP."""
+
+    def generate(
+        self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Run the request: ``Started``, ``PromptTokens`` where asked for, ``Delta`` and ``ChoiceFinished``
+        ..., ``Finished``.
+
+        With a sink, deltas are written to it between the two other events, from the moment at which the event after
+        ``Started`` is asked for; a session may still give some as events. All of it is in order.
+        Closing the iterator (``aclose``) or cancelling its task stops compute within one step.
+
+        Raises:
+            ApplianceError: typed, from the closed list, at any point of the iteration.
+        """
+        ...
+
+    async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
+        """Make a vector of each text. Cancelling its task stops compute within one step.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
+        ...
+
+    def models(self, principal: Principal) -> tuple[ModelCard, ...]:
+        """The models that this principal may use, by name."""
+        ...
+
+    def rates(self, principal: Principal) -> RateState:
+        """What is left of the tenant's rates now."""
+        ...
+
+    def pads(self, principal: Principal) -> bool:
+        """Whether sizes and moments of this principal's answers shall tell nothing, by the policy in force."""
+        ...
+
+    def authenticate(self, credential: str) -> Principal | None:
+        """The principal behind an already verified credential, by the policy in force; None if it names none."""
+        ...
+
+    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+        """Make the trace, metric and log line of a call that ended before a session began (bad body, no
+        credential); gives its request id."""
+        ...

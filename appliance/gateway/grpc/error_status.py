@@ -1,0 +1,56 @@
+"""An ``ApplianceError`` as a rich gRPC status: google.rpc.Status with the details that a client can act on; pure.
+
+Source: google/rpc/error_details.proto and AIP-193. ``ErrorInfo`` and ``RequestInfo`` are always there.
+"""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2 as details
+from google.rpc import status_pb2
+
+from appliance.common.errors import ApplianceError, ModelNotFoundError
+
+DOMAIN = "athanor"
+"""``ErrorInfo.domain``: whose reasons these are."""
+
+
+def status_of(error: ApplianceError, request_id: str) -> status_pb2.Status:
+    """The status that ends the call."""
+    code: int = getattr(grpc.StatusCode, error.wire.grpc).value[0]
+    return status_pb2.Status(
+        code=code, message=error.message, details=[_packed(part) for part in _parts(error, request_id)]
+    )
+
+
+def _parts(error: ApplianceError, request_id: str) -> list[Message]:
+    parts: list[Message] = [
+        details.ErrorInfo(reason=error.wire.reason, domain=DOMAIN, metadata=error.details),
+        details.RequestInfo(request_id=request_id),
+    ]
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1_000_000_000))
+        parts.append(details.RetryInfo(retry_delay=delay))
+    if error.wire.grpc == "INVALID_ARGUMENT" and error.param is not None:
+        violation = details.BadRequest.FieldViolation(field=error.param, description=error.message)
+        parts.append(details.BadRequest(field_violations=[violation]))
+    if error.wire.grpc == "RESOURCE_EXHAUSTED":
+        # The subject is always the caller itself; its name is no news to it and of no use to others.
+        excess = details.QuotaFailure.Violation(subject="tenant", description=error.message)
+        parts.append(details.QuotaFailure(violations=[excess]))
+    if isinstance(error, ModelNotFoundError):
+        parts.append(
+            details.ResourceInfo(
+                resource_type="model", resource_name=error.details.get("model", ""), description=error.message
+            )
+        )
+    return parts
+
+
+def _packed(part: Message) -> any_pb2.Any:
+    box = any_pb2.Any()
+    box.Pack(part)
+    return box

@@ -1,0 +1,207 @@
+"""Messages of ``athanor.inference.v1`` <-> ours: pure, no range is checked here but presence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from appliance.common.errors import InvalidRequestError
+from appliance.gateway.front import request_builder
+from appliance.gateway.front.request_builder import Stamp, Turn
+from appliance.gateway.generate_request import (
+    ChoiceFinished,
+    Delta,
+    Embeddings,
+    EmbedRequest,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    ModelCard,
+    Operation,
+    Prompt,
+    PromptToken,
+    PromptTokens,
+    Started,
+    TextPrompt,
+    TokenLogprob,
+    TokenPrompt,
+)
+from appliance.gateway.grpc.generated import inference_pb2 as pb
+from isolation.ipc.grammar import GrammarKind
+from isolation.ipc.messages import Priority
+
+_NAMES = {"stop_ids": "stop_token_ids"}
+"""Field of ``GenerateRequest`` -> field of the message, where they differ."""
+_ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+_PRIORITIES = {pb.PRIORITY_HIGH: Priority.HIGH, pb.PRIORITY_NORMAL: Priority.NORMAL, pb.PRIORITY_LOW: Priority.LOW}
+_REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
+
+
+def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
+    """The request that the message asks for.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    operation, prompt = _prompt(message)
+    given = {field.name: value for field, value in message.sampling.ListFields()}
+    request = GenerateRequest(
+        request_id=stamp.request_id,
+        operation=operation,
+        model=message.model,
+        prompt=prompt,
+        sampling=request_builder.sampling_of(given, stamp, "sampling."),
+        max_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
+        max_tokens_param="max_output_tokens",
+        stop=tuple(message.stop),
+        stop_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=_asked(message, "logprobs"),
+        deadline=stamp.deadline,
+        stream=True,
+        priority=_priority(message),
+        grammar=_grammar(message),
+        prompt_logprobs=_asked(message, "prompt_logprobs"),
+        choices=_asked(message, "choices"),
+        deterministic=message.deterministic,
+    )
+    return request_builder.checked(request, _NAMES)
+
+
+def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
+    """The message for one event of the session."""
+    if isinstance(event, Delta):
+        delta = pb.Delta(
+            text=event.text,
+            token_ids=event.token_ids,
+            logprobs=[_logprob(entry) for entry in event.logprobs],
+            choice=event.choice,
+        )
+        return pb.GenerateResponse(delta=delta)
+    if isinstance(event, Started):
+        started = pb.Started(
+            request_id=request.request_id,
+            model=request.model,
+            input_tokens=event.input_tokens,
+            cached_input_tokens=event.cached_tokens,
+        )
+        return pb.GenerateResponse(started=started)
+    if isinstance(event, PromptTokens):
+        return pb.GenerateResponse(prompt=pb.Prompt(tokens=[_prompt_token(token) for token in event.tokens]))
+    if isinstance(event, ChoiceFinished):
+        ended = pb.ChoiceFinished(choice=event.choice, reason=_REASONS[event.reason], stop=event.stop)
+        return pb.GenerateResponse(choice_finished=ended)
+    return pb.GenerateResponse(finished=_finished(event))
+
+
+def to_embed_request(message: pb.EmbedRequest, stamp: Stamp) -> EmbedRequest:
+    """The request for embeddings that the message asks for.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    request_builder.check_most(len(message.inputs), request_builder.MAX_INPUTS, "inputs", "entries")
+    inputs: list[TextPrompt | TokenPrompt] = []
+    for index, entry in enumerate(message.inputs):
+        at, kind = f"inputs[{index}]", entry.WhichOneof("input")
+        if kind == "token_ids":
+            inputs.append(request_builder.token_prompt(entry.token_ids.ids, f"{at}.token_ids.ids"))
+        elif kind == "text" and entry.text:
+            inputs.append(request_builder.text_prompt(entry.text, f"{at}.text"))
+        else:
+            raise InvalidRequestError(f"{at} holds neither text nor token_ids", param=at)
+    dimensions = message.dimensions if message.HasField("dimensions") else None
+    priority = _priority(message)
+    return request_builder.build_embed(message.model, inputs, dimensions, stamp, priority=priority, param="inputs")
+
+
+def to_embed_response(embeddings: Embeddings, request_id: str, model: str) -> pb.EmbedResponse:
+    """The message for the vectors."""
+    return pb.EmbedResponse(
+        request_id=request_id,
+        model=model,
+        vectors=[pb.Vector(values=vector) for vector in embeddings.vectors],
+        usage=pb.Usage(input_tokens=embeddings.input_tokens),
+    )
+
+
+def to_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
+    """The message for a tenant's models."""
+    models = [
+        pb.Model(name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context) for card in cards
+    ]
+    return pb.ListModelsResponse(models=models)
+
+
+def _asked(message: pb.GenerateRequest, name: Literal["choices", "logprobs", "prompt_logprobs"]) -> int:
+    """Value of a bounded field, or its default where it is absent."""
+    return request_builder.asked(name, getattr(message, name) if message.HasField(name) else None, name)
+
+
+def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt]:
+    kind = message.WhichOneof("input")
+    if kind == "conversation":
+        turns = [_turn(turn, f"conversation.messages[{i}]") for i, turn in enumerate(message.conversation.messages)]
+        return Operation.CHAT, request_builder.chat_prompt(turns, "conversation.messages")
+    if kind == "text":
+        return Operation.TEXT_COMPLETION, request_builder.text_prompt(message.text, "text")
+    if kind == "token_ids":
+        return Operation.TEXT_COMPLETION, request_builder.token_prompt(message.token_ids.ids, "token_ids.ids")
+    raise InvalidRequestError("one of conversation, text and token_ids is required", param="input")
+
+
+def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
+    if message.priority == pb.PRIORITY_UNSPECIFIED:
+        return None
+    asked = _PRIORITIES.get(message.priority)
+    if asked is None:
+        raise InvalidRequestError("priority must be PRIORITY_HIGH, PRIORITY_NORMAL or PRIORITY_LOW", param="priority")
+    return asked
+
+
+def _grammar(message: pb.GenerateRequest) -> Grammar | None:
+    if not message.HasField("structured_output"):
+        return None
+    asked = message.structured_output
+    at = f"structured_output.{asked.WhichOneof('form')}"
+    match asked.WhichOneof("form"):
+        case "json_schema":
+            kind = GrammarKind.JSON_SCHEMA_LENIENT if asked.lenient else GrammarKind.JSON_SCHEMA
+            return request_builder.grammar(kind, asked.json_schema, at)
+        case "json_object":
+            return request_builder.grammar(GrammarKind.JSON_SCHEMA, request_builder.ANY_OBJECT, at)
+        case "regex":
+            return request_builder.grammar(GrammarKind.REGEX, asked.regex, at)
+        case "lark":
+            return request_builder.grammar(GrammarKind.LARK, asked.lark, at)
+        case "choice":
+            return request_builder.choice_grammar(asked.choice.values, at)
+    raise InvalidRequestError(
+        "structured_output needs one of json_schema, json_object, regex, lark and choice", param="structured_output"
+    )
+
+
+def _turn(message: pb.ChatMessage, at: str) -> Turn:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequestError(f"{at}.role must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT", param=f"{at}.role")
+    return Turn(role, message.content, message.name if message.HasField("name") else None)
+
+
+def _logprob(entry: TokenLogprob) -> pb.TokenLogprob:
+    top = [pb.TopLogprob(token_id=token_id, text=text, logprob=logprob) for token_id, text, logprob in entry.top]
+    return pb.TokenLogprob(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
+
+
+def _prompt_token(entry: PromptToken) -> pb.PromptToken:
+    top = [pb.TopLogprob(token_id=token_id, text=text, logprob=logprob) for token_id, text, logprob in entry.top]
+    return pb.PromptToken(token_id=entry.token_id, text=entry.text, logprob=entry.logprob, top=top)
+
+
+def _finished(event: Finished) -> pb.Finished:
+    counted = pb.Usage(
+        input_tokens=event.input_tokens, cached_input_tokens=event.cached_tokens, output_tokens=event.output_tokens
+    )
+    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop, choice=event.choice)

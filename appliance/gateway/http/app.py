@@ -1,0 +1,220 @@
+"""The HTTP front end: one router table, default deny, one boundary for errors.
+
+Authentication comes before routing: without a credential a stranger learns nothing but the two health routes, not even
+which paths exist. Then come the host's name, the route, the method, and only then the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from appliance.common.errors import (
+    ApplianceError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    RateLimitedError,
+    RouteNotFoundError,
+)
+from appliance.common.ids import new_request_id
+from appliance.gateway.front.auth import Auth, Resolver
+from appliance.gateway.front.cut import shutting_down
+from appliance.gateway.front.defect import defect
+from appliance.gateway.front.request_builder import traceparent
+from appliance.gateway.generate_request import CallContext, Operation, Principal, Service
+from appliance.gateway.http import header_fields
+from appliance.gateway.http.body import Body, ClientGoneError
+from appliance.gateway.http.exchange import Exchange
+from appliance.gateway.http.generate import Generation
+from appliance.gateway.http.head import RequestHead
+from appliance.gateway.http.openai_objects import model_list, model_object
+from appliance.gateway.http.protocol import HttpConnection
+from appliance.gateway.http.settings import HttpSettings
+
+CONNECTIONS_RETRY_S = 1.0
+"""When a tenant with too many connections may try again: idle ones are closed by clients within seconds."""
+
+
+MODEL_PREFIX = "/v1/models/"
+MODEL_PATH = MODEL_PREFIX + "{model:path}"
+"""The one route with a parameter: a model's name, which may hold slashes."""
+
+Handler = Callable[["HttpFrontEnd", Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the router table."""
+
+    method: str
+    path: str
+    auth: Auth
+    handler: Handler
+
+
+class HttpFrontEnd:
+    """Answers the requests of one listener. ``ready`` says whether requests would be served now."""
+
+    def __init__(self, service: Service, resolver: Resolver, settings: HttpSettings, ready: Callable[[], bool]) -> None:
+        self._service = service
+        self._resolver = resolver
+        self._settings = settings
+        self._ready = ready
+        self._draining = self._over = False
+        self._generation = Generation(service, settings)
+
+    def begin_drain(self) -> None:
+        """Say that it is not ready, and keep nobody waiting for the sake of padding; what comes is still answered."""
+        self._draining = True
+        self._generation.hurry()
+
+    def cut_all(self) -> None:
+        """End those that still run with a retryable error, and take none any more."""
+        self._over = True
+        self._generation.cut_all(shutting_down())
+
+    async def serve(self, connection: HttpConnection, head: RequestHead, body: Body) -> None:
+        """One exchange, start to end; never raises an Exception."""
+        exchange = Exchange(connection, head, body)
+        try:
+            await self._serve(exchange)
+        except ClientGoneError:
+            return
+        except ApplianceError as error:
+            request_id = exchange.request_id or self._record(exchange, error)
+            await self._fail(exchange, error, request_id)
+        except Exception as error:  # noqa: BLE001 - the HTTP boundary: a defect shows its request id, nothing else
+            request_id = exchange.request_id or self._record(exchange, error)
+            await self._fail(exchange, defect(error, request_id), request_id)
+        finally:
+            exchange.close()
+
+    async def _serve(self, exchange: Exchange) -> None:
+        found = _match(exchange.head.path)
+        # HEAD is a GET whose answer's body is left out (RFC 9110, section 9.3.2).
+        route = found.get("GET" if exchange.head.method == "HEAD" else exchange.head.method)
+        exchange.context = _context(exchange, route)
+        self._check_host(exchange)
+        if route is None or route.auth is not Auth.PUBLIC:
+            exchange.principal = self._resolver.resolve(exchange.head.values("authorization"))
+            if self._service.pads(exchange.principal):
+                exchange.padding = self._settings.padding
+            _claim(exchange, exchange.principal.tenant)
+        if route is not None:
+            await route.handler(self, exchange)
+        elif found:
+            raise MethodNotAllowedError(
+                f"this route takes {', '.join(found)} only", details={"allow": ", ".join(found)}
+            )
+        else:
+            raise RouteNotFoundError("no such route; see the documentation for the paths served")
+
+    def _check_host(self, exchange: Exchange) -> None:
+        allowed = self._settings.allowed_hosts
+        if allowed and (exchange.head.host or "").lower() not in allowed:
+            raise InvalidRequestError("the Host header names a host that is not served here", param="host")
+
+    def _record(self, exchange: Exchange, error: Exception) -> str:
+        return self._service.record_refusal(exchange.context, error, exchange.tenant)
+
+    async def _fail(self, exchange: Exchange, error: ApplianceError, request_id: str) -> None:
+        rates: header_fields.Headers = []
+        if exchange.principal is not None and isinstance(error, RateLimitedError):
+            rates = header_fields.rates(self._service.rates(exchange.principal))
+        with suppress(ClientGoneError):
+            await exchange.fail(error, request_id, rates)
+
+    async def chat(self, exchange: Exchange) -> None:
+        """``POST /v1/chat/completions``."""
+        await self._generate(exchange, Operation.CHAT)
+
+    async def complete(self, exchange: Exchange) -> None:
+        """``POST /v1/completions``."""
+        await self._generate(exchange, Operation.TEXT_COMPLETION)
+
+    async def embed(self, exchange: Exchange) -> None:
+        """``POST /v1/embeddings``."""
+        if self._over:
+            raise shutting_down()
+        await self._generation.embed(exchange, _principal(exchange))
+
+    async def models(self, exchange: Exchange) -> None:
+        """``GET /v1/models``."""
+        cards = self._service.models(_principal(exchange))
+        await exchange.answer(200, model_list(cards), new_request_id())
+
+    async def model(self, exchange: Exchange) -> None:
+        """``GET /v1/models/{id}``; the id may hold slashes."""
+        for card in self._service.models(_principal(exchange)):
+            if card.name == exchange.head.path.removeprefix(MODEL_PREFIX):
+                await exchange.answer(200, model_object(card), new_request_id())
+                return
+        raise ModelNotFoundError("no such model, or none that you may use", param="model")
+
+    async def live(self, exchange: Exchange) -> None:
+        """``GET /health/live``: this process answers."""
+        await exchange.answer(200, {"status": "live"}, new_request_id())
+
+    async def ready(self, exchange: Exchange) -> None:
+        """``GET /health/ready``: requests will be served; 503 while they would not."""
+        ready = self._ready() and not self._draining
+        await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
+
+    async def _generate(self, exchange: Exchange, operation: Operation) -> None:
+        if self._over:
+            raise shutting_down()
+        await self._generation.serve(exchange, _principal(exchange), operation)
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat),
+    Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete),
+    Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
+    Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
+    Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),
+    Route("GET", "/health/live", Auth.PUBLIC, HttpFrontEnd.live),
+    Route("GET", "/health/ready", Auth.PUBLIC, HttpFrontEnd.ready),
+)
+"""Every route there is. What is not here is refused: 401 to strangers, 404 to tenants."""
+
+_BY_PATH: dict[str, dict[str, Route]] = {}
+"""Path -> method -> route."""
+for _route in ROUTES:
+    _BY_PATH.setdefault(_route.path, {})[_route.method] = _route
+
+
+def _match(path: str) -> dict[str, Route]:
+    """The routes of a path, by method."""
+    return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else path, {})
+
+
+def _context(exchange: Exchange, route: Route | None) -> CallContext:
+    attributes: dict[str, str | int] = {"http.request.method": exchange.head.method}
+    if exchange.connection.address:
+        attributes["client.address"] = exchange.connection.address
+    return CallContext(
+        # An unknown path is the client's text: it must not become a span's name.
+        route=f"{exchange.head.method} {route.path if route else '*'}",
+        front_end="http",
+        traceparent=traceparent(exchange.head.values("traceparent")),
+        attributes=attributes,
+    )
+
+
+def _claim(exchange: Exchange, tenant: str) -> None:
+    """Count the connection to its tenant.
+
+    Raises:
+        RateLimitedError: the tenant holds as many as it may.
+    """
+    if not exchange.connection.claim(tenant):
+        raise RateLimitedError(
+            "too many connections at once; reuse those that are open", retry_after_s=CONNECTIONS_RETRY_S
+        )
+
+
+def _principal(exchange: Exchange) -> Principal:
+    assert exchange.principal is not None, "a TENANT route runs after authentication"
+    return exchange.principal

@@ -1,0 +1,250 @@
+"""Endpoints that generate or embed: a session for each request, streamed or collected, ended early with its client.
+
+While a session runs, three things may cut it: the client's disconnect (the connection reads on while nothing is
+written), the caller's deadline (the session holds it too; this is the backstop), and the appliance's drain. A cut
+closes the session's iterator, which stops the engine within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import TypeVar, cast
+
+from appliance.common.errors import ApplianceError, DeadlineExceededError
+from appliance.common.ids import new_request_id
+from appliance.gateway.front.cut import Cut
+from appliance.gateway.front.request_builder import Stamp
+from appliance.gateway.generate_request import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    Operation,
+    Principal,
+    PromptTokens,
+    Service,
+    Started,
+)
+from appliance.gateway.http import header_fields, openai, openai_embeddings
+from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
+from appliance.gateway.http.exchange import Exchange
+from appliance.gateway.http.openai_embeddings import ParsedEmbed
+from appliance.gateway.http.openai_objects import Writer, pieces_of
+from appliance.gateway.http.paced import PacedSink
+from appliance.gateway.http.parsing import Parser
+from appliance.gateway.http.settings import HttpSettings
+
+DEADLINE_MARGIN_S = 0.25
+"""Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""
+
+BYTES_A_TURN = 16 << 10
+"""Bytes of JSON after whose making the loop turns: about a millisecond."""
+
+Events = AsyncGenerator[Event, None]
+
+T = TypeVar("T")
+
+
+class SseSink:
+    """Writes deltas straight into the connection of an exchange that has begun its event stream: no task and no await
+    for a token (``generate_request.Sink``)."""
+
+    def __init__(self, exchange: Exchange, writer: Writer) -> None:
+        self._exchange = exchange
+        self._connection = exchange.connection
+        self._writer = writer
+
+    @property
+    def ready(self) -> bool:
+        """Whether the connection's buffer has room."""
+        return self._connection.writable
+
+    def on_ready(self, call: Callable[[], None] | None) -> None:
+        """Set what is called each time that the buffer has room again; None for nothing."""
+        self._connection.on_writable = call
+
+    def delta(self, delta: Delta) -> None:
+        """Write the event for the delta; part of a character has none."""
+        chunk = self._writer.delta(delta)
+        if chunk:
+            self._connection.write(chunk)
+            self._exchange.quiet = 0
+
+
+class Generation:
+    """Serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``."""
+
+    def __init__(self, service: Service, settings: HttpSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._budget = BodyBudget()
+        self._parser = Parser()
+        self._live: set[Cut] = set()
+        self._padded: set[Exchange] = set()
+        self._hurries = False
+
+    def hurry(self) -> None:
+        """Delay no answer by padding any more, as the appliance drains."""
+        self._hurries = True
+        for exchange in self._padded:
+            exchange.hurry()
+
+    def cut_all(self, reason: ApplianceError) -> None:
+        """End every session that runs with ``reason``."""
+        for cut in list(self._live):
+            cut.end(reason)
+
+    async def serve(self, exchange: Exchange, principal: Principal, operation: Operation) -> None:
+        """Answer one request, from its body to the last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        parsed = await self._read(exchange, principal, partial(openai.parse, operation))
+        writer = Writer(parsed.request, int(time.time()), parsed.include_usage)
+        notes = header_fields.ignored(parsed.ignored)
+        streamed = parsed.request.stream
+        async with self._guarded(exchange, parsed.request.request_id, streamed=streamed) as cut:
+            padded = PacedSink(writer) if exchange.padding is not None else None
+            sink = (padded or SseSink(exchange, writer)) if streamed else None
+            events = self._service.generate(principal, parsed.request, exchange.context, sink)
+            del parsed  # with the prompt, which the session lets go of as soon as it can
+            if streamed:
+                await cut.run(self._stream(exchange, principal, writer, events, notes, padded))
+            else:
+                await cut.run(self._collect(exchange, principal, writer, events, notes))
+
+    async def embed(self, exchange: Exchange, principal: Principal) -> None:
+        """Answer a request for embeddings, from its body to the last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        parsed = await self._read(exchange, principal, openai_embeddings.parse)
+        async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
+            await cut.run(self._embed(exchange, principal, parsed))
+
+    async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
+        embeddings = await self._service.embed(principal, parsed.request, exchange.context)
+        exchange.computed = True
+        body = await _written(openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64))
+        notes = [*header_fields.rates(self._service.rates(principal)), *header_fields.ignored(parsed.ignored)]
+        await exchange.answer(200, body, parsed.request.request_id, notes)
+
+    async def _read(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], T]) -> T:
+        """Return the request in the body, which is then freed; it has a new id, and the caller's deadline."""
+        exchange.until = header_fields.deadline(exchange.head.values("x-request-timeout-ms"))
+        stamp = Stamp(new_request_id(), exchange.until)
+        with self._budget.counting(principal.tenant) as count:
+            body = await read_body(
+                exchange.body,
+                exchange.head,
+                count,
+                max_bytes=self._settings.max_body_bytes,
+                timeout_s=self._settings.body_timeout_s,
+            )
+            exchange.body_pending = False
+            return await self._parser.parse(principal.tenant, parse, body, stamp)
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        writer: Writer,
+        events: Events,
+        notes: header_fields.Headers,
+        padded: PacedSink | None,
+    ) -> None:
+        async with aclosing(events):
+            await _started(events)
+            exchange.computed = True
+            rows = [*header_fields.rates(self._service.rates(principal)), *notes]
+            record_bytes = 0 if exchange.padding is None else writer.record_bytes(exchange.padding)
+            await exchange.stream(cast(str, exchange.request_id), rows, record_bytes=record_bytes)
+            if padded is not None and exchange.paced is not None:
+                padded.attach(exchange.paced)
+            if opening := writer.opening():
+                await exchange.write(opening)
+            finished: Finished | None = None
+            async for event in events:
+                if isinstance(event, Delta) and padded is not None:
+                    await padded.event(event)
+                elif isinstance(event, Finished):
+                    finished = event
+                elif chunk := writer.event(event):
+                    await exchange.write(chunk)
+            await exchange.end(b"".join(writer.closing(_checked(finished))))
+
+    async def _collect(
+        self, exchange: Exchange, principal: Principal, writer: Writer, events: Events, notes: header_fields.Headers
+    ) -> None:
+        heard: list[PromptTokens | Delta | ChoiceFinished] = []
+        finished: Finished | None = None
+        async with aclosing(events):
+            await _started(events)
+            exchange.computed = True
+            async for event in events:
+                if isinstance(event, PromptTokens | Delta | ChoiceFinished):
+                    heard.append(event)
+                elif isinstance(event, Finished):
+                    finished = event
+        body = await _written(pieces_of(writer.collected(heard, _checked(finished))))
+        rows = [*header_fields.rates(self._service.rates(principal)), *notes]
+        await exchange.answer(200, body, cast(str, exchange.request_id), rows)
+
+    @asynccontextmanager
+    async def _guarded(self, exchange: Exchange, request_id: str, *, streamed: bool) -> AsyncIterator[Cut]:
+        """Yield a ``Cut`` that the client's leaving, the deadline and a drain end; send keepalives meanwhile."""
+        cut = Cut()
+        exchange.when_gone(partial(cut.end, ClientGoneError()))
+        if streamed:
+            exchange.keep_alive(self._settings.sse_keepalive_s)
+        timer = None
+        if exchange.until is not None:
+            left = exchange.until - time.monotonic() + DEADLINE_MARGIN_S
+            timer = asyncio.get_running_loop().call_later(left, cut.end, _too_late())
+        exchange.request_id = request_id
+        self._live.add(cut)
+        self._padded.add(exchange)
+        if self._hurries:
+            exchange.hurry()
+        try:
+            yield cut
+        finally:
+            self._live.discard(cut)
+            self._padded.discard(exchange)
+            if timer is not None:
+                timer.cancel()
+
+
+async def _written(pieces: Iterable[bytes]) -> bytes:
+    """Return a document made piece by piece, between which the event loop turns."""
+    written, since = [], 0
+    for piece in pieces:
+        written.append(piece)
+        since += len(piece)
+        if since > BYTES_A_TURN:
+            since = 0
+            await asyncio.sleep(0)
+    return b"".join(written)
+
+
+async def _started(events: Events) -> None:
+    if not isinstance(await anext(events, None), Started):
+        raise RuntimeError("the session's first event is not Started")
+
+
+def _checked(finished: Finished | None) -> Finished:
+    if finished is None:
+        raise RuntimeError("the session ended without Finished")
+    return finished
+
+
+def _too_late() -> DeadlineExceededError:
+    return DeadlineExceededError("the deadline passed before the answer was complete; raise it or ask for fewer tokens")

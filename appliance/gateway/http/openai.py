@@ -1,0 +1,335 @@
+"""OpenAI's JSON -> ``GenerateRequest``: pure; what is not understood is either refused by name or reported.
+
+Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, images), which
+are refused with a 400 that names them unless they hold a value that asks for nothing; all others, which are ignored and
+reported to the caller in a header. Source of names and shapes: OpenAI's API specification of 2026-08; ``top_k``,
+``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM; ``deterministic`` is our own. How an
+answer's structure is asked for is in ``structured``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from appliance.common.errors import InvalidRequestError
+from appliance.common.strict_json import JsonError, parse_json
+from appliance.gateway.front import request_builder
+from appliance.gateway.front.request_builder import Stamp, Turn
+from appliance.gateway.generate_request import GenerateRequest, Operation, Prompt
+from appliance.gateway.http import structured
+from isolation.ipc.messages import Priority
+from isolation.ipc.sampling import NAMES, PARAMETERS
+
+_COMMON = frozenset(
+    {
+        "model",
+        "max_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "stream",
+        "stream_options",
+        "service_tier",
+        "deterministic",
+        "n",
+        "prompt_logprobs",
+    }
+).union(NAMES, structured.FIELDS)
+_SERVED = {
+    Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
+    Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
+}
+
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "tools": (),
+    "tool_choice": ("none", "auto"),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "logit_bias": (),
+    "suffix": (),
+    "audio": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "web_search_options": (),
+    "min_tokens": (0,),
+    "bad_words": (),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (),
+    "chat_template": (),
+    "chat_template_kwargs": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (),
+    "documents": (),
+}
+"""Fields whose loss would change the answer, and the values (besides null, false and empty) that ask for nothing."""
+
+_NAMES = {"stop_ids": "stop_token_ids", "choices": "n"}
+"""Field of ``GenerateRequest`` -> the caller's spelling, where they differ."""
+
+_TIERS = {"auto": None, "default": None, "scale": None, "priority": Priority.HIGH, "flex": Priority.LOW}
+"""OpenAI's service tier -> the priority asked for; None is the tenant's own."""
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""OpenAI's role -> the role that chat templates know."""
+
+_MESSAGE_REFUSED = ("tool_calls", "function_call", "audio")
+_MESSAGE_SERVED = frozenset({"role", "content", "name"})
+
+PART_SEPARATOR = "\n"
+"""Between the text parts of one message, as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A request and what only the answer's shape depends on."""
+
+    request: GenerateRequest
+    include_usage: bool
+    ignored: tuple[str, ...]
+    """Names of fields that had a value and no effect."""
+
+
+def document_of(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body.
+
+    Raises:
+        InvalidRequestError: it is none, or not acceptable JSON.
+    """
+    try:
+        document = parse_json(body)
+    except JsonError as error:
+        raise InvalidRequestError(f"the body is not acceptable JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return document
+
+
+def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
+    """The request in the body of ``/v1/chat/completions`` or ``/v1/completions``.
+
+    Raises:
+        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+    """
+    document = document_of(body)
+    _refuse(document)
+    ignored: dict[str, None] = {}
+    request = GenerateRequest(
+        request_id=stamp.request_id,
+        operation=operation,
+        model=_model(document),
+        prompt=_prompt(operation, document, ignored),
+        sampling=request_builder.sampling_of(_sampling(document), stamp),
+        max_tokens=_max_tokens(operation, document),
+        max_tokens_param="max_completion_tokens"
+        if operation is Operation.CHAT and document.get("max_tokens") is None
+        else "max_tokens",
+        stop=_stop(document.get("stop")),
+        stop_ids=tuple(_ids(document.get("stop_token_ids") or [], "stop_token_ids")),
+        ignore_eos=_typed(document, "ignore_eos", bool) or False,
+        logprobs=_logprobs(operation, document),
+        deadline=stamp.deadline,
+        stream=_typed(document, "stream", bool) or False,
+        priority=_priority(document),
+        grammar=structured.grammar_of(document),
+        prompt_logprobs=_prompt_logprobs(operation, document),
+        echo=_echo(operation, document),
+        choices=request_builder.asked("choices", _typed(document, "n", int), "n"),
+        deterministic=_typed(document, "deterministic", bool) or False,
+    )
+    include_usage = _stream_options(document, request.stream, ignored)
+    for name, value in document.items():
+        if value is not None and name not in _SERVED[operation] and name not in _REFUSED:
+            ignored[name] = None
+    return Parsed(request_builder.checked(request, _NAMES), include_usage, tuple(ignored))
+
+
+def _priority(document: Mapping[str, Any]) -> Priority | None:
+    """What ``service_tier`` asks for."""
+    tier = _typed(document, "service_tier", str)
+    if tier is not None and tier not in _TIERS:
+        raise InvalidRequestError(f"service_tier must be one of: {', '.join(_TIERS)}", param="service_tier")
+    return _TIERS[tier] if tier is not None else None
+
+
+def _refuse(document: Mapping[str, Any]) -> None:
+    for name, harmless in _REFUSED.items():
+        value = document.get(name)
+        if value is None or value is False or value in ("", [], {}):
+            continue
+        # Not "value in harmless": True equals 1 in Python.
+        if not any(type(value) is type(other) and value == other for other in harmless):
+            raise InvalidRequestError(f"{name} is not supported with this value; leave it out", param=name)
+
+
+def _model(document: Mapping[str, Any]) -> str:
+    value = _typed(document, "model", str)
+    if value is None:
+        raise InvalidRequestError("model is required", param="model")
+    return value
+
+
+_T = TypeVar("_T")
+_KIND_NAMES: Mapping[type, str] = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def _typed(document: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if type(value) is not kind:
+        raise InvalidRequestError(f"{name} must be {_KIND_NAMES[kind]}", param=name)
+    return value
+
+
+def _sampling(document: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers of ``Sampling`` that the document has."""
+    return {
+        one.name: _typed(document, one.name, int) if one.kind is int else _float(document, one.name)
+        for one in PARAMETERS
+    }
+
+
+def _float(document: Mapping[str, Any], name: str) -> float | None:
+    value = document.get(name)
+    if value is not None and type(value) not in (int, float):
+        raise InvalidRequestError(f"{name} must be a number", param=name)
+    return value
+
+
+def _max_tokens(operation: Operation, document: Mapping[str, Any]) -> int | None:
+    old = _typed(document, "max_tokens", int)
+    if operation is not Operation.CHAT:
+        return old
+    new = _typed(document, "max_completion_tokens", int)
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
+    return old if new is None else new
+
+
+def _logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
+    if operation is not Operation.CHAT:
+        return request_builder.asked("logprobs", _typed(document, "logprobs", int), "logprobs")
+    wanted = _typed(document, "logprobs", bool) or False
+    top = _typed(document, "top_logprobs", int)
+    if top is not None and not wanted:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return request_builder.asked("logprobs", (top or 0) if wanted else None, "top_logprobs")
+
+
+def _echo(operation: Operation, document: Mapping[str, Any]) -> bool:
+    echo = _typed(document, "echo", bool) or False
+    if echo and operation is Operation.CHAT:
+        raise InvalidRequestError("echo is for completions; a conversation is not repeated", param="echo")
+    return echo
+
+
+def _prompt_logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
+    """What vLLM's field asks for, or OpenAI's ``echo`` with ``logprobs``."""
+    asked = _typed(document, "prompt_logprobs", int)
+    if asked is not None and _typed(document, "stream", bool):
+        raise InvalidRequestError("prompt_logprobs cannot be streamed; leave one out", param="prompt_logprobs")
+    if _echo(operation, document):
+        shown = _typed(document, "logprobs", int)
+        if asked is not None and shown is not None and asked != shown:
+            raise InvalidRequestError(
+                "with echo, prompt_logprobs and logprobs are one number; give one of them", param="prompt_logprobs"
+            )
+        asked = shown if asked is None else asked
+    return request_builder.asked("prompt_logprobs", asked, "prompt_logprobs")
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise InvalidRequestError("stop must be a string or an array of strings", param="stop")
+
+
+def _ids(value: object, param: str) -> list[int]:
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return value
+    raise InvalidRequestError(f"{param} must be an array of token ids", param=param)
+
+
+def _stream_options(document: Mapping[str, Any], stream: bool, ignored: dict[str, None]) -> bool:
+    options = _typed(document, "stream_options", dict)
+    if options is None:
+        return False
+    if not stream:
+        raise InvalidRequestError("stream_options needs stream to be true", param="stream_options")
+    ignored.update({f"stream_options.{name}": None for name in options if name != "include_usage"})
+    include_usage = options.get("include_usage")
+    if include_usage is not None and not isinstance(include_usage, bool):
+        raise InvalidRequestError(
+            "stream_options.include_usage must be true or false", param="stream_options.include_usage"
+        )
+    return bool(include_usage)
+
+
+def _prompt(operation: Operation, document: Mapping[str, Any], ignored: dict[str, None]) -> Prompt:
+    if operation is Operation.CHAT:
+        messages = _typed(document, "messages", list)
+        if messages is None:
+            raise InvalidRequestError("messages is required", param="messages")
+        turns = [_turn(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
+        return request_builder.chat_prompt(turns, "messages")
+    prompt = document.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise InvalidRequestError(f"prompt holds {len(prompt)} prompts; send one a request", param="prompt")
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return request_builder.text_prompt(prompt, "prompt")
+    if prompt is None:
+        raise InvalidRequestError("prompt is required", param="prompt")
+    return request_builder.token_prompt(_ids(prompt, "prompt"), "prompt")
+
+
+def _turn(message: object, at: str, ignored: dict[str, None]) -> Turn:
+    if not isinstance(message, dict):
+        raise InvalidRequestError(f"{at} must be an object", param=at)
+    for refused in _MESSAGE_REFUSED:
+        if message.get(refused):
+            raise InvalidRequestError(f"{at}.{refused} is not supported; leave it out", param=f"{at}.{refused}")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidRequestError(f"{at}.role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
+    name = message.get("name")
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequestError(f"{at}.name must be a string", param=f"{at}.name")
+    for key, value in message.items():
+        if value is not None and key not in _MESSAGE_SERVED and key not in _MESSAGE_REFUSED:
+            ignored[f"messages.{key}"] = None
+    return Turn(_ROLES[role], _content(message.get("content"), role, f"{at}.content"), name)
+
+
+def _content(content: object, role: str, at: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{at} must be a string or an array of text parts", param=at)
+    request_builder.check_most(len(content), request_builder.MAX_PARTS, at, "parts")
+    return PART_SEPARATOR.join(_part(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: object, at: str) -> str:
+    text: object = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise InvalidRequestError(f'{at} is not supported; a part must be {{"type": "text", "text": "..."}}', param=at)
+    return text

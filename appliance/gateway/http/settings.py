@@ -1,0 +1,33 @@
+"""Numbers of the HTTP front end that an operator or a test may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from appliance.gateway.front.padding import Padding
+from appliance.gateway.front.request_builder import MAX_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Limits and timeouts; ``_s`` is seconds."""
+
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_connections: int = 1_024
+    """Open connections; one more is closed at once."""
+    max_connections_each: int = 512
+    """Open connections of one address, and of one tenant. A proxy in front is one address: its pool must be smaller."""
+    head_timeout_s: float = 10.0
+    """From a connection's opening, or from a request's first byte, to the end of its headers."""
+    body_timeout_s: float = 30.0
+    """For the whole body: 4 MiB at 1.1 Mbit/s."""
+    keep_alive_s: int = 75
+    """Between two requests on a connection; longer than the pools of common clients keep one."""
+    sse_keepalive_s: float = 15.0
+    """Silence in a stream after which a comment is sent; common proxies cut at 30 to 60."""
+    stall_s: float = 30.0
+    """For how long a client may take nothing of what was sent before the kernel ends its connection."""
+    padding: Padding = field(default_factory=Padding)
+    """How the answers of tenants are padded whose class asks for it; gRPC takes it from here too."""
+    allowed_hosts: frozenset[str] = frozenset()
+    """Names (with port, as sent) that the Host header must be one of; empty: any. Guards against DNS rebinding."""

@@ -1,0 +1,90 @@
+"""Entries of the audit log for calls: caller, deciding rule, and how the call ended."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from appliance.common.errors import ApplianceError
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.request.audit_feed import AuditFeed
+from appliance.gateway.request.follower import Outcome
+from policy.decision import Decision
+
+OK = "OK"
+"""Outcome of a request without an error; others are reasons of ``appliance.common.errors``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Fields of a request that its entry has; the request itself holds the prompt, and is not kept."""
+
+    request_id: str
+    model: str
+    operation: str
+
+
+class AuditedCalls:
+    """Makes the audit log's entries of calls."""
+
+    def __init__(self, feed: AuditFeed, models: Container[str]) -> None:
+        """``models`` are served; no entry names another, so that callers cannot fill the log with names."""
+        self._feed = feed
+        self._models = models
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no request may be taken, because its entry could not be written."""
+        return self._feed.refuses
+
+    def served(
+        self, principal: Principal, call: Call, decision: Decision, outcome: Outcome, error: ApplianceError | None
+    ) -> None:
+        """Make the entry of a request that the policy allowed and that has ended; one that the second decision denied
+        counts as denied."""
+        if error is not None and error.rule:
+            self.denied(principal, call, decision.policy_digest, error)
+            return
+        self._feed.add(
+            "request",
+            request=call.request_id,
+            tenant=principal.tenant,
+            principal=principal.credential,
+            model=call.model,
+            operation=call.operation,
+            rule=decision.rule,
+            policy=decision.policy_digest,
+            outcome=_outcome(error),
+            input_tokens=outcome.input_tokens,
+            output_tokens=outcome.output_tokens,
+        )
+
+    def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:
+        """Count a request that the policy, or the appliance itself, denied; ``policy`` is its digest, empty where
+        it was not asked."""
+        self._feed.count(
+            "denied",
+            tenant=principal.tenant,
+            principal=principal.credential,
+            model=call.model if call.model in self._models else "",
+            rule=error.rule if error is not None else "",
+            policy=policy,
+            outcome=_outcome(error),
+        )
+
+    def refused(self, tenant: str | None, error: ApplianceError) -> None:
+        """Count a call that never became a request: without a valid credential, or malformed."""
+        if tenant is None:
+            self._feed.count("refused", outcome=_outcome(error))
+        else:
+            self._feed.count(
+                "denied", tenant=tenant, principal="", model="", rule="", policy="", outcome=_outcome(error)
+            )
+
+    def integrity(self, model: str, generation: int, count: int) -> None:
+        """Make the entry of an engine that ended requests because a KV block in their tables was not theirs."""
+        self._feed.add("integrity", model=model, generation=generation, count=count)
+
+
+def _outcome(error: ApplianceError | None) -> str:
+    return OK if error is None else error.wire.reason

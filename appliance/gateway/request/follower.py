@@ -1,0 +1,233 @@
+"""One run of a request in one engine: its token streams as events, or written straight into the caller's sink.
+
+With a sink, one output and an exact vocabulary table, no task wakes up for a token: the delivery's pass calls the
+stream's ``deliver``, which decodes what has arrived and writes it; the request's task sleeps until the end. A sink that
+is not ready leaves its tokens in the stream, whose bound ends this request alone; when it is ready again it calls back.
+
+Several outputs share the event that wakes the task. An output that ends is reported at once, the request ends with its
+last one, and whatever ends one stream in any other way ends the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from appliance.gateway.generate_request import (
+    ChoiceFinished,
+    Event,
+    Finished,
+    FinishReason,
+    PromptTokens,
+    Sink,
+    Started,
+)
+from appliance.gateway.request.output import LocalText, OutputText
+from appliance.gateway.request.prompt_report import PromptReport
+from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
+from appliance.gateway.sandboxes.stream import TokenStream
+from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
+from isolation.ipc.engine import Started as EngineStarted
+from isolation.ipc.messages import Finish
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Counts of a request over all its runs, for the trace, the audit log and the ledger."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish: FinishReason | None = None
+    started: bool = False
+    """Whether an engine took the request up."""
+    emitted: bool = False
+    """Whether some of the answer was shown: then the request cannot be replayed."""
+
+
+class RunProgress:
+    """Reports the progress of one run, over all its outputs, to the trace, the outcome and the engine visit."""
+
+    def __init__(self, visit: EngineVisit, outcome: Outcome, trace: RequestTrace) -> None:
+        self._visit = visit
+        self._outcome = outcome
+        self._trace = trace
+        self._began_ns = time.time_ns()
+        self._first = True
+        self.begun = False
+        """Whether ``started`` was called."""
+
+    def started(self, stream: TokenStream) -> Started | None:
+        """Note that the engine took the request up; None when the caller was told so of an earlier run."""
+        outcome, self.begun = self._outcome, True
+        again = outcome.started
+        # An engine that sends tokens without reporting their start has cached nothing and queued nothing.
+        reported = stream.started or EngineStarted(stream.request, 0, 0)
+        outcome.started = True
+        scheduled_ns = min(time.time_ns(), self._began_ns + reported.queue_us * 1_000)
+        outcome.cached_tokens = min(reported.cached_tokens, outcome.input_tokens)
+        self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
+        self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
+        return None if again else Started(outcome.input_tokens, outcome.cached_tokens)
+
+    async def prompt(self, report: PromptReport) -> PromptTokens:
+        """Make the event that shows the prompt."""
+        self._outcome.emitted = True
+        return await report.event()
+
+    def tokens(self, count: int) -> None:
+        """Note that ``count`` tokens, which arrived in one pass, are about to be shown."""
+        if self._first:
+            self._first = False
+            self._outcome.emitted = True
+            self._visit.passed()
+            self._trace.end(Phase.PREFILL, cached_tokens=self._outcome.cached_tokens)
+            self._trace.first_token(count)
+            self._trace.begin(Phase.DECODE)
+
+    def finished(self, reason: FinishReason, stop: str | None, choice: int) -> Finished:
+        """Note that the last token was shown; returns the last event."""
+        outcome = self._outcome
+        outcome.finish = reason
+        self._trace.end(Phase.DECODE, output_tokens=outcome.output_tokens)
+        return Finished(reason, outcome.input_tokens, outcome.cached_tokens, outcome.output_tokens, stop, choice)
+
+
+class Follower:
+    """Follows the streams of one run to their ends."""
+
+    def __init__(
+        self,
+        streams: Sequence[TokenStream],
+        texts: Sequence[OutputText],
+        outcome: Outcome,
+        progress: RunProgress,
+        abort: Callable[[TokenStream], None],
+        prompt: PromptReport | None = None,
+    ) -> None:
+        """``abort`` stops one output in the engine; ``prompt`` is reported before any output, as soon as it is
+        ready."""
+        self._streams = streams
+        self._texts = texts
+        self._outcome = outcome
+        self._progress = progress
+        self._abort = abort
+        self._prompt = prompt
+        self._open = list(range(len(streams)))
+        self._used = [0] * len(streams)
+        self._over = False
+        self._defect: Exception | None = None
+
+    async def events(self, sink: Sink | None) -> AsyncGenerator[Event]:
+        """Yield ``Started`` unless an earlier run did, ``PromptTokens`` where asked for, deltas unless they go into the
+        sink, ``ChoiceFinished`` for each output but the last, ``Finished``.
+
+        Raises:
+            EngineGoneError: the engine ended.
+            ApplianceError: the request itself has ended.
+        """
+        wake, progress = self._streams[0].wake, self._progress
+        writable = self._texts[0] if sink is not None and len(self._texts) == 1 else None
+        while True:
+            await woken(wake)
+            for choice in self._open[:]:
+                stream, text = self._streams[choice], self._texts[choice]
+                if not progress.begun and (stream.started is not None or stream.token_ids):
+                    started = progress.started(stream)
+                    if started is not None:
+                        yield started
+                if self._prompt is not None:
+                    if not (progress.begun and self._prompt.ready):
+                        stream.raise_if_lost()
+                        continue
+                    yield await progress.prompt(self._prompt)
+                    self._prompt = None
+                if progress.begun and sink is not None and isinstance(writable, LocalText):
+                    await self._write_to(sink, writable)
+                    yield self._end(choice, stream.finish)
+                    return
+                # As of now: while an event is handled, the next frame may bring more tokens and the end.
+                finish = stream.finish
+                token_ids, logprobs = stream.take()
+                if token_ids:
+                    progress.tokens(len(token_ids))
+                    delta, used = await text.decode(token_ids, logprobs, finish)
+                    self._used[choice] += used
+                    yield delta
+                if text.stopped is None and finish is Finish.NONE:
+                    stream.raise_if_lost()
+                    continue
+                yield self._end(choice, finish)
+                if not self._open:
+                    return
+
+    async def _write_to(self, sink: Sink, text: LocalText) -> None:
+        """Let the delivery's passes write the one output; return when it is written to its end."""
+        (stream,) = self._streams
+
+        def deliver() -> None:
+            if self._over or not sink.ready:
+                return
+            try:
+                self._over = self._write(stream, sink, text)
+            except Exception as error:  # noqa: BLE001 - the border of one request in a pass over all: raised below
+                self._over, self._defect = True, error
+            if self._over:
+                stream.wake.set()
+
+        stream.deliver = deliver
+        sink.on_ready(deliver)
+        try:
+            deliver()
+            while not self._over:
+                await woken(stream.wake)
+                # Tokens that came before a loss still count.
+                deliver()
+                if not self._over:
+                    stream.raise_if_lost()
+            if self._defect is not None:
+                raise self._defect
+        finally:
+            stream.deliver = None
+            sink.on_ready(None)
+
+    def _write(self, stream: TokenStream, sink: Sink, text: LocalText) -> bool:
+        """Write what has arrived; returns whether the output has ended."""
+        finish = stream.finish
+        token_ids, logprobs = stream.take()
+        if token_ids:
+            self._progress.tokens(len(token_ids))
+            delta, used = text.push(token_ids, logprobs, finish)
+            self._used[0] += used
+            sink.delta(delta)
+        return text.stopped is not None or finish is not Finish.NONE
+
+    def charge(self) -> None:
+        """Sum up the output tokens to charge: those shown, and those that arrived unread for a caller who left or did
+        not read. Unread tokens of an engine that ended, and tokens past a stop string, are not charged."""
+        for choice in self._open:
+            stream = self._streams[choice]
+            if stream.engine_gone is None:
+                self._used[choice] = max(self._used[choice], stream.received)
+                self._outcome.started = self._outcome.started or stream.started is not None
+        self._outcome.output_tokens = sum(self._used)
+
+    def _end(self, choice: int, finish: Finish) -> ChoiceFinished | Finished:
+        """End one output, in the engine too; returns its last event."""
+        self._open.remove(choice)
+        self._abort(self._streams[choice])
+        stopped = self._texts[choice].stopped
+        reason = FinishReason.LENGTH if stopped is None and finish is Finish.LENGTH else FinishReason.STOP
+        if self._open:
+            return ChoiceFinished(choice, reason, stopped)
+        self._outcome.output_tokens = sum(self._used)
+        return self._progress.finished(reason, stopped, choice)
+
+
+async def woken(wake: asyncio.Event) -> None:
+    """Wait for the event, and clear it."""
+    if not wake.is_set():
+        await wake.wait()
+    wake.clear()

@@ -1,0 +1,305 @@
+"""Accounts of all tenants: admit, reserve and settle requests.
+
+``policy.limits`` does the arithmetic; this module keeps the state between two calls. A request is admitted once
+(concurrency, request rate), reserves its exact prompt and its grant of output tokens, and is settled once with what it
+used: the rest is refunded. A reload keeps the levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from appliance.common.errors import (
+    ApplianceError,
+    ContextLengthError,
+    FeatureNotAllowedError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    RateLimitedError,
+    UnauthenticatedError,
+)
+from appliance.common.kv_shares import group_account
+from appliance.gateway.generate_request import RateState
+from policy.decision import Decision, Obligations, Reason
+from policy.evaluate import evaluate
+from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, full, refill, rescale, settle
+from policy.model import Limits, PolicySet
+from policy.request import AccessRequest, Usage
+
+NO_RATES = RateState(0, 0, 0.0, 0, 0, 0.0)
+"""Rates of a principal that is no tenant any more."""
+
+
+@dataclass(slots=True)
+class _Account:
+    requests: Bucket
+    tokens: Bucket
+    concurrency: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys that a request runs under; no field of the request influences them."""
+
+    namespace: bytes
+    """Namespace key of the tenant."""
+    group: bytes
+    """Namespace key of the tenant's sharing group, under which blocks are found and left; empty without a group."""
+
+
+class Ledger:
+    """All tenants' accounts under one policy. ``namespaces`` maps each tenant, and each sharing group's account name,
+    to its namespace key."""
+
+    def __init__(
+        self, policy: PolicySet, namespaces: dict[str, bytes], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._policy = policy
+        self._namespaces = namespaces
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    @property
+    def policy(self) -> PolicySet:
+        """Policy in force."""
+        return self._policy
+
+    def replace(self, policy: PolicySet, namespaces: dict[str, bytes]) -> None:
+        """Put a new policy in force: levels are rescaled, running requests keep what they were granted."""
+        now = self._clock()
+        for tenant, account in self._accounts.items():
+            old, new = self._policy.tenants.get(tenant), policy.tenants.get(tenant)
+            if new is None:
+                continue
+            if old is None:
+                # Gone and back while a request ran: no more is left than the new limits give.
+                account.requests = Bucket(min(account.requests.level, new.limits.requests_per_minute), now)
+                account.tokens = Bucket(min(account.tokens.level, new.limits.tokens_per_minute), now)
+                continue
+            account.requests = rescale(
+                account.requests, Rate(old.limits.requests_per_minute), Rate(new.limits.requests_per_minute), now
+            )
+            account.tokens = rescale(
+                account.tokens, Rate(old.limits.tokens_per_minute), Rate(new.limits.tokens_per_minute), now
+            )
+        self._policy, self._namespaces = policy, namespaces
+        for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
+            if tenant not in policy.tenants:
+                del self._accounts[tenant]
+
+    @property
+    def namespaces(self) -> Mapping[str, bytes]:
+        """Namespace keys by account name."""
+        return self._namespaces
+
+    def concurrency(self, tenant: str) -> int:
+        """Return the tenant's requests that are admitted and not settled."""
+        account = self._accounts.get(tenant)
+        return account.concurrency if account else 0
+
+    @property
+    def at_work(self) -> list[str]:
+        """Tenants that have requests admitted and not settled."""
+        return [tenant for tenant, account in self._accounts.items() if account.concurrency]
+
+    def left(self, tenant: str) -> RateState | None:
+        """Return what is left of both rates of a tenant; None while it has used nothing."""
+        return self.rates(tenant) if tenant in self._accounts else None
+
+    def admit(
+        self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, structured: bool = False
+    ) -> Reservation:
+        """Take the first decision; on allowance the request has one concurrency slot a choice until it is settled.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        access = AccessRequest(
+            tenant=tenant,
+            model=model,
+            input_tokens=None,
+            max_output_tokens=max_tokens,
+            choices=choices,
+            structured=structured,
+        )
+        now = self._clock()
+        account, decision = self._decide(access, now)
+        known = self._policy.tenants[tenant]
+        group = self._namespaces[group_account(known.group)] if known.group is not None else b""
+        keys = Keys(self._namespaces[tenant], group)
+        reservation = Reservation(self, tenant, model, decision, keys, choices)
+        rate = Rate(known.limits.requests_per_minute)
+        current = refill(account.requests, rate, now)
+        account.requests = Bucket(current.level - 1, now)
+        account.concurrency += choices
+        return reservation
+
+    def reserve(self, access: AccessRequest) -> Decision:
+        """Take the second decision, with exact counts; on allowance the tokens are taken from the bucket.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        now = self._clock()
+        account, decision = self._decide(access, now)
+        assert decision.obligations is not None
+        amount = (access.input_tokens or 0) + access.choices * decision.obligations.max_output_tokens
+        rate = Rate(self._policy.tenants[access.tenant].limits.tokens_per_minute)
+        current = refill(account.tokens, rate, now)
+        account.tokens = Bucket(current.level - amount, now)
+        return decision
+
+    def settle(self, tenant: str, reserved: int, used: int, choices: int = 1) -> None:
+        """End a request: free its slots and refund the tokens that it did not use."""
+        account = self._accounts[tenant]
+        account.concurrency -= choices
+        known = self._policy.tenants.get(tenant)
+        if known is not None and reserved:
+            rate = Rate(known.limits.tokens_per_minute)
+            account.tokens = settle(account.tokens, rate, reserved=reserved, used=used, now=self._clock())
+
+    def rates(self, tenant: str) -> RateState:
+        """Return what is left of both rates. A tenant that is gone since its request was admitted has none: its last
+        answer or error goes out without them."""
+        now = self._clock()
+        known = self._policy.tenants.get(tenant)
+        if known is None:
+            return NO_RATES
+        limits = known.limits
+        account = self._account(tenant, now)
+        requests, tokens = Rate(limits.requests_per_minute), Rate(limits.tokens_per_minute)
+        left_requests = refill(account.requests, requests, now).level
+        left_tokens = refill(account.tokens, tokens, now).level
+        return RateState(
+            limit_requests=requests.per_minute,
+            remaining_requests=max(0, int(left_requests)),
+            reset_requests_s=(requests.per_minute - left_requests) / requests.per_second,
+            limit_tokens=tokens.per_minute,
+            remaining_tokens=max(0, int(left_tokens)),
+            reset_tokens_s=(tokens.per_minute - left_tokens) / tokens.per_second,
+        )
+
+    def limits(self, tenant: str) -> Limits:
+        """Return the tenant's limits now.
+
+        Raises:
+            UnauthenticatedError: it is no tenant any more.
+        """
+        known = self._policy.tenants.get(tenant)
+        if known is None:
+            raise UnauthenticatedError("the credential belongs to no tenant of this service")
+        return known.limits
+
+    def _account(self, tenant: str, now: float) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            known = self._policy.tenants.get(tenant)
+            if known is None:
+                return _Account(Bucket(0.0, now), Bucket(0.0, now))
+            account = self._accounts[tenant] = _Account(
+                full(Rate(known.limits.requests_per_minute), now), full(Rate(known.limits.tokens_per_minute), now)
+            )
+        return account
+
+    def _decide(self, access: AccessRequest, now: float) -> tuple[_Account, Decision]:
+        """Return the tenant's account and the policy's allowance.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        account = self._account(access.tenant, now)
+        usage = Usage(concurrency=account.concurrency, request_bucket=account.requests, token_bucket=account.tokens)
+        decision = evaluate(self._policy, access, usage, now)
+        if not decision.allowed:
+            raise denial(decision)
+        return account, decision
+
+
+class Reservation:
+    """Slots and tokens that one admitted request has of its tenant's account."""
+
+    def __init__(self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int) -> None:
+        self._ledger = ledger
+        self._tenant = tenant
+        self._model = model
+        self._choices = choices
+        self._reserved = 0
+        self._settled = False
+        self.decision = decision
+        self.namespace = keys.namespace
+        self.group = keys.group
+        self.grant = 0
+        """Output tokens that the engine may give, for each choice."""
+
+    @property
+    def obligations(self) -> Obligations:
+        """Obligations of the decision in force, which the gateway must honour when it serves the request."""
+        assert self.decision.obligations is not None, "an allowance has obligations"
+        return self.decision.obligations
+
+    def reserve(self, input_tokens: int, asked: int | None, room: int, *, longest: int | None = None) -> None:
+        """Reserve the exact prompt and the grants; ``room`` is what the model's context leaves for output, ``longest``
+        the tokens of the longest of several texts.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        if asked is None:
+            # Today's limits: with those of the admission, a reload in between would refuse tokens never asked for.
+            limits = self._ledger.limits(self._tenant)
+            most = min(room, limits.max_output_tokens // self._choices, limits.max_context_tokens - input_tokens)
+            asked = most if most >= 1 else None
+        access = AccessRequest(
+            tenant=self._tenant,
+            model=self._model,
+            input_tokens=input_tokens,
+            max_output_tokens=asked,
+            longest_input=longest,
+            choices=self._choices,
+        )
+        self.decision = self._ledger.reserve(access)
+        most = self.obligations.max_output_tokens
+        self.grant = min(room, most)
+        self._reserved = input_tokens + self._choices * most
+
+    def settle(self, input_tokens: int, output_tokens: int) -> None:
+        """Charge what was used and free the slot; the second and later calls do nothing."""
+        if not self._settled:
+            self._settled = True
+            self._ledger.settle(self._tenant, self._reserved, input_tokens + output_tokens, self._choices)
+
+
+def denial(decision: Decision) -> ApplianceError:
+    """Return a denial as the error that the caller sees; its rule is for the audit log. Its ``param`` is ``prompt`` or
+    ``max_tokens``, which the request's lifecycle replaces by the caller's name."""
+    error = _denial(decision)
+    error.rule = decision.rule
+    return error
+
+
+def _denial(decision: Decision) -> ApplianceError:
+    details = {}
+    if decision.limit is not None:
+        details["limit"] = str(decision.limit)
+    if decision.actual is not None:
+        details["actual"] = str(decision.actual)
+    details["rule"] = decision.rule.rpartition(".")[2]
+    wait = decision.retry_after_s
+    match decision.reason:
+        case Reason.UNKNOWN_CREDENTIAL:
+            return UnauthenticatedError(decision.message)
+        case Reason.MODEL_NOT_ALLOWED:
+            return PermissionDeniedError(decision.message, param="model")
+        case Reason.FEATURE_NOT_ALLOWED:
+            return FeatureNotAllowedError(decision.message)
+        case Reason.CONTEXT_TOO_LONG:
+            return ContextLengthError(decision.message, param="prompt", details=details)
+        case Reason.OUTPUT_TOO_LONG:
+            return InvalidRequestError(decision.message, param="max_tokens", details=details)
+        case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
+            return RateLimitedError(decision.message, retry_after_s=min(wait, SECONDS_PER_MINUTE), details=details)
+        case _:
+            # A request larger than a whole minute's tokens: waiting does not help.
+            return InvalidRequestError(decision.message, details=details)

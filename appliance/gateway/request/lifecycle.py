@@ -1,0 +1,236 @@
+"""One request from its admission to its settlement: what every operation on a model does around its own work.
+
+policy -> sandboxes -> token ids -> policy with exact counts -> engine, again in the next one where an engine dies ->
+charge. However the request ends, leaving its ``Lifecycle`` leaves its sandboxes, settles the ledger, makes the audit
+entry and closes the trace. ``session`` and ``embedding`` are operations over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from appliance.common.errors import (
+    ApplianceError,
+    CancelledError,
+    InternalError,
+    InvalidRequestError,
+    QuarantinedError,
+    UnavailableError,
+)
+from appliance.gateway.generate_request import EmbedRequest, GenerateRequest, Principal
+from appliance.gateway.request.audited_calls import AuditedCalls, Call
+from appliance.gateway.request.follower import Outcome
+from appliance.gateway.request.ledger import Ledger, Reservation
+from appliance.gateway.request.suspects import Standing, Suspects
+from appliance.gateway.request.tenant_counts import TenantCounts
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
+from appliance.gateway.sandboxes.publications import Publications
+from appliance.gateway.sandboxes.stream import EngineGoneError
+from appliance.gateway.sandboxes.tenant_sandboxes import SandboxPair, TenantSandboxes
+from appliance.gateway.sandboxes.text_client import TextClient
+from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
+from isolation.ipc import messages as wire
+from isolation.ipc.messages import EngineReady
+from policy.model import Priority
+
+NO_DEADLINE_S = 3_600.0
+"""Seconds until the deadline of a request that names none: nothing may live for ever."""
+
+REPLAY_S = 9.0
+"""Seconds within which a replay must have entered the next engine after a death: a client gets an answer within ten.
+Once the replay runs, the request's own deadline holds again."""
+
+MAX_ATTEMPTS = 3
+"""Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
+
+PRIORITIES = {Priority.HIGH: wire.Priority.HIGH, Priority.NORMAL: wire.Priority.NORMAL, Priority.LOW: wire.Priority.LOW}
+"""Priorities of the policy as the wire has them: the most urgent has the lowest number."""
+
+
+@dataclass(slots=True)
+class SessionDependencies:
+    """Parts of the gateway that requests use."""
+
+    models: Mapping[str, ModelSandboxes]
+    """Shared sandboxes by model."""
+    ledger: Ledger
+    suspects: Mapping[str, Suspects]
+    """Requests suspected of ending engines, by model."""
+    next_id: Callable[[], int]
+    """Draws a wire id never used before in this process."""
+    audited_calls: AuditedCalls
+    tenant_counts: TenantCounts = field(default_factory=TenantCounts)
+    tenant_sandboxes: TenantSandboxes = field(default_factory=TenantSandboxes)
+    publications: Publications = field(default_factory=Publications)
+
+
+class Lifecycle:
+    """Carries one request from its admission to its settlement, as a context manager."""
+
+    def __init__(
+        self,
+        dependencies: SessionDependencies,
+        principal: Principal,
+        request: GenerateRequest | EmbedRequest,
+        trace: RequestTrace,
+    ) -> None:
+        """The request is not kept: it holds the prompt's text."""
+        self.dependencies = dependencies
+        self._call = Call(request.request_id, request.model, request.operation.value)
+        self._asked_priority = request.priority
+        self._names = (
+            {"prompt": request.param}
+            if isinstance(request, EmbedRequest)
+            else {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param}
+        )
+        """Caller's names of what an error may be about."""
+        self._reservation: Reservation | None = None
+        self._answered = False
+        self.principal = principal
+        self.trace = trace
+        self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
+        """``until`` is the deadline, ``enter_by`` the time by which the next engine has to be entered, both in
+        monotonic seconds."""
+        self.outcome = Outcome()
+        self.model = dependencies.models[request.model]
+        self.pair = SandboxPair(self.model, self.model)
+        """Sandboxes that work on the request; ``place`` chooses them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, InvalidRequestError) and error.param is not None:
+            error.param = self._names.get(error.param, error.param)
+        self._end(_reported(error))
+
+    def admit(self, max_tokens: int | None, choices: int = 1, *, structured: bool = False) -> Reservation:
+        """Take the policy's first decision, and on allowance a concurrency slot for each choice.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        trace, tenant = self.trace, self.principal.tenant
+        trace.begin(Phase.POLICY)
+        reservation = self.dependencies.ledger.admit(
+            tenant, self.model.name, max_tokens, choices, structured=structured
+        )
+        self._reservation, decision = reservation, reservation.decision
+        trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
+        trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
+        return reservation
+
+    def place(self, reservation: Reservation) -> None:
+        """Choose the sandboxes that the tenant's class asks for. To be called once the policy has agreed, so that
+        nobody boots sandboxes by asking for what it may not have.
+
+        Raises:
+            NoPlaceLeftError: the class asks for sandboxes of its own, and there may be no more.
+        """
+        isolation_class = reservation.obligations.isolation_class
+        self.pair = self.dependencies.tenant_sandboxes.place(self.model, self.principal.tenant, isolation_class)
+
+    def text_client(self) -> TextClient:
+        """Make a client of the request's text sandbox."""
+        return TextClient(self.pair.text, self.dependencies.next_id, self.principal.tenant)
+
+    @contextmanager
+    def encoding(self) -> Iterator[TextClient]:
+        """Trace the text phase; the block adds the token ids that it gets to ``outcome.input_tokens``."""
+        self.trace.begin(Phase.TEXT)
+        yield self.text_client()
+        self.trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
+
+    async def limits(self, largest_id: int, param: str) -> EngineReady:
+        """Return what the engine can do, once its vocabulary is known to have the request's largest token id.
+
+        Raises:
+            ApplianceError: it has not, or the engine was not there in time.
+        """
+        ready = await self.pair.engine.limits_by(self.until)
+        if largest_id >= ready.vocab_size:
+            raise InvalidRequestError(f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param=param)
+        return ready
+
+    def attempts(self, mark: bytes) -> Iterator[AbstractAsyncContextManager[EngineVisit]]:
+        """Yield visits to one engine after the other until one ends well. An engine's death ends its visit without an
+        error, unless some of the answer was shown; ``mark`` is the request's fingerprint.
+
+        Raises:
+            ApplianceError: the request may not be run again.
+        """
+        suspects = self.dependencies.suspects[self.model.name]
+        for number in range(MAX_ATTEMPTS):
+            standing = suspects.standing(mark, time.monotonic())
+            if standing is Standing.QUARANTINED:
+                raise QuarantinedError("the engine ended twice while serving this request; it will not be run again")
+            if number:
+                self.trace.annotate(replays=number)
+            yield self._attempt(standing)
+            if self._answered:
+                suspects.cleared(mark)
+                return
+        raise UnavailableError("the engine ended again and again", retry_after_s=RETRY_AFTER_S)
+
+    @asynccontextmanager
+    async def _attempt(self, standing: Standing) -> AsyncIterator[EngineVisit]:
+        suspect, alone_only = standing is not Standing.CLEAN, standing is Standing.ALONE_ONLY
+        try:
+            async with self.pair.engine.enter_engine(self.enter_by, suspect=suspect, alone_only=alone_only) as visit:
+                self.trace.begin(Phase.QUEUE)
+                yield visit
+            self._answered = True
+        except EngineGoneError as error:
+            if self.outcome.emitted:
+                raise UnavailableError(
+                    "the engine ended while it answered; the same request may be sent again",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from error
+            self.enter_by = min(self.enter_by, time.monotonic() + REPLAY_S)
+
+    def priority(self, granted: Priority) -> wire.Priority:
+        """Return the less urgent of what the policy grants and what the request asks for."""
+        return max(PRIORITIES[granted], self._asked_priority or wire.Priority.HIGH)
+
+    def left_us(self) -> int:
+        """Return the microseconds until the deadline, as the engine takes them."""
+        left = int((self.until - time.monotonic()) * 1e6)
+        return min(max(1, left), wire.MAX_DEADLINE_US)
+
+    def _end(self, error: ApplianceError | None) -> None:
+        """Settle with everybody who was told of the request."""
+        parts, outcome, tenant = self.dependencies, self.outcome, self.principal.tenant
+        self.pair.leave()
+        charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
+        parts.tenant_counts.add(tenant, error=error, tokens=charged + outcome.output_tokens)
+        reservation = self._reservation
+        if reservation is None:
+            parts.audited_calls.denied(self.principal, self._call, parts.ledger.policy.digest, error)
+        else:
+            parts.audited_calls.served(self.principal, self._call, reservation.decision, outcome, error)
+            reservation.settle(charged, outcome.output_tokens)
+        self.trace.finish(
+            error=error,
+            input_tokens=outcome.input_tokens,
+            cached_tokens=outcome.cached_tokens,
+            output_tokens=outcome.output_tokens,
+            finish_reason=outcome.finish.value if outcome.finish else None,
+        )
+
+
+def _reported(error: BaseException | None) -> ApplianceError | None:
+    """Return the error that trace, counts and audit log get for what ended a request."""
+    if error is None or isinstance(error, ApplianceError):
+        return error
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return CancelledError("the client left before the answer was complete")
+    return InternalError("a defect of the appliance")

@@ -1,0 +1,226 @@
+"""The service behind both front ends (``appliance.gateway.generate_request.Service``)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from appliance.common.errors import (
+    ApplianceError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnavailableError,
+)
+from appliance.common.ids import new_request_id
+from appliance.common.kv_shares import quotas_of
+from appliance.gateway.generate_request import (
+    CallContext,
+    Embeddings,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    ModelCard,
+    Principal,
+    RateState,
+    Sink,
+)
+from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
+from appliance.gateway.request.audited_calls import AuditedCalls, Call
+from appliance.gateway.request.embedding import EmbeddingSession
+from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
+from appliance.gateway.request.session import Session
+from appliance.gateway.request.suspects import Suspects
+from appliance.gateway.request.tenant_counts import TenantCounts
+from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.publications import Publications
+from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
+from appliance.gateway.telemetry import names
+from appliance.gateway.telemetry.request_trace import Phase
+from appliance.gateway.telemetry.tracer import OtelTelemetry
+from policy.evaluate import principal as find_tenant
+from policy.evaluate import visible_models
+
+FIRST_WIRE_ID_BITS = 32
+"""Wire ids start at a random number of this size, so that two gateways in a row do not reuse them by habit."""
+
+
+class GatewayService:
+    """Serves the front ends; a gateway process has one."""
+
+    def __init__(
+        self,
+        model_sandboxes: dict[str, ModelSandboxes],
+        ledger: Ledger,
+        telemetry: OtelTelemetry,
+        audit: AuditFeed | None = None,
+        tenant_sandboxes: TenantSandboxes | None = None,
+    ) -> None:
+        """``model_sandboxes`` are shared, by model; ``tenant_sandboxes`` are those of single tenants; ``audit`` takes
+        entries of the audit log."""
+        self.model_sandboxes = model_sandboxes
+        self.tenant_sandboxes = tenant_sandboxes or TenantSandboxes()
+        self.audit = audit or NoAuditFeed()
+        self.ledger = ledger
+        self.sandbox = "unknown"
+        """Kind of the sandboxes, as the supervisor reported it; a span attribute."""
+        self.tenant_counts = TenantCounts()
+        self.integrity_failures = 0
+        """Requests ended for an integrity failure since the start, in all engines."""
+        self.publications = Publications(model_sandboxes, self.next_id)
+        self._telemetry = telemetry
+        self._suspects = {name: Suspects() for name in model_sandboxes}
+        self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
+        self._audited_calls = AuditedCalls(self.audit, model_sandboxes)
+        self._dependencies = SessionDependencies(
+            model_sandboxes,
+            ledger,
+            self._suspects,
+            self.next_id,
+            self._audited_calls,
+            self.tenant_counts,
+            self.tenant_sandboxes,
+            self.publications,
+        )
+
+    def next_id(self) -> int:
+        """Draw a wire id never used before in this process."""
+        self._wire_id += 1
+        return self._wire_id
+
+    async def generate(
+        self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
+    ) -> AsyncGenerator[Event]:
+        """Run the request; see ``appliance.gateway.generate_request.Service``."""
+        with self._begin(principal, request, context, embeds=False) as life:
+            session = Session(life, request)
+            # The session drops the prompt's text once it has the ids; it must not be held here for an hour.
+            del request
+            async with aclosing(session.run(sink)) as events:
+                async for event in events:
+                    yield event
+
+    async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
+        """Make a vector of each text; see ``appliance.gateway.generate_request.Service``."""
+        with self._begin(principal, request, context, embeds=True) as life:
+            return await EmbeddingSession(life, request).run()
+
+    def _begin(
+        self, principal: Principal, request: GenerateRequest | EmbedRequest, context: CallContext, *, embeds: bool
+    ) -> Lifecycle:
+        """Begin a request's lifecycle with its trace; one that no model here can take ends at once.
+
+        Raises:
+            ApplianceError: no model here can take it.
+        """
+        trace = self._telemetry.start(context, request.request_id, principal.tenant)
+        trace.describe(request)
+        trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
+        try:
+            self._check_model(request.model, embeds=embeds)
+        except ApplianceError as error:
+            call = Call(request.request_id, request.model, request.operation.value)
+            self._audited_calls.denied(principal, call, "", error)
+            self.tenant_counts.add(principal.tenant, error=error)
+            trace.finish(error=error)
+            raise
+        return Lifecycle(self._dependencies, principal, request, trace)
+
+    def _check_model(self, name: str, *, embeds: bool) -> None:
+        model = self.model_sandboxes.get(name)
+        if model is None:
+            raise ModelNotFoundError(f"the model {name[:128]!r} does not exist here", param="model")
+        if self._audited_calls.refuses:
+            raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
+        if embeds != (model.runner == "embed"):
+            what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
+            raise InvalidRequestError(f"the model {name} {what}", param="model")
+
+    def models(self, principal: Principal) -> tuple[ModelCard, ...]:
+        """Return the models that this principal may use."""
+        names = visible_models(self.ledger.policy, principal.tenant, self.model_sandboxes)
+        return tuple(self._card(self.model_sandboxes[name]) for name in sorted(names))
+
+    def rates(self, principal: Principal) -> RateState:
+        """Return what is left of the tenant's rates."""
+        return self.ledger.rates(principal.tenant)
+
+    def pads(self, principal: Principal) -> bool:
+        """Return whether the tenant's class asks for padded answers; those of a tenant that is gone are padded too."""
+        tenant = self.ledger.policy.tenants.get(principal.tenant)
+        return tenant is None or tenant.isolation_class.pads
+
+    def authenticate(self, credential: str) -> Principal | None:
+        """Return the principal behind a verified credential."""
+        tenant = find_tenant(self.ledger.policy, credential)
+        return Principal(tenant, credential) if tenant is not None else None
+
+    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+        """Make trace, metric and log line of a call that never became a request; returns its request id."""
+        request_id = new_request_id()
+        trace = self._telemetry.start(context, request_id, tenant)
+        trace.begin(Phase.POLICY)
+        trace.end(Phase.POLICY)
+        known = error if isinstance(error, ApplianceError) else InternalError("a defect of the appliance")
+        if tenant is not None:
+            self.tenant_counts.add(tenant, error=known)
+        self._audited_calls.refused(tenant, known)
+        trace.finish(error=known)
+        return request_id
+
+    def supervisor_attached(self, sandbox: str) -> None:
+        """Note the kind of the sandboxes."""
+        self.sandbox = sandbox
+
+    def sandbox_lost(self, model: str, role: str, reason: str) -> None:
+        """Count a sandbox that ended, as the supervisor says."""
+        self._telemetry.count(names.SANDBOX_LOSSES, model=model, role=role, reason=reason)
+
+    def use_namespaces(self, namespaces: dict[str, bytes]) -> None:
+        """Put new namespace keys in force: of a supervisor that came anew, or of a tenant whose key was destroyed."""
+        policy = self.ledger.policy
+        if all(tenant in namespaces for tenant in policy.tenants):
+            self.ledger.replace(policy, namespaces)
+            # Engines know accounts by these keys: under the old ones no account's share would hold any more.
+            self.share_out()
+
+    def engine_ended(self, model: ModelSandboxes, link: EngineLink) -> None:
+        """Note which requests were in an engine that ended."""
+        self.take_integrity(model, link)
+        inside = (stream.fingerprint for stream in link.inside)
+        self._suspects[model.name].engine_died(inside, time.monotonic())
+
+    def suspicion(self, now: float) -> dict[str, tuple[int, int]]:
+        """Return by model how many requests are suspected of ending engines, and how many are in quarantine."""
+        return {name: suspects.counts(now) for name, suspects in self._suspects.items()}
+
+    def take_integrity(self, model: ModelSandboxes, link: EngineLink) -> None:
+        """Count and audit the integrity failures that a link has counted since the last call."""
+        count, link.integrity_failures = link.integrity_failures, 0
+        if count:
+            self.integrity_failures += count
+            self._audited_calls.integrity(model.name, link.generation, count)
+            self._telemetry.count(names.INTEGRITY_FAILURES, count, model=model.name)
+
+    def share_out(self) -> None:
+        """Tell every engine, now and whenever one comes up, what accounts may keep of its KV, and what is public."""
+        ledger = self.ledger
+        for model in self.model_sandboxes.values():
+            model.set_quotas(quotas_of(ledger.policy, ledger.namespaces, model.name))
+        self.publications.apply(ledger.policy, ledger.namespaces)
+
+    def begin_drain(self) -> None:
+        """End all waits for sandboxes that are not there; other requests go on, and so do those that still arrive."""
+        for model in self.model_sandboxes.values():
+            model.begin_drain()
+        self.tenant_sandboxes.begin_drain()
+
+    @staticmethod
+    def _card(model: ModelSandboxes) -> ModelCard:
+        capacity = model.capacity
+        return ModelCard(model.name, model.created, capacity.max_context if capacity else 0, model.runner)

@@ -1,0 +1,201 @@
+"""A request for text: prompt to token ids, one run in an engine or several, tokens to events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+from appliance.common.errors import (
+    ContextLengthError,
+    DeterministicNotAllowedError,
+    DeterministicUnavailableError,
+    InvalidRequestError,
+    UnavailableError,
+)
+from appliance.gateway.generate_request import Event, GenerateRequest, Sink, TokenPrompt
+from appliance.gateway.request.assembler import Assembler
+from appliance.gateway.request.follower import Follower, RunProgress
+from appliance.gateway.request.ledger import Reservation
+from appliance.gateway.request.lifecycle import Lifecycle
+from appliance.gateway.request.output import LocalText, OutputText, RemoteText
+from appliance.gateway.request.prompt_report import MAX_NUMBERS, PromptReport
+from appliance.gateway.request.suspects import fingerprint
+from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
+from appliance.gateway.sandboxes.grammars import GrammarRun
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
+from appliance.gateway.sandboxes.stream import TokenStream
+from isolation.ipc.engine import Submit
+from isolation.ipc.messages import EngineReady
+from policy.decision import Obligations
+from policy.model import Determinism, Retention
+
+
+class Session:
+    """Runs one request for text."""
+
+    def __init__(self, life: Lifecycle, request: GenerateRequest) -> None:
+        self.life = life
+        self._request = request
+
+    async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
+        """Yield the request's events; deltas go into the sink instead, where there is one and the text can be decoded
+        in this process.
+
+        Raises:
+            ApplianceError: typed, at any point.
+        """
+        life, request = self.life, self._request
+        reservation = life.admit(request.max_tokens, request.choices, structured=request.grammar is not None)
+        life.place(reservation)
+        with life.encoding() as client:
+            token_ids = await client.encode(request.prompt, life.until)
+            life.outcome.input_tokens = len(token_ids)
+        # From here on, and for a replay, the ids are enough; the text may be megabytes.
+        request = self._request = replace(request, prompt=TokenPrompt(token_ids, request.prompt.param))
+        self._reserve(reservation, token_ids, await life.limits(max(token_ids), request.prompt.param))
+        submit = self._submit(reservation, token_ids)
+        mark = fingerprint(life.principal.tenant, life.model.name, submit)
+        for attempt in life.attempts(mark):
+            async with (
+                self._grammar(reservation) as grammar,
+                attempt as visit,
+                self._follow(visit, reservation, submit, mark, grammar) as follower,
+                aclosing(follower.events(sink)) as events,
+            ):
+                async for event in events:
+                    yield event
+
+    def _reserve(self, reservation: Reservation, token_ids: array[int], ready: EngineReady) -> None:
+        """Take the second decision, with exact counts, which reserves tokens."""
+        request = self._request
+        numbers = len(token_ids) * (1 + request.prompt_logprobs)
+        if numbers > MAX_NUMBERS:
+            raise InvalidRequestError(
+                f"the log-probabilities of this prompt are {numbers} numbers; at most {MAX_NUMBERS} are given. Ask for "
+                "fewer alternatives, or send a shorter prompt",
+                param="prompt_logprobs",
+            )
+        left, asked = ready.max_context - len(token_ids), request.max_tokens
+        if left < 1 or (asked is not None and asked > left):
+            raise ContextLengthError(
+                f"this model's context is {ready.max_context} tokens; the request has {len(token_ids)} in the "
+                f"prompt" + (f" and asks for {asked} more" if asked is not None else ""),
+                param=request.prompt.param,
+                details={"max_tokens": str(ready.max_context), "prompt_tokens": str(len(token_ids))},
+            )
+        reservation.reserve(len(token_ids), asked, left)
+
+    def _submit(self, reservation: Reservation, token_ids: array[int]) -> Submit:
+        request, obligations = self._request, reservation.obligations
+        return Submit(
+            request=0,
+            namespace=reservation.namespace,
+            group=reservation.group,
+            token_ids=token_ids,
+            max_tokens=reservation.grant,
+            sampling=request.sampling,
+            stop_ids=request.stop_ids,
+            ignore_eos=request.ignore_eos,
+            retain=obligations.retention is not Retention.NONE,
+            logprobs=request.logprobs,
+            weight=obligations.weight,
+            prompt_logprobs=request.prompt_logprobs,
+            choices=request.choices,
+            deterministic=self._deterministic(obligations),
+            priority=self.life.priority(obligations.priority),
+            structured=request.grammar is not None,
+        )
+
+    def _deterministic(self, obligations: Obligations) -> bool:
+        """Decide whether the request runs in the deterministic class. Fails closed: nobody gets less than was
+        promised."""
+        granted, asked = obligations.deterministic, self._request.deterministic
+        if granted is Determinism.NEVER and asked:
+            raise DeterministicNotAllowedError(
+                "this tenant may not ask for deterministic answers; leave deterministic out, or have the operator "
+                "grant it in the policy",
+                param="deterministic",
+            )
+        wanted = asked or granted is Determinism.ALWAYS
+        ready = self.life.pair.engine.capacity
+        if wanted and ready is not None and not ready.deterministic:
+            remedy = "leave deterministic out, or ask for another model" if asked else "ask for another model"
+            raise DeterministicUnavailableError(
+                f"this model cannot be computed deterministically on this machine; {remedy}",
+                param="deterministic" if asked else "model",
+            )
+        return wanted
+
+    @asynccontextmanager
+    async def _grammar(self, reservation: Reservation) -> AsyncIterator[GrammarRun | None]:
+        """Have the request's grammar compiled for one attempt, where it has one."""
+        grammar = self._request.grammar
+        if grammar is None:
+            yield None
+            return
+        keep = reservation.obligations.retention is not Retention.NONE
+        client = self.life.text_client()
+        run = await client.follow(grammar, reservation.namespace, self.life.enter_by, keep=keep)
+        try:
+            yield run
+        finally:
+            run.close()
+
+    @asynccontextmanager
+    async def _follow(
+        self, visit: EngineVisit, reservation: Reservation, submit: Submit, mark: bytes, grammar: GrammarRun | None
+    ) -> AsyncIterator[Follower]:
+        """Submit the request to one engine; whatever is unfinished at the end of the block is aborted and charged."""
+        life = self.life
+        # No other request draws an id in between: those of the choices follow each other. A grammar's run has its own.
+        ids = [grammar.request] if grammar is not None else [life.dependencies.next_id() for _ in range(submit.choices)]
+        public = self._public(visit.engine, reservation, submit)
+        submit = replace(submit, request=ids[0], deadline_us=life.left_us(), public=public)
+        every_step = reservation.obligations.isolation_class.pads
+        try:
+            streams = visit.engine.submit_all(submit, mark, every_step=every_step, grammar=grammar)
+        except EngineFullError as error:
+            raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
+        timer = asyncio.get_running_loop().call_later(max(0.0, life.until - time.monotonic()), _expire, streams)
+        progress = RunProgress(visit, life.outcome, life.trace)
+        texts = [self._output_text(choice) for choice in range(len(streams))]
+        prompt = self._prompt_report(submit.token_ids, streams[0])
+        follower = Follower(streams, texts, life.outcome, progress, visit.engine.abort, prompt)
+        try:
+            yield follower
+        finally:
+            timer.cancel()
+            visit.engine.abort_all(streams)
+            follower.charge()
+
+    def _public(self, engine: EngineLink, reservation: Reservation, submit: Submit) -> bytes:
+        """Choose the public prefix that the request begins with in this engine; returns its key, empty for none."""
+        # A prompt that is scored is computed from its start, and its choices follow that.
+        scored = submit.prompt_logprobs >= 0
+        names = () if scored else reservation.obligations.public_prefixes
+        return self.life.dependencies.publications.choose(names, submit.token_ids, engine) if names else b""
+
+    def _prompt_report(self, token_ids: array[int], stream: TokenStream) -> PromptReport | None:
+        request = self._request
+        if not request.echo and stream.scores is None:
+            return None
+        text = self._output_text(0, stops=()) if request.echo else None
+        return PromptReport(token_ids, stream.scores, self.life.pair.text.table, text)
+
+    def _output_text(self, choice: int, stops: tuple[str, ...] | None = None) -> OutputText:
+        text = self.life.pair.text
+        table, stops = text.table, self._request.stop if stops is None else stops
+        if table is None or (text.text is not None and not text.text.ready.exact_vocabulary):
+            return RemoteText(self.life.text_client().decode, stops, table, choice)
+        return LocalText(Assembler(table, stops), table, choice)
+
+
+def _expire(streams: list[TokenStream]) -> None:
+    for stream in streams:
+        stream.expired = True
+        stream.wake.set()

@@ -1,0 +1,248 @@
+"""One channel in the event loop: frames out without blocking, frames in by callback, one fault ends it.
+
+A link is fed by two things: the bell of the channel and a slow timer. Python has no memory fence, so a bell can in
+theory be missed; the timer bounds what that costs (``LOOK_AGAIN_S``), and runs only while something is awaited. Frames
+that do not fit into the ring wait in a bounded queue and go out when the guest has read.
+
+The guest is hostile. It may ring without end, write faster than anybody reads, or close its bell and go on writing:
+each turn here is short (``TURN_S``), a link has its share of the loop and no more (``LoopShare``), and after the
+guest's end one batch is read and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from isolation.ipc.channel import Channel
+from isolation.ipc.codec import Message, encode
+from isolation.ipc.engine import Submit
+from isolation.ipc.errors import PeerGoneError, RemoteProtocolError, RingFull
+
+LOOP_SHARE = 0.25
+"""Part of the loop's time that one link may spend on what its sandbox sends. An honest engine with 256 sequences needs
+two or three hundredths; a link to one that floods frames or rings its bell without end is read less often."""
+
+BURST_S = 0.05
+"""Seconds that may be spent at once after a quiet time."""
+
+OVERHEAD_S = 30e-6
+"""Seconds that the event loop itself spends on one turn of a link, beside what the link measures: the poll, the
+callback, a timer."""
+
+
+class LoopShare:
+    """Bucket of seconds of the event loop that one sandbox may take: seconds spent against seconds earned. Times are
+    arguments."""
+
+    __slots__ = ("_level", "_then")
+
+    def __init__(self, now: float) -> None:
+        self._level = BURST_S
+        self._then = now
+
+    def spend(self, seconds: float, now: float) -> float:
+        """Account for a turn's work that ended at ``now``; returns the seconds to pause, 0 while the share is kept."""
+        earned = (now - self._then) * LOOP_SHARE
+        self._then = now
+        self._level = min(BURST_S, self._level + earned) - seconds - OVERHEAD_S
+        return 0.0 if self._level >= 0 else -self._level / LOOP_SHARE
+
+
+LOOK_AGAIN_S = 0.1
+"""Longest delay, in seconds, of a frame by a missed bell while something is awaited."""
+
+RETRY_AFTER_S = 2.0
+"""Seconds after which a client may try again when a sandbox is absent or full: about the time of one boot."""
+
+RETRY_S = 0.002
+"""Seconds until a full ring is tried again: about one step of a small model."""
+
+MAX_PENDING = 4_096
+"""Frames that may wait for space in the ring: four for each of 1,024 requests (submit, abort and slack)."""
+
+READ_BATCH = 16
+"""Frames decoded at once; between two batches the clock is looked at."""
+
+TURN_S = 0.005
+"""Processor seconds of one turn of the event loop, so that one sandbox cannot hold the others up for longer."""
+
+LAST_BATCH = 256
+"""Frames still taken from a guest that is gone; an honest guest leaves one or two."""
+
+
+class LinkFullError(Exception):
+    """The queue of waiting frames is full: the guest does not read."""
+
+
+class Link:
+    """One channel in one event loop. ``on_message`` gets each frame; ``on_end`` is called once, with the reason;
+    ``awaited`` says whether an answer is outstanding, ``naps`` whether ``look`` will be called soon, so that only
+    what is urgent needs the bell."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[str, bool], None],
+        awaited: Callable[[], bool],
+        naps: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._channel = channel
+        self._on_message = on_message
+        self._on_end = on_end
+        self._awaited = awaited
+        self._naps = naps
+        self._pending: deque[Message] = deque()
+        self._retry: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop_share = LoopShare(time.monotonic())
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._loop.add_reader(channel.fileno(), self._bell)
+        self._loop.call_soon(self.look)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link has ended."""
+        return self._closed
+
+    def send(self, message: Message) -> None:
+        """Send now, or as soon as the ring has space.
+
+        Raises:
+            LinkFullError: the bound is reached; the message was not taken.
+            LocalProtocolError: the message is outside the protocol's bounds; it was not taken.
+        """
+        if self._closed:
+            return
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+        if self._pending:
+            if len(self._pending) >= MAX_PENDING:
+                raise LinkFullError
+            encode(message)  # A message that cannot be sent is an error of its sender, not of a timer.
+            self._pending.append(message)
+            return
+        try:
+            self._channel.send(message)
+        except RingFull:
+            self._pending.append(message)
+            self._retry = self._loop.call_later(RETRY_S, self._flush)
+        except PeerGoneError:
+            self._loop.call_soon(self._drain_last)
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+
+    def withdraw(self, request: int) -> bool:
+        """Take back a ``Submit`` that still waits for space; False when it was sent, or never queued."""
+        for index, message in enumerate(self._pending):
+            if isinstance(message, Submit) and message.request == request:
+                del self._pending[index]
+                return True
+        return False
+
+    def look(self) -> None:
+        """Take the frames that are there."""
+        if not self._closed and self._pause is None:
+            self._pump(time.thread_time())
+
+    def close(self) -> None:
+        """End the link without calling ``on_end``."""
+        self._release()
+
+    def _flush(self) -> None:
+        self._retry = None
+        while self._pending and not self._closed:
+            try:
+                self._channel.send(self._pending[0])
+            except RingFull:
+                self._retry = self._loop.call_later(RETRY_S, self._flush)
+                return
+            except PeerGoneError:
+                self._drain_last()
+                return
+            except RemoteProtocolError as error:
+                self._finish(f"broke the protocol: {error}", at_fault=True)
+                return
+            self._pending.popleft()
+
+    def _bell(self) -> None:
+        began = time.thread_time()
+        try:
+            self._channel.disarm()
+        except PeerGoneError:
+            self._drain_last()
+            return
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+            return
+        self._pump(began)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+        if not self._closed and (self._pending or self._awaited()):
+            self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _pump(self, began: float) -> None:
+        """Take the frames that are there, then ask for a bell; when more came meanwhile, or time is up, take another
+        turn."""
+        try:
+            more = True
+            while more:
+                messages = self._channel.receive(READ_BATCH)
+                for message in messages:
+                    self._on_message(message)
+                    if self._closed:
+                        return
+                more = len(messages) == READ_BATCH
+                # The clock of a thread is a system call: it is asked only where a batch was full.
+                if more and time.thread_time() - began >= TURN_S:
+                    break
+            more = more or self._channel.arm(napping=self._naps())
+        except RemoteProtocolError as error:
+            self._finish(f"broke the protocol: {error}", at_fault=True)
+            return
+        pause_s = self._loop_share.spend(time.thread_time() - began, time.monotonic())
+        if pause_s > 0:
+            self._loop.remove_reader(self._channel.fileno())
+            self._pause = self._loop.call_later(pause_s, self._resume)
+        elif more:
+            self._loop.call_soon(self.look)
+
+    def _resume(self) -> None:
+        self._pause = None
+        if not self._closed:
+            self._loop.add_reader(self._channel.fileno(), self._bell)
+            self.look()
+
+    def _drain_last(self) -> None:
+        """Take what a guest had sent before it went."""
+        try:
+            messages = [] if self._closed else self._channel.receive(LAST_BATCH)
+        except RemoteProtocolError:
+            messages = []
+        for message in messages:
+            if not self._closed:
+                self._on_message(message)
+        self._finish("the sandbox is gone", at_fault=False)
+
+    def _finish(self, reason: str, *, at_fault: bool) -> None:
+        if not self._closed:
+            self._release()
+            self._on_end(reason, at_fault)
+
+    def _release(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._channel.fileno())
+        for timer in (self._timer, self._retry, self._pause):
+            if timer is not None:
+                timer.cancel()
+        self._pending.clear()
+        self._channel.close()

@@ -1,0 +1,81 @@
+"""Namespace keys of tenants, and their retention: what the gateway and the supervisor tell each other of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from appliance.common.control import Control, NamespaceQuery, Namespaces, Retention, Welcome
+from appliance.common.errors import ControlError
+from appliance.common.kv_shares import group_account
+from policy import model as policy_model
+
+TENANTS_PER_QUERY = 500
+"""Tenants of one question for namespace keys: the answer must fit one datagram."""
+
+
+class NamespaceKeys:
+    """Keys as the supervisor has drawn them."""
+
+    def __init__(self, tell: Callable[[Control], None], changed: Callable[[dict[str, bytes]], None]) -> None:
+        """``tell`` sends to the supervisor; ``changed`` is called with all known keys whenever some have come."""
+        self._tell = tell
+        self._changed = changed
+        self._keys: dict[str, bytes] = {}
+        self._retained: dict[str, int] = {}
+        self._arrived = asyncio.Event()
+
+    async def fetch(self, tenants: list[str], timeout_s: float = 30.0) -> dict[str, bytes]:
+        """Return the keys of these tenants; keys of others are forgotten.
+
+        Raises:
+            ControlError: the supervisor did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while missing := [tenant for tenant in tenants if tenant not in self._keys]:
+            self._arrived.clear()
+            self._tell(NamespaceQuery(missing[:TENANTS_PER_QUERY]))
+            try:
+                async with asyncio.timeout(min(1.0, deadline - time.monotonic())):
+                    await self._arrived.wait()
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise ControlError("the supervisor did not give namespace keys in time") from None
+        self._keys = {tenant: self._keys[tenant] for tenant in tenants}
+        return dict(self._keys)
+
+    def set_retention(self, retained: dict[str, int]) -> None:
+        """Tell the supervisor, now and whenever it comes anew, whose KV may be stored outside of an engine (1) and
+        whose may not (0); tenants that are named no more may not."""
+        gone = {tenant: 0 for tenant in self._retained if tenant not in retained}
+        self._retained = retained
+        self._send_retention({**gone, **retained})
+
+    def attached(self, _welcome: Welcome) -> None:
+        """Tell a supervisor that came anew what it does not know, and ask for its keys: it has drawn others."""
+        known = list(self._keys)
+        for start in range(0, len(known), TENANTS_PER_QUERY):
+            self._tell(NamespaceQuery(known[start : start + TENANTS_PER_QUERY]))
+        self._send_retention(self._retained)
+
+    def take(self, message: Namespaces) -> None:
+        """Take keys that have come."""
+        self._keys.update((name, bytes.fromhex(key)) for name, key in message.keys.items())
+        self._arrived.set()
+        self._changed(dict(self._keys))
+
+    def _send_retention(self, retained: dict[str, int]) -> None:
+        items = list(retained.items())
+        for start in range(0, len(items), TENANTS_PER_QUERY):
+            self._tell(Retention(dict(items[start : start + TENANTS_PER_QUERY])))
+
+
+def retention_of(policy: policy_model.PolicySet) -> dict[str, int]:
+    """Return whether the KV of each account may be stored outside of an engine: 1 or 0.
+
+    The policy lets no tenant without retention into a sharing group."""
+    tenants = {
+        name: int(tenant.retention is policy_model.Retention.STANDARD) for name, tenant in policy.tenants.items()
+    }
+    return tenants | {group_account(name): 1 for name in policy.groups}

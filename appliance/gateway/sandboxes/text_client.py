@@ -1,0 +1,134 @@
+"""Client of a text sandbox: exact token ids before admission, text of ids where the vocabulary table is not exact.
+
+A text sandbox may die under a job. The job that it was working on is tried once more; when that ends the next sandbox
+too, the job is refused. Jobs that merely waited are sent again as often as their deadline allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections.abc import Callable
+
+from appliance.common.errors import (
+    ApplianceError,
+    ContextLengthError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    QuarantinedError,
+    UnavailableError,
+)
+from appliance.gateway.generate_request import ChatPrompt, Grammar, Prompt, TokenPrompt
+from appliance.gateway.sandboxes.grammars import GrammarLostError, GrammarRun, printable_reason
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.text_link import Answer, Job, TextFullError, TextLostError
+from isolation.ipc.grammar import GRAMMAR_TENANT_BYTES
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Failed, FailureCode
+from isolation.ipc.text import Decode, Decoded, Encode, Encoded, SourceKind
+
+OPEN_WAIT_S = 8.0
+"""Seconds that a grammar may wait for others to be compiled, and for itself."""
+
+MAX_OPENINGS = 3
+"""Text sandboxes tried for one grammar."""
+
+
+class TextClient:
+    """Asks the text sandbox for one request."""
+
+    def __init__(self, model: ModelSandboxes, next_id: Callable[[], int], tenant: str) -> None:
+        self._model = model
+        self._next_id = next_id
+        self._tenant = tenant
+
+    async def encode(self, prompt: Prompt, until: float) -> array[int]:
+        """Return the prompt's token ids, at least one.
+
+        Raises:
+            ApplianceError: the text was refused, too long, or could not be worked on in time.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids
+        if isinstance(prompt, ChatPrompt):
+            kind, source = SourceKind.CHAT, prompt.source
+        else:
+            kind, source = SourceKind.TEXT, prompt.text.encode()
+        answer = await self._ask(lambda: Encode(self._next_id(), kind, source, self._most_tokens()), until)
+        if isinstance(answer, Failed):
+            raise _refusal(answer, prompt.param)
+        assert isinstance(answer, Encoded)
+        if not answer.token_ids:
+            raise InvalidRequestError("the prompt has no tokens", param=prompt.param)
+        return answer.token_ids
+
+    async def follow(self, grammar: Grammar, namespace: bytes, until: float, *, keep: bool = True) -> GrammarRun:
+        """Have the grammar compiled, or found compiled for this namespace, ready to be followed by one request.
+        ``keep``: whether later requests may find it.
+
+        Raises:
+            ApplianceError: it cannot be used, or could not be compiled in time.
+        """
+        tenant = hashlib.blake2b(b"grammars", key=namespace, digest_size=GRAMMAR_TENANT_BYTES).digest()
+        until = min(until, time.monotonic() + OPEN_WAIT_S)
+        for _ in range(MAX_OPENINGS):
+            link = await self._model.wait_text(until)
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    return await link.grammars.open(self._next_id(), tenant, grammar, keep=keep)
+            except TimeoutError:
+                raise UnavailableError("too many grammars wait to be compiled", retry_after_s=RETRY_AFTER_S) from None
+            except GrammarLostError:
+                self._model.forget_text(link)
+        raise UnavailableError("the text sandbox ended again and again", retry_after_s=RETRY_AFTER_S)
+
+    async def decode(self, token_ids: array[int]) -> str:
+        """Return the text of these ids.
+
+        Raises:
+            ApplianceError: the text sandbox could not decode them.
+        """
+        if not token_ids:
+            return ""
+        answer = await self._ask(lambda: Decode(self._next_id(), token_ids), time.monotonic() + 60.0)
+        if isinstance(answer, Failed):
+            raise InternalError("the tokenizer met a defect with this answer")
+        assert isinstance(answer, Decoded)
+        return answer.text.decode("utf-8", "replace")
+
+    def _most_tokens(self) -> int:
+        capacity = self._model.capacity
+        return capacity.max_context if capacity is not None else MAX_TOKENS_PER_REQUEST
+
+    async def _ask(self, make_job: Callable[[], Job], until: float) -> Answer:
+        blamed = 0
+        while True:
+            link = await self._model.wait_text(until)
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    return await link.ask(make_job(), self._tenant)
+            except TimeoutError:
+                raise DeadlineExceededError("the request's deadline passed in tokenising") from None
+            except TextFullError:
+                raise UnavailableError("too many prompts wait", retry_after_s=RETRY_AFTER_S) from None
+            except TextLostError as error:
+                blamed += error.culprit
+                if blamed >= 2:
+                    raise QuarantinedError("this prompt ended its tokenizer twice") from error
+                # The link is closed but model may not have been told in this turn of the loop.
+                self._model.forget_text(link)
+
+
+def _refusal(answer: Failed, param: str) -> ApplianceError:
+    """Return the caller's error."""
+    reason = printable_reason(answer)
+    if answer.code is FailureCode.TOO_LONG:
+        return ContextLengthError(f"the prompt is too long: {reason}", param=param)
+    if answer.code is FailureCode.INVALID:
+        return InvalidRequestError(f"the prompt cannot be used: {reason}", param=param)
+    if answer.code is FailureCode.OVERLOADED:
+        return UnavailableError("the tokenizer is overloaded", retry_after_s=RETRY_AFTER_S)
+    return InternalError("the tokenizer met a defect with this prompt")

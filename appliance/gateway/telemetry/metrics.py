@@ -1,0 +1,262 @@
+"""Metrics: OpenTelemetry instruments, read by Prometheus and, if one is named, by a collector.
+
+Label values are bounded, because each new one is a time series for ever. A tenant or model counts
+under its own name only when the policy in force knows it and it was among the first
+``MAX_TENANTS`` or ``MAX_MODELS`` that this process met; every other name is ``other``. Callers
+cannot add a series by asking for a model that does not exist.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from opentelemetry import metrics as api
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from appliance.common.figures import NS
+from appliance.gateway.telemetry import names
+from appliance.gateway.telemetry.names import Instrument
+from appliance.gateway.telemetry.store import StoredTrace, TraceSummary
+
+MAX_TENANTS = 64
+"""Tenants with series of their own: one busy series is about 1 KiB here and in Prometheus."""
+
+MAX_MODELS = 32
+"""Models with series of their own."""
+
+OTHER = "other"
+"""Label value of every name beyond the bounds."""
+
+MAX_POINTS = 8_192
+"""Series of one metric; beyond them the SDK adds to one series marked ``otel.metric.overflow``."""
+
+
+Labels = dict[str, str]
+"""Attribute names to values, both as they are emitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One value under the name and label words that ``names.GAUGES`` lists."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str]
+
+
+class Levels:
+    """Current values of every series of every gauge, which are read when somebody scrapes. ``replace`` is called by one
+    thread; the meter reads in another.
+
+    A level whose owner is gone must go as well, or a dashboard shows for ever what an engine had when it died. So
+    levels are set all at once. Two rows that end under one label, because both tenants count as ``other``, are added
+    up.
+    """
+
+    def __init__(self, meter: Meter, gauges: Mapping[str, Instrument]) -> None:
+        self._told: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in gauges}
+        for name, gauge in gauges.items():
+            meter.create_observable_gauge(name, [self._reader(name)], gauge.unit, gauge.description)
+
+    def replace(self, rows: Iterable[tuple[str, float, Labels]]) -> None:
+        """Set all series of all gauges; those that are not named are gone."""
+        told: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in self._told}
+        for name, value, labels in rows:
+            if math.isfinite(value):
+                series = tuple(sorted(labels.items()))
+                told[name][series] = told[name].get(series, 0.0) + value
+        self._told = told
+
+    def _reader(self, name: str) -> Callable[[CallbackOptions], list[Observation]]:
+        def read(_: CallbackOptions) -> list[Observation]:
+            return [Observation(value, dict(series)) for series, value in self._told[name].items()]
+
+        return read
+
+
+class MetricNameError(ValueError):
+    """A counter, gauge or label that ``names`` does not list: a defect of the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRequest:
+    """A finished request, for the store, the metrics and the log."""
+
+    trace: StoredTrace
+    front_end: str
+    operation: str | None
+    """None: the request ended before it was a generation; the GenAI metrics leave it out."""
+    replays: int
+
+
+@dataclass(slots=True)
+class BoundedNames:
+    """Names that may be label values: those passed to ``admit``, until there are ``limit``."""
+
+    limit: int
+    _admitted: set[str] = field(default_factory=set)
+
+    def admit(self, known: Iterable[str]) -> None:
+        """Admit names in their order; one that is in stays in, since its series exists already."""
+        for name in known:
+            if len(self._admitted) >= self.limit:
+                return
+            self._admitted.add(name)
+
+    def label(self, name: str) -> str:
+        """Return the name itself, or ``OTHER``."""
+        return name if name in self._admitted else OTHER
+
+
+class Metrics:
+    """All instruments of one process, with a Prometheus registry of its own."""
+
+    def __init__(self, resource: Resource, readers: Sequence[MetricReader] = ()) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        prometheus = PrometheusMetricReader(
+            scope_info_enabled=False,
+            registry=self._registry,
+            cardinality_limits=dict.fromkeys((Counter, Histogram), MAX_POINTS),
+        )
+        self._readers = tuple(readers)
+        provider = MeterProvider(
+            metric_readers=[prometheus, *readers], resource=resource, views=_views(), shutdown_on_exit=False
+        )
+        meter = provider.get_meter(names.SCOPE, schema_url=names.SCHEMA_URL)
+        self._histograms: dict[str, api.Histogram] = {
+            name: meter.create_histogram(name, one.unit, one.description) for name, one in names.HISTOGRAMS.items()
+        }
+        self._counters: dict[str, api.Counter] = {
+            name: meter.create_counter(name, one.unit, one.description) for name, one in names.COUNTERS.items()
+        }
+        self._levels = Levels(meter, names.GAUGES)
+        self._tenants = BoundedNames(MAX_TENANTS)
+        self._models = BoundedNames(MAX_MODELS)
+        self._seen: set[tuple[str, str, str]] = set()
+        """Tenants and models that have series of requests; as bounded as their labels."""
+        self._render_lock = threading.Lock()
+
+    def know(self, *, tenants: Iterable[str] = (), models: Iterable[str] = ()) -> None:
+        """Note which tenants and models exist; called at the start and after each policy reload."""
+        self._tenants.admit(tenants)
+        self._models.admit(models)
+
+    def expect(self, name: str, **words: Iterable[str]) -> None:
+        """Begin the series of a counter at 0, one for each combination of its labels' values: Prometheus sees no
+        increase in a series that begins at 1.
+
+        Raises:
+            MetricNameError: as ``count``.
+        """
+        for values in product(*words.values()):
+            self.count(name, 0, **dict(zip(words, values, strict=True)))
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter.
+
+        Raises:
+            MetricNameError: no such counter, or a label that it does not take.
+        """
+        attributes = self._labels(names.COUNTERS, name, labels)
+        self._counters[name].add(amount, attributes)
+
+    def levels(self, told: Iterable[Level]) -> None:
+        """Set every gauge at once: a series that is not told any more is gone. Rows of one label are added up.
+
+        Raises:
+            MetricNameError: no such gauge, or a label that it does not take; nothing is changed.
+        """
+        self._levels.replace([(one.name, one.value, self._labels(names.GAUGES, one.name, one.labels)) for one in told])
+
+    def record(self, request: FinishedRequest) -> None:
+        """Add one finished request to everything that counts requests."""
+        summary = request.trace.summary
+        tenant, model = summary.tenant or "", summary.model or ""
+        whose = (self._tenants.label(tenant), self._models.label(model), request.front_end)
+        if whose not in self._seen:
+            self._seen.add(whose)
+            self.expect(
+                names.REQUESTS, tenant=[tenant], model=[model], front_end=[request.front_end], outcome=names.OUTCOMES
+            )
+        self.count(names.REQUESTS, tenant=tenant, model=model, outcome=summary.outcome, front_end=request.front_end)
+        blamed = {"refused": names.REFUSALS, "failed": names.FAILURES}.get(summary.outcome)
+        if blamed is not None:
+            self.count(blamed, tenant=tenant, reason=summary.error or "")
+        tokens = {"input": summary.input_tokens, "cached": summary.cached_tokens, "output": summary.output_tokens}
+        for kind, amount in tokens.items():
+            if amount:
+                self.count(names.TOKENS, amount, token_type=kind, tenant=tenant, model=model)
+        if request.replays:
+            self.count(names.REPLAYS, request.replays, model=model)
+        for span in request.trace.spans:
+            if span.name.startswith(names.OWN_PREFIX):
+                phase = span.name.removeprefix(names.OWN_PREFIX)
+                self._histograms[names.PHASE_DURATION].record((span.end_ns - span.start_ns) / NS, {names.PHASE: phase})
+        if request.operation is not None:
+            self._record_generation(summary, request.operation)
+
+    def render(self) -> tuple[str, bytes]:
+        """Return the content type and body of a scrape, Prometheus text format 0.0.4. Blocks for
+        milliseconds with many series: call it off the event loop.
+        """
+        with self._render_lock:
+            return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Flush to the collector, if there is one, and stop sending. A scrape still works: the
+        last ones tell what was lost.
+        """
+        for reader in self._readers:
+            reader.shutdown(timeout_s * 1_000)
+
+    def _record_generation(self, summary: TraceSummary, operation: str) -> None:
+        common = {
+            names.OPERATION: operation,
+            names.PROVIDER: names.SCOPE,
+            names.TENANT: self._tenants.label(summary.tenant or ""),
+            names.REQUEST_MODEL: self._models.label(summary.model or ""),
+        }
+        failed = {names.ERROR_TYPE: summary.error} if summary.error else {}
+        histograms = self._histograms
+        histograms[names.REQUEST_DURATION].record(summary.duration_s, common | failed)
+        if summary.ttft_s is not None:
+            histograms[names.TIME_TO_FIRST_TOKEN].record(summary.ttft_s, common)
+        if summary.token_s is not None:
+            histograms[names.TIME_PER_OUTPUT_TOKEN].record(summary.token_s, common)
+            histograms[names.OUTPUT_TOKEN_LATENCY].record(summary.token_s, common)
+        for kind, amount in (("input", summary.input_tokens), ("output", summary.output_tokens)):
+            if amount:
+                usage = common | {names.TOKEN_TYPE: kind}
+                histograms[names.TOKEN_USAGE].record(amount, usage)
+
+    def _labels(self, table: dict[str, Instrument], name: str, given: Mapping[str, str]) -> Labels:
+        instrument = table.get(name)
+        if instrument is None:
+            raise MetricNameError(f"no metric {name!r} of this kind in appliance.gateway.telemetry.names")
+        odd = given.keys() - instrument.labels
+        if odd:
+            raise MetricNameError(f"metric {name} takes no label {', '.join(sorted(odd))}")
+        bounded = {"tenant": self._tenants.label, "model": self._models.label}
+        return {
+            names.own_attribute(word): bounded[word](value) if word in bounded and value else value
+            for word, value in given.items()
+        }
+
+
+def _views() -> list[View]:
+    return [
+        View(instrument_name=name, aggregation=ExplicitBucketHistogramAggregation(boundaries=instrument.buckets))
+        for name, instrument in names.HISTOGRAMS.items()
+    ]

@@ -1,0 +1,269 @@
+"""Names of everything that telemetry emits: spans, attributes and metrics.
+
+Pinned to OpenTelemetry semantic conventions v1.41.1, the last core release that held the GenAI
+group (it moved to a repository of its own without a tagged release). The package of constants
+marks that group deprecated, hence the literals. Own names begin with ``athanor.``; there is no
+name for a prompt, an answer, a stop string or a key, because content is never recorded.
+
+Sources: semantic-conventions v1.41.1, docs/gen-ai/gen-ai-spans.md and gen-ai-metrics.md,
+docs/http/http-spans.md, docs/rpc/grpc.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+"""The pin, sent with every span and metric."""
+
+SCOPE = "athanor"
+"""Instrumentation scope, service name and ``gen_ai.provider.name``."""
+
+# Attributes of the conventions.
+ERROR_TYPE = "error.type"
+HTTP_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"
+RPC_STATUS = "rpc.response.status_code"
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+OUTPUT_TYPE = "gen_ai.output.type"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_TOP_K = "gen_ai.request.top_k"
+REQUEST_SEED = "gen_ai.request.seed"
+REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+REQUEST_STREAM = "gen_ai.request.stream"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a name, not a secret
+
+# Own attributes.
+TENANT = "athanor.tenant.id"
+REQUEST_ID = "athanor.request.id"
+FRONT_END = "athanor.front_end"
+OUTCOME = "athanor.outcome"
+SANDBOX = "athanor.sandbox"
+POLICY_RULE = "athanor.policy.rule"
+POLICY_DIGEST = "athanor.policy.digest"
+PHASE = "athanor.phase"
+LINK_REASON = "athanor.link.reason"
+REPLAYED_SPAN = "athanor.replayed_span"
+
+ENGINE_LOST = "engine_lost"
+"""``error.type`` of a phase that its engine did not live to end; the request itself may go on in the next one."""
+
+OWN_PREFIX = "athanor."
+
+OUTCOMES = ("ok", "refused", "cancelled", "failed")
+"""Values of ``OUTCOME`` and of the requests' label."""
+
+DROP_REASONS = ("queue_full", "export_failed", "shutdown")
+"""Why a span does not reach the collector."""
+
+_ALIASES = {"tenant": TENANT, "model": REQUEST_MODEL}
+
+
+def own_attribute(word: str) -> str:
+    """Return the attribute that a keyword of ``annotate``, ``end`` or ``count`` stands for.
+
+    The first underscore becomes a dot: ``policy_rule`` is ``athanor.policy.rule``,
+    ``queue_wait_us`` is ``athanor.queue.wait_us``, ``sandbox`` is ``athanor.sandbox``; ``tenant``
+    and ``model`` are the attributes that spans and metrics share.
+    """
+    return _ALIASES.get(word) or OWN_PREFIX + word.replace("_", ".", 1)
+
+
+# Metrics of the conventions; bucket bounds are the specification's own.
+REQUEST_DURATION = "gen_ai.server.request.duration"
+TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"  # noqa: S105 - a name, not a secret
+TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"  # noqa: S105 - a name, not a secret
+TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105 - a name, not a secret
+
+# Own metrics.
+REQUESTS = "athanor.requests"
+REFUSALS = "athanor.refusals"
+FAILURES = "athanor.failures"
+TOKENS = "athanor.tokens"
+PHASE_DURATION = "athanor.phase.duration"
+OUTPUT_TOKEN_LATENCY = "athanor.output_token.latency"  # noqa: S105 - a name, not a secret
+SANDBOX_RESTARTS = "athanor.sandbox.restarts"
+SANDBOX_STARTS = "athanor.sandbox.starts"
+POLICY_RELOADS = "athanor.policy.reloads"
+DROPPED_SPANS = "athanor.telemetry.dropped_spans"
+RUNNING = "athanor.engine.running_requests"
+WAITING = "athanor.engine.waiting_requests"
+KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
+ENGINE_DEFECTS = "athanor.engine.defects"
+INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
+AUDIT_FAILING = "athanor.audit.failing"
+CERTIFICATE_END = "athanor.certificate.end"
+KV_BLOCKS = "athanor.engine.kv_blocks"
+KV_RESIDENT = "athanor.kv.resident_blocks"
+KV_RESERVED = "athanor.kv.reserved_blocks"
+KV_BORROWED = "athanor.kv.borrowed_blocks"
+KV_LOST = "athanor.kv.lost_blocks"
+KV_PREEMPTED = "athanor.kv.preempted_requests"
+KV_WAITED = "athanor.kv.cap_waits"
+SPILL_BYTES = "athanor.spill.bytes"
+SPILL_OBJECTS = "athanor.spill.objects"
+SPILL_BLOCKS = "athanor.spill.blocks"
+KV_PUBLIC_BLOCKS = "athanor.kv.public_blocks"
+KV_PUBLIC_HITS = "athanor.kv.public_hits"
+SANDBOX_READY = "athanor.sandbox.ready"
+SANDBOX_MEMORY = "athanor.sandbox.memory"
+SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
+SANDBOX_AWAY = "athanor.sandbox.last_away"
+SANDBOX_LOSSES = "athanor.sandbox.losses"
+OWN_SANDBOXES = "athanor.sandbox.own"
+REPLAYS = "athanor.replays"
+SUSPECTS = "athanor.suspects"
+QUARANTINED = "athanor.quarantined"
+SENT_SPANS = "athanor.telemetry.sent_spans"
+QUEUED_SPANS = "athanor.telemetry.queued_spans"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """Unit (UCUM), description, and the labels a counter or gauge takes, as the keywords of
+    ``count`` and ``gauge``.
+    """
+
+    unit: str
+    description: str
+    labels: frozenset[str] = frozenset()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, in ``unit``."""
+
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(float(bound) for bound in text.split())
+
+
+HISTOGRAMS = {
+    REQUEST_DURATION: Instrument(
+        "s",
+        "Time from the arrival of a request to its last byte.",
+        buckets=_bounds("0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92"),
+    ),
+    TIME_TO_FIRST_TOKEN: Instrument(
+        "s",
+        "Time from the arrival of a request to its first output token.",
+        buckets=_bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10"),
+    ),
+    TIME_PER_OUTPUT_TOKEN: Instrument(
+        "s",
+        "Mean time per output token after the first.",
+        buckets=_bounds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5"),
+    ),
+    TOKEN_USAGE: Instrument(
+        "{token}", "Input and output tokens of one request.", buckets=tuple(float(4**power) for power in range(14))
+    ),
+    PHASE_DURATION: Instrument(
+        "s",
+        "Time that requests spend in one phase: policy, text, queue, prefill, decode.",
+        buckets=_bounds("0.0001 0.00025 0.001 0.0025 0.01 0.025 0.1 0.25 1 2.5 10 25 100"),
+    ),
+    # The conventions' first bucket ends at 10 ms, which is all of a fast engine.
+    OUTPUT_TOKEN_LATENCY: Instrument(
+        "s",
+        "Mean time per output token after the first, in fine buckets.",
+        buckets=_bounds("0.0005 0.001 0.002 0.003 0.004 0.006 0.008 0.012 0.016 0.024 0.05 0.1 0.25 1"),
+    ),
+}
+"""Filled when a request finishes; nothing outside this package records them."""
+
+COUNTERS = {
+    REQUESTS: Instrument(
+        "{request}",
+        "Requests by outcome: ok, refused (by a limit or a rule), cancelled, failed (our fault).",
+        frozenset({"tenant", "model", "outcome", "front_end"}),
+    ),
+    REFUSALS: Instrument("{request}", "Requests refused by a limit or a rule.", frozenset({"tenant", "reason"})),
+    FAILURES: Instrument("{request}", "Requests that failed by our fault.", frozenset({"tenant", "reason"})),
+    TOKENS: Instrument(
+        "{token}",
+        "Tokens by type: input, output, and cached, the part of input found in the tenant's KV.",
+        frozenset({"tenant", "model", "token_type"}),
+    ),
+    SANDBOX_RESTARTS: Instrument("{restart}", "Sandboxes booted again after they ended.", frozenset({"model", "role"})),
+    SANDBOX_STARTS: Instrument(
+        "{start}",
+        "Sandboxes that became ready: cold, restored from a checkpoint, or fallen_back because theirs was of no use.",
+        frozenset({"model", "role", "outcome"}),
+    ),
+    POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
+    INTEGRITY_FAILURES: Instrument(
+        "{request}",
+        "Requests that an engine ended because a KV block in their tables was not theirs.",
+        frozenset({"model"}),
+    ),
+    SPILL_BLOCKS: Instrument(
+        "{block}",
+        "KV blocks outside of engines by what became of them: kept, restored (hits), absent (misses), evicted, failed "
+        "(of disk or keyring), rejected_length and rejected_seal (changed, cut, moved or replayed).",
+        frozenset({"outcome"}),
+    ),
+    SANDBOX_LOSSES: Instrument(
+        "{loss}",
+        "Sandboxes that ended: oom (its memory limit), fault (it broke the protocol or hung), ended (anything else).",
+        frozenset({"model", "role", "reason"}),
+    ),
+    REPLAYS: Instrument(
+        "{replay}",
+        "Requests begun again because the engine ended before any of their output was shown.",
+        frozenset({"model"}),
+    ),
+    DROPPED_SPANS: Instrument(
+        "{span}", "Spans that did not reach the collector: queue_full, export_failed, shutdown.", frozenset({"reason"})
+    ),
+    SENT_SPANS: Instrument("{span}", "Spans that the collector has taken."),
+}
+
+_ACCOUNT = frozenset({"tenant", "model"})
+"""Labels of an account of KV: ``tenant`` is a tenant's id or ``group/ID``."""
+
+_SANDBOX = frozenset({"model", "role"})
+"""Labels of a sandbox; tenants' own ones are added to the shared one of their model."""
+
+GAUGES = {
+    RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
+    WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
+    ENGINE_DEFECTS: Instrument(
+        "{defect}", "Promises (fairness between tenants) that the engine itself found broken.", frozenset({"model"})
+    ),
+    KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
+    KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
+    AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
+    CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),
+    KV_RESIDENT: Instrument("{block}", "KV blocks with the account's content.", _ACCOUNT),
+    KV_RESERVED: Instrument("{block}", "KV blocks that the account can always have.", _ACCOUNT),
+    KV_BORROWED: Instrument("{block}", "KV blocks that the account has beyond its reservation.", _ACCOUNT),
+    KV_LOST: Instrument("{block}", "Cached KV blocks of the account that were evicted for others.", _ACCOUNT),
+    KV_PREEMPTED: Instrument("{request}", "Requests of the account that were preempted for others.", _ACCOUNT),
+    KV_PUBLIC_BLOCKS: Instrument("{block}", "KV blocks of a public prefix that are resident.", _ACCOUNT),
+    KV_PUBLIC_HITS: Instrument("{request}", "Requests that began with a public prefix of this engine.", _ACCOUNT),
+    KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
+    SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
+    SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
+    SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
+    SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),
+    SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),
+    SANDBOX_AWAY: Instrument("s", "How long the sandbox was away, or booted, before it was last ready.", _SANDBOX),
+    SUSPECTS: Instrument(
+        "{request}", "Requests that were in an engine when it ended, remembered for an hour.", frozenset({"model"})
+    ),
+    QUARANTINED: Instrument("{request}", "Those of them that are answered with an error.", frozenset({"model"})),
+    QUEUED_SPANS: Instrument("{span}", "Spans that wait for the collector."),
+    OWN_SANDBOXES: Instrument("{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})),
+}

@@ -1,0 +1,166 @@
+"""Sandboxes, engines and their KV as status and console show them: one definition for each number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from appliance.common.status import AccountView, EngineStatus, KvView, ModelStatus, ModelView, SandboxStatus
+from appliance.gateway.console.look import MAX_ACCOUNTS
+from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
+
+
+def running(engine: EngineLink | None) -> int:
+    """Count the requests in the engine's last step, those that have ended since left out."""
+    return min(engine.stats.running, len(engine.live)) if engine is not None else 0
+
+
+def waiting(engine: EngineLink | None) -> int:
+    """Count the requests that waited inside the engine at its last step, those that have ended since left out."""
+    return min(engine.stats.waiting, len(engine.live) - running(engine)) if engine is not None else 0
+
+
+class TokenCount:
+    """Output tokens of all engines since the start; an engine counts its own from nothing."""
+
+    def __init__(self) -> None:
+        self._ended: dict[tuple[str, str], int] = {}
+        self._seen: dict[tuple[str, str], tuple[EngineLink, int]] = {}
+        self.total = 0
+
+    def look(self, model: ModelSandboxes) -> int:
+        """Return the tokens of this model's engines, as far as they were looked at."""
+        key, link = (model.name, model.tenant), model.engine
+        if link is not None:
+            before = self._seen.get(key)
+            new = link.tokens - (before[1] if before is not None and before[0] is link else 0)
+            self._seen[key] = link, link.tokens
+            self._ended[key] = self._ended.get(key, 0) + new
+            self.total += new
+        return self._ended.get(key, 0)
+
+
+class EngineStates:
+    """States of the models' sandboxes, read from their links and records."""
+
+    def __init__(self, sandboxes: Sandboxes, ledger: Ledger) -> None:
+        self._sandboxes = sandboxes
+        self._ledger = ledger
+        self._names: tuple[Mapping[str, bytes], dict[bytes, str]] = ({}, {})
+        self.tokens = TokenCount()
+
+    @property
+    def engines(self) -> list[EngineLink]:
+        """Engines that are there."""
+        return [model.engine for model in self._sandboxes.every if model.engine is not None]
+
+    def view(self, model: ModelSandboxes) -> ModelView:
+        """Return the state of one model's sandboxes."""
+        engine, kind = model.engine, self._sandboxes.attachment.sandbox
+        there = model.ready if "engine" in model.records else model.text is not None
+        return ModelView(
+            name=model.name,
+            runner=model.runner,
+            tenant=model.tenant,
+            state="draining" if model.draining else "ready" if there else "starting",
+            tokens=self.tokens.look(model),
+            running=running(engine),
+            waiting=waiting(engine),
+            sandboxes=tuple(
+                _sandbox(role, model.records[role], kind) for role in ("engine", "text") if role in model.records
+            ),
+            kv=None if engine is None else self._kv(engine),
+        )
+
+    def status(self, model: ModelSandboxes) -> ModelStatus:
+        """Return the state of one model's sandboxes in the form of ``athanor status``."""
+        view, kind = self.view(model), self._sandboxes.attachment.sandbox
+        known = {one.role: one for one in view.sandboxes}
+        engine = EngineStatus(state="shared", kind=kind)
+        if "engine" in known:
+            blocks, available = (view.kv.blocks, view.kv.available) if view.kv is not None else (0, 0)
+            engine = EngineStatus(
+                **_fields(known["engine"]),
+                num_blocks=blocks,
+                free_blocks=available,
+                running=view.running,
+                waiting=view.waiting,
+            )
+        text = known.get("text") or SandboxStatus(state="booting", kind=kind)
+        return ModelStatus(
+            name=view.name, state=view.state, engine=engine, text=text, runner=view.runner, tenant=view.tenant
+        )
+
+    def blocks_by_account(self) -> dict[str, int]:
+        """Count the KV blocks with each account's content, in all engines."""
+        found: dict[str, int] = {}
+        names = self._account_names()
+        for engine in self.engines:
+            for use in engine.kv.uses:
+                name = names.get(use.namespace, "")
+                found[name] = found.get(name, 0) + use.resident
+        return found
+
+    def _kv(self, engine: EngineLink) -> KvView:
+        uses = sorted(engine.kv.uses, key=lambda use: use.resident, reverse=True)
+        names = self._account_names()
+        views = [
+            AccountView(
+                name=name,
+                kind=_account_kind(name),
+                held=use.held,
+                cached=max(0, use.resident - use.held),
+                reserved=use.reserved,
+                cap=use.cap,
+                lost=use.lost,
+                preempted=use.preempted,
+            )
+            for use in uses[:MAX_ACCOUNTS]
+            if (name := names.get(use.namespace)) is not None
+        ]
+        shown = {view.name for view in views}
+        rest = [use for use in uses if use.resident and names.get(use.namespace) not in shown]
+        return KvView(
+            blocks=engine.ready.num_blocks,
+            available=engine.stats.free_blocks,
+            block_tokens=engine.ready.block_size,
+            accounts=tuple(views),
+            other_accounts=len(rest),
+            other_held=sum(use.held for use in rest),
+            other_cached=sum(max(0, use.resident - use.held) for use in rest),
+        )
+
+    def _account_names(self) -> dict[bytes, str]:
+        """Return account names by namespace key; inverted once for each table of keys."""
+        keys = self._ledger.namespaces
+        if self._names[0] is not keys:
+            self._names = keys, {key: name for name, key in keys.items()}
+        return self._names[1]
+
+
+def _sandbox(role: str, record: SandboxRecord, kind: str) -> SandboxStatus:
+    ready = record.state == "ready"
+    return SandboxStatus(
+        role=role,
+        state=record.state,
+        kind=kind,
+        pid=record.pid or None,
+        generation=record.generation,
+        restarts=record.restarts,
+        uptime_s=time.time() - record.since if ready else None,
+        since=record.since,
+        cause="" if ready else record.cause,
+    )
+
+
+def _fields(sandbox: SandboxStatus) -> dict[str, Any]:
+    return {name: getattr(sandbox, name) for name in SandboxStatus.__dataclass_fields__}
+
+
+def _account_kind(name: str) -> str:
+    prefix, slash, _ = name.partition("/")
+    return prefix if slash and prefix in ("group", "public") else "tenant"

@@ -1,0 +1,189 @@
+"""Engines, sandboxes and accounts as levels for the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from appliance.common.control import LOSS_REASONS, SpillState
+from appliance.common.kv_shares import named
+from appliance.gateway.request.service import GatewayService
+from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.telemetry import names
+from appliance.gateway.telemetry.metrics import Level
+from appliance.gateway.telemetry.tracer import OtelTelemetry
+from appliance.gateway.watch.engine_states import running, waiting
+from appliance.gateway.watch.state import PERIOD_S, ApplianceState
+
+TIERS = ("memory", "disk")
+OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed")
+"""Outcomes of a block: all values of the label."""
+
+KNOWN = frozenset({*OUTCOMES, *(f"{tier}_{what}" for tier in TIERS for what in ("bytes", "objects"))})
+
+
+ROLES = ("engine", "text")
+
+
+class Increases:
+    """Turns the supervisor's totals into what has been added; a new supervisor counts from nothing."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, ...], int] = {}
+
+    def since(self, name: tuple[str, ...], total: int) -> int:
+        """Return what has been added since the last call with this name."""
+        before, self._seen[name] = self._seen.get(name, 0), total
+        return total - before if total >= before else total
+
+
+@dataclass(slots=True)
+class SpillGauges:
+    """Last state of KV outside of engines as the supervisor told it, and the part of it that was counted already."""
+
+    state: dict[str, int] = field(default_factory=dict)
+    """Figures by name; empty where nothing spills."""
+    _counted: Increases = field(default_factory=Increases)
+
+    def take(self, message: SpillState) -> None:
+        """Take a state that the supervisor sent.
+
+        Raises:
+            ValueError: no supervisor of this release sends it.
+        """
+        if message.figures.keys() != KNOWN or min(message.figures.values()) < 0:
+            raise ValueError("figures of spill that no supervisor of this release gives")
+        self.state = dict(message.figures)
+
+    def levels(self, count: Callable[..., None]) -> Iterator[Level]:
+        """Yield the levels, and add to the counter."""
+        for tier in TIERS if self.state else ():
+            yield Level(names.SPILL_BYTES, self.state[f"{tier}_bytes"], {"tier": tier})
+            yield Level(names.SPILL_OBJECTS, self.state[f"{tier}_objects"], {"tier": tier})
+        for outcome in OUTCOMES if self.state else ():
+            more = self._counted.since((outcome,), self.state[outcome])
+            # Zero too, so that a series is there before the first block of its kind is.
+            count(names.SPILL_BLOCKS, more, outcome=outcome)
+
+
+class Gauges:
+    """Levels read from the gateway's state; ``refresh`` is one look."""
+
+    def __init__(
+        self,
+        service: GatewayService,
+        sandboxes: Sandboxes,
+        spill: SpillGauges,
+        telemetry: OtelTelemetry,
+        certificate: tuple[float, float] | None = None,
+    ) -> None:
+        """``certificate``: Unix times between which the one that is served with is valid."""
+        self._service = service
+        self._certificate = certificate
+        self._sandboxes = sandboxes
+        self._spill = spill
+        self._telemetry = telemetry
+        self._restarts = Increases()
+
+    def begin(self) -> None:
+        """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
+        metrics, models = self._telemetry.metrics, tuple(self._service.model_sandboxes)
+        metrics.expect(names.SANDBOX_RESTARTS, model=models, role=ROLES)
+        metrics.expect(names.SANDBOX_LOSSES, model=models, role=ROLES, reason=LOSS_REASONS)
+        for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
+            metrics.expect(counter, model=models)
+        metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
+
+    def check_engines(self, step_timeout_s: float) -> None:
+        """Count integrity failures, and end engines with requests that have finished no step for so many seconds."""
+        for model in self._sandboxes.every:
+            if model.engine is not None:
+                self._service.take_integrity(model, model.engine)
+                model.engine.check_progress(step_timeout_s)
+
+    def refresh(self) -> None:
+        """Tell every level, and count the restarts and starts that have been added."""
+        for model in self._sandboxes.every:
+            for role, record in model.records.items():
+                if more := self._restarts.since((model.name, role, model.tenant), record.restarts):
+                    self._telemetry.count(names.SANDBOX_RESTARTS, more, model=model.name, role=role)
+                for start in record.take_starts():
+                    self._telemetry.count(names.SANDBOX_STARTS, model=model.name, role=role, outcome=start)
+        self._telemetry.levels(self._all())
+
+    def _all(self) -> Iterator[Level]:
+        for name, model in self._service.model_sandboxes.items():
+            if model.engine is not None:
+                yield from _engine(name, model.engine)
+                yield from self._accounts(name, model.engine)
+            yield from self._readiness(name, model)
+            for one in self._service.publications.views(name):
+                labels = {"tenant": f"public/{one.id}", "model": name}
+                yield Level(names.KV_PUBLIC_BLOCKS, one.num_blocks, labels)
+                yield Level(names.KV_PUBLIC_HITS, one.hits, labels)
+        yield from self._records()
+        for name, (remembered, certain) in self._service.suspicion(time.monotonic()).items():
+            yield Level(names.SUSPECTS, remembered, {"model": name})
+            yield Level(names.QUARANTINED, certain, {"model": name})
+        yield from self._spill.levels(self._telemetry.count)
+        yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
+        if self._certificate is not None:
+            yield Level(names.CERTIFICATE_END, self._certificate[1], {})
+
+    def _readiness(self, name: str, model: ModelSandboxes) -> Iterator[Level]:
+        own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]
+        for role, link in zip(ROLES, (model.engine, model.text), strict=True):
+            labels = {"model": name, "role": role}
+            yield Level(names.SANDBOX_READY, int(link is not None), labels)
+            there = sum((one.engine if role == "engine" else one.text) is not None for one in own)
+            yield Level(names.OWN_SANDBOXES, there, labels)
+
+    def _records(self) -> Iterator[Level]:
+        for model in self._sandboxes.every:
+            for role, record in model.records.items():
+                labels = {"model": model.name, "role": role}
+                if record.state == "ready" and record.memory_limit_bytes:
+                    yield Level(names.SANDBOX_MEMORY, record.memory_bytes, labels)
+                    yield Level(names.SANDBOX_MEMORY_LIMIT, record.memory_limit_bytes, labels)
+                if record.away_s is not None and not model.tenant:
+                    yield Level(names.SANDBOX_AWAY, record.away_s, labels)
+
+    def _accounts(self, model: str, engine: EngineLink) -> Iterator[Level]:
+        """Yield the KV blocks of each account in an engine."""
+        for view in named(engine.kv, self._service.ledger.namespaces):
+            use = view.use
+            for gauge, value in (
+                (names.KV_RESIDENT, use.resident),
+                (names.KV_RESERVED, use.reserved),
+                (names.KV_BORROWED, max(0, use.resident - use.reserved)),
+                (names.KV_LOST, use.lost),
+                (names.KV_PREEMPTED, use.preempted),
+                (names.KV_WAITED, use.waited),
+            ):
+                yield Level(gauge, value, {"tenant": view.account, "model": model})
+
+
+def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
+    stats = engine.stats
+    for gauge, value in (
+        (names.RUNNING, running(engine)),
+        (names.WAITING, waiting(engine)),
+        (names.KV_FREE_BLOCKS, stats.free_blocks),
+        (names.ENGINE_DEFECTS, stats.defects),
+        (names.KV_BLOCKS, engine.ready.num_blocks),
+    ):
+        yield Level(gauge, value, {"model": name})
+
+
+async def watch_engines(state: ApplianceState, gauges: Gauges, step_timeout_s: float) -> None:
+    """Follow the engines until cancelled: history, gauges, and which engine makes no progress."""
+    gauges.begin()
+    while True:
+        state.note()
+        gauges.check_engines(step_timeout_s)
+        gauges.refresh()
+        await asyncio.sleep(PERIOD_S)

@@ -1,0 +1,113 @@
+"""One host process, supervisor or gateway: for ``serve --role``, and as the launcher's child.
+
+The launcher starts ``python -m appliance.operator.child ROLE CONFIG PARENT DESCRIPTOR``. CONFIG only names the process
+in lists of processes: the configuration itself comes resolved through the descriptor, so that no child reads another
+file or environment than the launcher did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from appliance.operator.cli import exits
+
+if TYPE_CHECKING:
+    from appliance.common.config import ApplianceConfig
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+
+
+def run_gateway(load: Callable[[], ApplianceConfig], *, alone: bool) -> None:
+    """Run the gateway in this process until SIGTERM; ``alone``: without a launcher beside it.
+
+    Raises:
+        ApplianceError: it cannot start.
+        PolicyError: the policy is wrong.
+    """
+    import uvloop
+
+    from appliance.gateway.process import Gateway
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # The memory holds prompts and keys: no other process may read it, neither in life nor in a core file.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    config = load()
+
+    async def main() -> None:
+        await Gateway(config, alone=alone).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def run_supervisor(load: Callable[[], ApplianceConfig]) -> None:
+    """Run the supervisor in this process until SIGTERM.
+
+    Raises:
+        ApplianceError: it cannot start.
+        IsolationError: the machine cannot hold sandboxes.
+    """
+    from appliance.supervisor.machine import enter_confinement
+    from appliance.supervisor.service import supervise
+
+    config = load()
+    enter_confinement(config)
+    asyncio.run(supervise(config))
+
+
+def run_role(role: str, load: Callable[[], ApplianceConfig], parent: int | None = None) -> int:
+    """Run one role; gives the exit status.
+
+    Args:
+        role: supervisor or gateway.
+        load: gives the configuration.
+        parent: process of the launcher, whose end ends this one; None without a launcher.
+    """
+    libc = ctypes.CDLL(None)
+    # The parent may have ended before this call, so it is looked at afterwards.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        return 0
+    # No core files: prompts and keys would be in them. (PR_SET_DUMPABLE is the roles' own step.)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # A reload that comes before the gateway handles SIGHUP must not end it. SIG_IGN would be inherited by its children.
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    from appliance.common import notify
+    from appliance.common.errors import ApplianceError
+    from appliance.common.log import LogStyle, configure
+    from isolation.errors import IsolationError
+    from policy.errors import PolicyError
+
+    # The journal takes the priority from before each line: `journalctl -p warning` works.
+    configure(style=LogStyle.JOURNAL if notify.logs_to_journal() else LogStyle.AUTO)
+    try:
+        if role == "gateway":
+            run_gateway(load, alone=parent is None)
+        else:
+            run_supervisor(load)
+    except (ApplianceError, IsolationError, PolicyError) as error:
+        print(f"athanor {role}: {error}", file=sys.stderr)
+        return exits.CANNOT_START
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    """Run the launcher's child: ``ROLE CONFIG PARENT DESCRIPTOR``; gives the exit status."""
+    from appliance.common.config_handover import unsealed
+
+    role, _config, parent, descriptor = argv
+    return run_role(role, lambda: unsealed(int(descriptor)), int(parent))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

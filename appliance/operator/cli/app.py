@@ -1,0 +1,141 @@
+"""The ``athanor`` command. Each subcommand lives in a module of its own and imports what is heavy
+only when it runs, so that help and completion are instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from appliance.operator.cli import (
+    audit,
+    bench,
+    bundle,
+    config,
+    console,
+    demo,
+    doctor,
+    image,
+    image_store,
+    install,
+    kernels,
+    key,
+    logs,
+    model,
+    package,
+    policy,
+    reload,
+    selftest,
+    serve,
+    state,
+    status,
+    tenant,
+    top,
+    traces,
+    version,
+)
+from appliance.operator.cli.help import HelpCommand, HelpGroup
+
+RUN = "Run"
+WATCH = "Watch"
+GOVERN = "Govern"
+MORE = "More"
+
+EXAMPLES = """
+athanor demo | a first answer, from nothing
+athanor status | sandboxes, tenants, policy
+athanor traces 7f3a9c | one request, phase by phase
+athanor policy check policy.yaml | problems with line and column
+"""
+
+app = typer.Typer(
+    name="athanor",
+    cls=HelpGroup,
+    help="Serve language models to tenants who do not trust each other.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    # Its tracebacks would be long and show what our own errors say better.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=version.callback, help="Print the version.")
+    ] = False,
+) -> None:
+    """The root takes no options but these. Commands that document this application find it in the context."""
+    context.obj = app
+
+
+def _group(name: str, help_text: str, panel: str) -> typer.Typer:
+    group = typer.Typer(cls=HelpGroup, no_args_is_help=True, rich_markup_mode="rich")
+    app.add_typer(group, name=name, help=help_text, rich_help_panel=panel)
+    return group
+
+
+def _add(panel: str, name: str, function: object, epilog: str, to: typer.Typer = app) -> None:
+    register = to.command(name, cls=HelpCommand, epilog=epilog, rich_help_panel=panel)
+    register(function)  # type: ignore[type-var]  # any function that typer can read
+
+
+_add(RUN, "demo", demo.demo, demo.EXAMPLES)
+_add(RUN, "serve", serve.serve, serve.EXAMPLES)
+_add(RUN, "install", install.install, install.INSTALL_EXAMPLES)
+_add(RUN, "uninstall", install.uninstall, install.UNINSTALL_EXAMPLES)
+_add(WATCH, "status", status.status, status.EXAMPLES)
+_add(WATCH, "top", top.top, top.EXAMPLES)
+_add(WATCH, "console", console.console, console.EXAMPLES)
+_add(WATCH, "traces", traces.traces, traces.EXAMPLES)
+_add(WATCH, "logs", logs.logs, logs.EXAMPLES)
+_add(WATCH, "doctor", doctor.doctor, doctor.EXAMPLES)
+_add(WATCH, "bundle", bundle.bundle, bundle.EXAMPLES)
+_add(WATCH, "bench", bench.bench, bench.EXAMPLES)
+_add(WATCH, "selftest", selftest.selftest, selftest.EXAMPLES)
+_config = _group("config", "List configuration keys, show values and their origins.", GOVERN)
+_add("Commands", "reference", config.reference, config.REFERENCE_EXAMPLES, _config)
+_add("Commands", "show", config.show, config.SHOW_EXAMPLES, _config)
+_policy = _group("policy", "Check policy files.", GOVERN)
+_add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
+_add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
+_key = _group("key", "Create API keys.", GOVERN)
+_add("Commands", "create", key.create, key.EXAMPLES, _key)
+_audit = _group("audit", "Verify and read the audit log.", GOVERN)
+_add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
+_add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
+_package = _group("package", "Build packages of this installation.", MORE)
+_add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
+_tenant = _group("tenant", "Destroy and renew tenants' keys.", GOVERN)
+_add("Commands", "shred", tenant.shred, tenant.SHRED_EXAMPLES, _tenant)
+_add("Commands", "rotate", tenant.rotate, tenant.ROTATE_EXAMPLES, _tenant)
+_add("Commands", "rewrap", tenant.rewrap, tenant.REWRAP_EXAMPLES, _tenant)
+_add("Commands", "root", tenant.root_key, tenant.ROOT_EXAMPLES, _tenant)
+_image = _group("image", "Build, verify, sign and choose the sandboxes' image.", MORE)
+_add("Commands", "build", image.build, image.BUILD_EXAMPLES, _image)
+_add("Commands", "verify", image.verify, image.VERIFY_EXAMPLES, _image)
+_add("Commands", "sign", image.sign, image.SIGN_EXAMPLES, _image)
+_add("Commands", "list", image_store.list_images, image_store.LIST_EXAMPLES, _image)
+_add("Commands", "add", image_store.add, image_store.ADD_EXAMPLES, _image)
+_add("Commands", "use", image_store.use, image_store.USE_EXAMPLES, _image)
+_add("Commands", "rollback", image_store.rollback, image_store.ROLLBACK_EXAMPLES, _image)
+_add("Commands", "remove", image_store.remove, image_store.REMOVE_EXAMPLES, _image)
+_state = _group("state", "Show the state version; restore a backup.", MORE)
+_add("Commands", "show", state.show, state.SHOW_EXAMPLES, _state)
+_add("Commands", "restore", state.restore, state.RESTORE_EXAMPLES, _state)
+_kernels = _group("kernels", "Compile the engine's kernels, for this machine or for GPUs.", MORE)
+_add("Commands", "build", kernels.build, kernels.BUILD_EXAMPLES, _kernels)
+_add("Commands", "gpu", kernels.gpu, kernels.GPU_EXAMPLES, _kernels)
+_model = _group("model", "Convert and pin models.", MORE)
+_add("Commands", "convert", model.convert, model.CONVERT_EXAMPLES, _model)
+_add("Commands", "digest", model.digest, model.DIGEST_EXAMPLES, _model)
+_add(MORE, "version", version.version, "")
+
+
+def main() -> None:
+    """The entry point of the ``athanor`` script; ends the process with a code of ``exits``."""
+    app(prog_name="athanor")

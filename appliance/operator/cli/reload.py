@@ -1,0 +1,47 @@
+"""``athanor reload``: put an edited policy in force, or learn why not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from appliance.operator.cli import exits
+from appliance.operator.cli.admin_client import ask, read
+from appliance.operator.cli.options import FIND, Admin, Output
+from appliance.operator.cli.terminal import Format, fail, output, print_data
+
+EXAMPLES = """
+athanor reload | exit code 0: in force; 1: nothing changed
+athanor policy check policy.yaml && athanor reload | look before
+"""
+
+CONFLICT = 409
+"""HTTP status of a reload that changed nothing."""
+
+
+def reload(
+    admin: Admin = FIND,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the outcome.")
+    ] = 60.0,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Put an edited policy in force.
+
+    Reads policy and keys anew and waits for the outcome. All or nothing: with a problem in any
+    file the policy before stays in force. Requests that run are not touched.
+    """
+    from rich.text import Text
+
+    from appliance.common.figures import printable
+    from appliance.common.status import ReloadOutcome
+
+    answer = ask(admin, "/reload", "POST", timeout)
+    outcome = read(ReloadOutcome, answer, CONFLICT)
+    if print_data(answer.body, output_format):
+        raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)
+    if outcome.ok:
+        output().print(Text.assemble(("reloaded ", "green"), printable(outcome.message)))
+        return
+    fail(exits.REFUSED, "\n".join([outcome.message, *outcome.problems]))

@@ -1,0 +1,30 @@
+"""Tables without lines, and numbers in them, as the commands draw them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from appliance.common.figures import count
+
+
+def table(*titles: str, numbers: Iterable[str] = ()) -> Table:
+    """Empty table: columns of texts, which are cut where there is no room, then columns of ``numbers``."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for title in titles:
+        made.add_column(title, no_wrap=True, overflow="ellipsis")
+    for title in numbers:
+        made.add_column(title, justify="right", no_wrap=True)
+    return made
+
+
+def number(value: int | None) -> Text:
+    """A whole number with groups of digits; dim where it is 0 or unknown."""
+    return Text(count(value), "" if value else "dim")
+
+
+def share_of(value: int, limit: int | None) -> Text:
+    """``3 of 8``, or the value alone where there is no limit."""
+    return Text(f"{value:,}" + (f" of {limit:,}" if limit is not None else ""), "" if value else "dim")

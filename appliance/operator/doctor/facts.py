@@ -1,0 +1,300 @@
+"""What ``athanor doctor`` judges; values only. An empty ``problem`` means that there is none. Bytes and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from appliance.common.status import Alert
+from isolation.gpu.gpu_facts import GpuFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """NVIDIA's driver and devices."""
+
+    names: tuple[str, ...] = ()
+    driver: str = ""
+    """Version of the driver; empty without one."""
+    known: tuple[str, ...] = ()
+    """Driver versions that this runsc can pass through, by its own word; empty when it says nothing."""
+    found: GpuFacts = field(default_factory=GpuFacts)
+    """Nodes, libraries, and how cards are shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runsc:
+    """gVisor's program, and whether it holds a sandbox here."""
+
+    path: str = ""
+    version: int = 0
+    """Release date as a number."""
+    problem: str = ""
+    """Why there is no usable one."""
+    platform_problem: str = ""
+    """Why a trial sandbox did not run; empty when it did, or when there is no runsc to try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserNamespaces:
+    """Why a process without root gets none, if so."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroups:
+    """What this process could set limits with."""
+
+    version: int
+    controllers: tuple[str, ...]
+    """Those of memory, cpu and pids that are available."""
+    directory: str
+    """Our own group."""
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLimits:
+    """Limits of this process; -1 is unlimited."""
+
+    nofile: int
+    memlock: int
+    pids: int
+    under_systemd: bool
+    """Units are installed: their limits count, not those of this shell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The kernel's clock, as adjtimex(2) tells."""
+
+    now: float
+    synchronised: bool | None
+    """None: the kernel does not say."""
+    max_error_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of the machine."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Facts about the machine alone."""
+
+    root: bool
+    cores: int
+    kernel: str
+    memory: Memory
+    gpu: Gpu
+    runsc: Runsc
+    namespaces: UserNamespaces
+    cgroups: Cgroups
+    limits: ProcessLimits
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One address to listen on."""
+
+    name: str
+    address: str
+    problem: str = ""
+    in_use: bool = False
+    holder: str = ""
+    """Process that listens there, where it can be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The TLS files of both front ends."""
+
+    path: str
+    not_before: float = 0.0
+    not_after: float = 0.0
+    problem: str = ""
+    """The certificate cannot be read."""
+    key_problem: str = ""
+    """The key cannot be used with it."""
+    authority_problem: str = ""
+    """The file of the clients' authorities cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One file system."""
+
+    path: str
+    purpose: str
+    free: int
+    total: int
+    free_inodes: int
+    """-1: it has no fixed number of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Access rights of one file of the appliance."""
+
+    path: str
+    purpose: str
+    mode: int
+    """Permission bits."""
+    secret: bool
+    """Nobody else may even read it."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The policy on disk, with the keys that it names."""
+
+    path: str
+    digest: str = ""
+    tenants: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    keys_problem: str = ""
+    """Why the key table was not read."""
+    keys_unseen: bool = False
+    """The key table may be read by the service only."""
+    missing_keys: tuple[str, ...] = ()
+    """Credentials of tenants that no key belongs to."""
+    unused_keys: tuple[str, ...] = ()
+    """Keys in force that no tenant names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model of the configuration."""
+
+    name: str
+    problem: str = ""
+    weight_bytes: int = 0
+    """Bytes of the weight files."""
+    kv_bytes: int = 0
+    int8: bool = False
+    null: bool = False
+    path: str = ""
+    pinned: str = ""
+    """The digest that its files must have; empty: any."""
+    digest: str = ""
+    """What they have; looked at only where one is pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Compiled kernels."""
+
+    path: str = ""
+    """Folder of the kernels; empty: the configuration names none."""
+    problem: str = ""
+    stale: bool = False
+    """They are of other sources."""
+    missing_features: tuple[str, ...] = ()
+    """What they use and this processor lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeKernels:
+    """A folder of kernels that were compiled for GPUs."""
+
+    architecture: str
+    ours: bool
+    """They are of the sources that the engine has."""
+    fits: bool
+    """They were asked for with this model's description and numbers, or their folder does not say with which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKernelFacts:
+    """What was compiled for the GPUs of a model that is given some."""
+
+    model: str
+    model_path: str
+    path: str
+    """Folder in which they are looked for; empty: none."""
+    needed: bool
+    dtype: str
+    """Empty: that of its weights."""
+    block_size: int
+    rows: int
+    problem: str = ""
+    made: tuple[MadeKernels, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """The sandboxes' image."""
+
+    path: str = ""
+    """Folder of the image; empty: the running Python is mounted."""
+    digest: str = ""
+    pinned: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exporter:
+    """A collector that the environment names."""
+
+    signal: str  # traces or metrics
+    endpoint: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A running appliance of this configuration, as its admin listener tells."""
+
+    admin: str
+    answers: bool = False
+    silent_s: float = 0.0
+    """Seconds waited for a listener that does not answer; 0: no listener, or it answers."""
+    ready: bool = False
+    reason: str = ""
+    version: str = ""
+    policy_digest: str = ""
+    reload_error: str = ""
+    cgroup: str = ""
+    unsafe: bool = False
+    alerts: tuple[Alert, ...] = ()
+    """What it says is the matter now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFacts:
+    """Facts about what a configuration names."""
+
+    config: str
+    unsafe: bool
+    sandbox_bytes: int
+    """Memory of each engine's sandbox."""
+    ports: tuple[Port, ...]
+    tls: Certificate | None
+    disks: tuple[Disk, ...]
+    access: tuple[Access, ...]
+    policy: Policy
+    models: tuple[Model, ...]
+    kernels: Kernels
+    image: Image
+    exporters: tuple[Exporter, ...]
+    running: Running
+    gpu_kernels: tuple[GpuKernelFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorFacts:
+    """All facts. Without a usable configuration ``service`` is None and ``config_problem`` says why."""
+
+    version: str
+    machine: Machine
+    service: ServiceFacts | None
+    config: str
+    """Path of the configuration that was looked for."""
+    config_problem: str = ""
+    config_absent: bool = False

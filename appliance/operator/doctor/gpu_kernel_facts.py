@@ -1,0 +1,76 @@
+"""Looks for the kernels that were compiled for a model's GPUs: folders and what they are for. No kernel is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.common.config import ApplianceConfig, ModelConfig
+from appliance.common.errors import ApplianceError, reason_of
+from appliance.common.image.check import resolve
+from appliance.operator.doctor.facts import GpuKernelFacts, MadeKernels
+from appliance.supervisor.gpu import gpu_kernels
+from engine.backends.cuda.kernels import folder
+from engine.errors import ConfigurationError
+from isolation.errors import RootfsError
+from isolation.image.python_rootfs import OURS_DIR
+from isolation.ipc.messages import Role
+
+SOURCES = "engine/backends/cuda/kernels"
+"""Folder of the kernels' sources inside an engine's root file system."""
+
+
+def look_at_gpu_kernels(config: ApplianceConfig, model: ModelConfig) -> GpuKernelFacts | None:
+    """What is there for a model; None for one that is given no GPU."""
+    if model.gpu == "off":
+        return None
+    try:
+        found = resolve(config)
+    except (RootfsError, ApplianceError):
+        # The finding about the image says so.
+        found = config
+    place = gpu_kernels(found)
+    try:
+        description = folder.description_digest(model.path)
+    except OSError:
+        description = ""
+    facts = GpuKernelFacts(
+        model=model.name,
+        model_path=str(model.path),
+        path="" if place is None else str(place),
+        needed=model.gpu != "auto",
+        dtype="" if model.dtype == "auto" else model.dtype,
+        block_size=model.block_size,
+        rows=min(model.max_num_seqs, model.max_num_batched_tokens),
+    )
+    if place is None:
+        return facts
+    try:
+        return replace(facts, made=tuple(_made(facts, place, description, _sources(found.sandbox.image))))
+    except OSError as error:
+        return replace(facts, problem=reason_of(error))
+
+
+def _sources(image: Path | None) -> str:
+    """Beginning of the digest of the sources that the engine will have."""
+    own = Path(folder.__file__).parent
+    theirs = own if image is None else image / Role.ENGINE.name.lower() / OURS_DIR[1:] / SOURCES
+    return folder.sources_digest(theirs if theirs.is_dir() else own)[: folder.DIGEST_CHARS]
+
+
+def _made(facts: GpuKernelFacts, place: Path, description: str, sources: str) -> Iterator[MadeKernels]:
+    """What lies below a folder, as far as its names say that it is compiled kernels."""
+    for path in sorted(place.iterdir()):
+        try:
+            name = folder.read_name(path.name)
+        except ConfigurationError:
+            continue
+        asked = folder.read_asked(path)
+        wanted = facts.block_size, facts.rows
+        fits = asked is None or (
+            (asked.block_size, asked.rows) == wanted
+            and description in ("", asked.description)
+            and facts.dtype in ("", asked.dtype)
+        )
+        yield MadeKernels(architecture=name.architecture, ours=name.kernels == sources, fits=fits)

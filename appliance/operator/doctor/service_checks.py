@@ -1,0 +1,248 @@
+"""Pure: facts about what a configuration serves, and what it needs for that, to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appliance.common.figures import size
+from appliance.common.status import Alert
+from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Memory, Model, Port, Running, ServiceFacts
+from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
+
+LOW_BYTES, LOW_SHARE = 2 << 30, 0.05
+FULL_BYTES = 64 << 20
+"""Free bytes of a file system: below the first two it will be full, below the last it is."""
+
+LOW_INODES = 1_000
+
+LOOKED_AT = ("policy", "unsafe", "null")
+"""Alerts of the running appliance about what has a check of its own here."""
+
+ENGINE_BYTES = 320 << 20
+"""Bytes of an engine without a model: interpreter and torch (measured 220 MiB), gVisor's own kernel."""
+
+LEAST_WEIGHT_SHARE = 0.25
+"""Least part of its files that a model's weights can take in memory: float32 rounded to 8 bits."""
+
+
+def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterator[Finding]:
+    """Findings about a service, except access rights (``access_checks``); ``version`` is this program's."""
+    yield check_running(service.running, version)
+    yield from map(check_alert, (one for one in service.running.alerts if one.key not in LOOKED_AT))
+    if service.unsafe:
+        yield Subject(Area.SANDBOXES, "sandboxes").problem(
+            "unsafe_no_sandbox is on",
+            means="models and prompts run with the rights of this user",
+            mend="unsafe_no_sandbox: false    # in athanor.yaml",
+        )
+    elif service.image.path:
+        yield check_image(service.image)
+    for port in service.ports:
+        yield check_port(port, running=service.running.answers or service.running.silent_s > 0)
+    for model in service.models:
+        yield check_model(model)
+    yield check_memory(service.models, service.sandbox_bytes, memory, running=service.running.answers)
+    yield check_kernels(service.kernels)
+    for disk in service.disks:
+        yield check_disk(disk)
+    if not service.exporters:
+        what = "none named; the last requests are kept in the gateway: athanor traces"
+        yield Subject(Area.SERVICE, "collector").note(what)
+    for exporter in service.exporters:
+        yield check_exporter(exporter)
+
+
+def check_running(running: Running, version: str) -> Finding:
+    """Whether an appliance of this configuration runs, is ready, and is of this version."""
+    if running.silent_s:
+        return Subject(Area.SERVICE, "appliance").problem(
+            f"{running.admin} takes connections and does not answer within {running.silent_s:g} s",
+            means="the gateway hangs; systemd starts such a one again after a minute",
+            mend="systemctl restart athanor-gateway    # without systemd: end its process",
+        )
+    if not running.answers:
+        return Subject(Area.SERVICE, "appliance").note(
+            f"nothing answers at {running.admin}",
+            means="it does not run",
+            mend="systemctl start athanor.target    # or: athanor serve --config FILE; athanor logs says why one ended",
+        )
+    if not running.ready:
+        return Subject(Area.SERVICE, "appliance").warning(
+            f"runs, not ready: {running.reason}",
+            means="requests are refused for the moment",
+            mend="athanor status    # and: athanor logs",
+        )
+    if running.version != version:
+        return Subject(Area.SERVICE, "appliance").warning(
+            f"runs as {running.version}, this program is {version}",
+            means="the upgrade takes effect at the next start",
+            mend="systemctl restart athanor.target",
+        )
+    return Subject(Area.SERVICE, "appliance").ok(f"runs and is ready; {running.cgroup}")
+
+
+def check_alert(alert: Alert) -> Finding:
+    """What the running appliance says of itself: it sees what no file shows."""
+    subject = Subject(Area.SERVICE, "alert")
+    means = alert.who or "the running appliance says so"
+    here = alert.command in ("", "athanor doctor")
+    mend = alert.do if here else f"{alert.command}    # {alert.do[:1].lower()}{alert.do[1:].rstrip('.:')}"
+    if alert.level == "note":
+        return subject.note(alert.what, means=means, mend=mend)
+    found = subject.problem if alert.level == "broken" else subject.warning
+    return found(alert.what, means, mend)
+
+
+def check_image(image: Image) -> Finding:
+    """Whether the image is whole, and the one that is pinned."""
+    if image.problem:
+        return Subject(Area.SANDBOXES, "image").problem(
+            image.problem,
+            means="no sandbox is started from it",
+            mend="athanor image use DIGEST    # of a whole one; `athanor image build` makes one",
+        )
+    if image.digest != image.pinned:
+        return Subject(Area.SANDBOXES, "image").problem(
+            f"{image.path} has the digest {image.digest[:12]}, pinned is {image.pinned[:12]}",
+            means="no sandbox is started from it",
+            mend=f"athanor image verify {image.path} --digest {image.pinned}",
+        )
+    return Subject(Area.SANDBOXES, "image").ok(f"{image.digest[:12]} as pinned")
+
+
+def check_port(port: Port, *, running: bool) -> Finding:
+    """Whether an address can be listened on, or we do already."""
+    check = f"{port.name} address"
+    if port.problem:
+        return Subject(Area.SERVICE, check).problem(
+            f"{port.address}: {port.problem}",
+            means="the gateway cannot start",
+            mend=f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
+        )
+    if port.address.startswith("unix:"):
+        return Subject(Area.SERVICE, check).ok(port.address)
+    if not port.in_use:
+        return Subject(Area.SERVICE, check).ok(f"{port.address} is free")
+    if running:
+        return Subject(Area.SERVICE, check).ok(f"{port.address}: the appliance listens")
+    return Subject(Area.SERVICE, check).problem(
+        f"{port.address} is taken" + (f" by {port.holder}" if port.holder else ""),
+        means="the gateway cannot start",
+        mend=f"ss -ltnp sport = :{port.address.rpartition(':')[2]}    # end it, or change listen: {port.name}:",
+    )
+
+
+def check_model(model: Model) -> Finding:
+    """Whether a model's files are there and a sandbox can read them."""
+    check = f"model {model.name}"
+    if model.problem:
+        said, _, mend = model.problem.partition("; ")
+        return Subject(Area.SERVICE, check).problem(
+            said.removeprefix(f"{check}: "),
+            means="it is not served",
+            mend=mend.removeprefix("make it so with: ") or "models: path: DIR    # in athanor.yaml",
+        )
+    if model.null:
+        return Subject(Area.SERVICE, check).warning(
+            "null runner",
+            means="it computes nothing; its answers are meaningless",
+            mend="runner: model    # in athanor.yaml",
+        )
+    if model.digest != model.pinned:
+        return Subject(Area.SERVICE, check).problem(
+            f"its files have the digest {model.digest[:12]}, pinned is {model.pinned[:12]}",
+            means="it is not served",
+            mend=f"athanor model digest {model.path}    # pin that, or put the pinned files back",
+        )
+    pinned = f", {model.digest[:12]} as pinned" if model.pinned else ", not pinned"
+    what = f"{size(model.weight_bytes)} of weights, {size(model.kv_bytes)} of KV{pinned}"
+    return Subject(Area.SERVICE, check).ok(what)
+
+
+def check_memory(models: tuple[Model, ...], limit: int, memory: Memory, *, running: bool) -> Finding:
+    """Whether engines fit into their sandboxes and the machine.
+
+    From sizes of files alone, since the host reads no model: what is told is about, or at least. The engine itself
+    says what it holds, once it has loaded (``engine holds`` in the log).
+    """
+    real = [model for model in models if not model.null and not model.problem]
+    about = {model.name: ENGINE_BYTES + model.kv_bytes + _weights(model) for model in real}
+    least = {model.name: model.kv_bytes + int(model.weight_bytes * LEAST_WEIGHT_SHARE) for model in real}
+    total = sum(about.values())
+    what = f"engines need about {size(total)} of {size(memory.total)}"
+    over = [name for name, need in least.items() if need > limit]
+    if over:
+        return Subject(Area.SERVICE, "memory").problem(
+            f"{', '.join(over)} needs more than {size(limit)}, its sandbox's limit",
+            means="its engine is ended while it loads",
+            mend=f"sandbox: memory_bytes: {max(about[name] for name in over) * 5 // 4}    # in athanor.yaml",
+        )
+    tight = [name for name, need in about.items() if need > limit]
+    if tight:
+        return Subject(Area.SERVICE, "memory").warning(
+            f"{', '.join(tight)} needs about {size(about[tight[0]])}, its sandbox may have {size(limit)}",
+            means="its engine may be ended while it loads",
+            mend=f"sandbox: memory_bytes: {max(about[name] for name in tight) * 5 // 4}    # in athanor.yaml",
+        )
+    if total > memory.total or (not running and total > memory.available):
+        level = Severity.PROBLEM if total > memory.total else Severity.WARNING
+        return Finding(
+            area=Area.SERVICE,
+            check="memory",
+            level=level,
+            what=f"{what}; {size(memory.available)} are free",
+            means="the kernel will end an engine, or the machine will swap",
+            mend="kv_bytes: LESS    # in athanor.yaml; or weights: int8, or fewer models",
+        )
+    return Subject(Area.SERVICE, "memory").ok(what)
+
+
+def _weights(model: Model) -> int:
+    """Bytes of a model's weights in memory, as stored in most checkpoints (16 bits a number)."""
+    return model.weight_bytes // 2 if model.int8 else model.weight_bytes
+
+
+def check_kernels(kernels: Kernels) -> Finding:
+    """Whether compiled kernels are there and fit sources and processor."""
+    build = f"athanor kernels build {kernels.path or '/var/lib/athanor/kernels'}"
+    if not kernels.path:
+        return Subject(Area.SERVICE, "kernels").warning(
+            "none named",
+            means="engines compute with plain tensor operations, which is slower",
+            mend=f"{build}    # then sandbox: kernels: in athanor.yaml",
+        )
+    if kernels.missing_features:
+        what = f"compiled for another processor: this one has no {', '.join(kernels.missing_features)}"
+    else:
+        what = kernels.problem or ("compiled from other sources than this version's" if kernels.stale else "")
+    if what:
+        return Subject(Area.SERVICE, "kernels").warning(
+            what, means="engines compute with plain tensor operations, which is slower", mend=build
+        )
+    return Subject(Area.SERVICE, "kernels").ok("of this version and processor")
+
+
+def check_disk(disk: Disk) -> Finding:
+    """Whether a file system will be full."""
+    check = f"disk {disk.path}"
+    what = f"{size(disk.free)} of {size(disk.total)} free ({disk.purpose})"
+    mend = f"du -xh --max-depth=2 {disk.path} | sort -h | tail"
+    if disk.free < FULL_BYTES or 0 <= disk.free_inodes < LOW_INODES // 10:
+        return Subject(Area.SERVICE, check).problem(
+            what, means=f"what is written there is lost or refused: {disk.purpose}", mend=mend
+        )
+    if (disk.free < LOW_BYTES and disk.free < disk.total * LOW_SHARE) or 0 <= disk.free_inodes < LOW_INODES:
+        return Subject(Area.SERVICE, check).warning(what, means="it will be full soon", mend=mend)
+    return Subject(Area.SERVICE, check).ok(what)
+
+
+def check_exporter(exporter: Exporter) -> Finding:
+    """Whether a collector that was named can be reached."""
+    check = f"{exporter.signal} to"
+    if exporter.problem:
+        return Subject(Area.SERVICE, check).warning(
+            f"{exporter.endpoint}: {exporter.problem}",
+            means=f"{exporter.signal} do not arrive; requests are served regardless",
+            mend="OTEL_EXPORTER_OTLP_ENDPOINT=http://HOST:4318    # or start the collector",
+        )
+    return Subject(Area.SERVICE, check).ok(f"{exporter.endpoint} accepts connections")

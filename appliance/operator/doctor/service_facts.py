@@ -1,0 +1,270 @@
+"""Looks at what a configuration names: addresses, files, file systems, collectors. Changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from appliance.common import notify
+from appliance.common.catalog import find_files, read_model
+from appliance.common.config import ApplianceConfig, ModelConfig, split_address
+from appliance.common.errors import ApplianceError, ConfigError, reason_of
+from appliance.common.image.check import check, resolve
+from appliance.operator import kernels
+from appliance.operator.doctor.certificate import read_certificate
+from appliance.operator.doctor.facts import (
+    Access,
+    Disk,
+    Exporter,
+    Image,
+    Kernels,
+    Model,
+    Policy,
+    Port,
+    Running,
+    ServiceFacts,
+)
+from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
+from appliance.operator.doctor.holders import holder
+from isolation.errors import RootfsError
+from policy.errors import PolicyError
+from policy.files import read_sources
+from policy.loader import load_policy
+
+CONNECT_S = 2.0
+"""Patience for a collector; one in the same house answers within milliseconds."""
+
+MAX_PURPOSES = 4
+"""Most purposes of one file system that are named in one finding."""
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path, unix(7)."""
+
+SERVICE_CREDENTIALS = "/run/credentials/"
+"""Folder of the credentials that systemd loads for one service, while it runs."""
+
+PEPPER_SOURCE = Path("/etc/athanor/pepper")
+"""From where the gateway's unit loads the pepper."""
+
+OTLP = "OTEL_EXPORTER_OTLP_{signal}ENDPOINT"
+
+
+def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> ServiceFacts:
+    """Gather the facts about what a configuration names."""
+    return ServiceFacts(
+        config=str(path),
+        unsafe=config.sandbox.unsafe_no_sandbox,
+        sandbox_bytes=config.sandbox.memory_bytes,
+        ports=tuple(_ports(config)),
+        tls=None if (tls := config.listen.tls) is None else read_certificate(tls.certificate, tls.key, tls.client_ca),
+        disks=tuple(_disks(config)),
+        access=tuple(_access(config, path)),
+        policy=look_at_policy(config),
+        models=tuple(map(_model, config.models)),
+        kernels=_kernels(config),
+        image=_image(config),
+        exporters=tuple(find_exporters(notify.telemetry_environment())),
+        running=running,
+        gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
+    )
+
+
+def _ports(config: ApplianceConfig) -> Iterator[Port]:
+    listen = config.listen
+    for name, address in (("http", listen.http), ("grpc", listen.grpc), ("admin", listen.admin)):
+        if address.startswith("unix:"):
+            too_long = len(os.fsencode(address.removeprefix("unix:"))) > MAX_SOCKET_PATH
+            problem = f"the path has more than {MAX_SOCKET_PATH} bytes" if too_long else ""
+            yield Port(name=name, address=address, problem=problem)
+        else:
+            yield _port(name, address)
+
+
+def _port(name: str, address: str) -> Port:
+    """Try to bind it, as the gateway will."""
+    host, number = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(place)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
+            return Port(name=name, address=address, problem=reason_of(error))
+        return Port(name=name, address=address, in_use=True, holder=holder(number))
+    return Port(name=name, address=address)
+
+
+def _disks(config: ApplianceConfig) -> Iterator[Disk]:
+    """Each file system once, with what of ours is written there."""
+    places = [(config.run_dir, "sockets and bundles"), (Path("/var/log"), "logs")]
+    if config.audit is not None:
+        places.append((config.audit.directory, "audit log"))
+    if config.keys is not None:
+        places.append((config.keys.keyring, "keyring"))
+    if config.sandbox.checkpoints is not None:
+        places.append((config.sandbox.checkpoints, "checkpoints"))
+    if config.sandbox.spill is not None and config.sandbox.spill.directory is not None:
+        places.append((config.sandbox.spill.directory, "spilled KV"))
+    places += [(model.path, f"model {model.name}") for model in config.models]
+    found: dict[int, tuple[Path, list[str]]] = {}
+    for path, purpose in places:
+        # Not Path.exists, which raises where a folder on the way is closed to us.
+        there = next((one for one in (path, *path.parents) if os.path.exists(one)), Path("/"))
+        found.setdefault(there.stat().st_dev, (there, []))[1].append(purpose)
+    for there, purposes in found.values():
+        seen = os.statvfs(there)
+        more = f" and {len(purposes) - MAX_PURPOSES} more" if len(purposes) > MAX_PURPOSES else ""
+        yield Disk(
+            path=str(there),
+            purpose=", ".join(purposes[:MAX_PURPOSES]) + more,
+            free=seen.f_bavail * seen.f_frsize,
+            total=seen.f_blocks * seen.f_frsize,
+            free_inodes=seen.f_favail if seen.f_files else -1,
+        )
+
+
+def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
+    pepper = pepper_of(config)
+    yield _mode(path, "configuration", secret=False)
+    yield _mode(config.policy, "policy", secret=False)
+    yield _mode(config.credentials, "key table", secret=True)
+    if pepper is not None:
+        yield _mode(pepper, "pepper", secret=True)
+    if config.listen.tls is not None:
+        yield _mode(config.listen.tls.key, "private key", secret=True)
+    folders = [(model.path, f"model {model.name}") for model in config.models]
+    folders += [
+        (place, name) for place, name in ((config.sandbox.kernels, "kernels"), (config.sandbox.image, "image")) if place
+    ]
+    for folder, purpose in folders:
+        if os.path.exists(folder):
+            yield _mode(folder, purpose, secret=False)
+
+
+def _mode(path: Path, purpose: str, *, secret: bool) -> Access:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        return Access(path=str(path), purpose=purpose, mode=0, secret=secret, problem=reason_of(error))
+    return Access(path=str(path), purpose=purpose, mode=mode, secret=secret)
+
+
+def pepper_of(config: ApplianceConfig) -> Path | None:
+    """Path of the pepper for this user; None where only the service can see it."""
+    if not str(config.pepper).startswith(SERVICE_CREDENTIALS):
+        return config.pepper
+    return PEPPER_SOURCE if PEPPER_SOURCE.exists() else None
+
+
+def look_at_policy(config: ApplianceConfig) -> Policy:
+    """Load it as the gateway would, and compare its credentials with the key table."""
+    from datetime import UTC, datetime
+
+    from appliance.common.credentials import read_key_table
+
+    where = str(config.policy)
+    try:
+        loaded = load_policy(read_sources(config.policy))
+    except PolicyError as error:
+        return Policy(path=where, problems=tuple(map(str, error.problems)))
+    except OSError as error:
+        return Policy(path=where, problems=(f"cannot read {where}: {reason_of(error)}",))
+    pepper = pepper_of(config)
+    readable = pepper is not None and os.access(pepper, os.R_OK)
+    found = Policy(path=where, digest=loaded.digest, tenants=tuple(loaded.tenants), keys_unseen=not readable)
+    if pepper is None or not readable:
+        return found
+    try:
+        table = read_key_table(config.credentials, pepper)
+    except ConfigError as error:
+        return replace(found, keys_problem=error.message)
+    now = datetime.now(UTC)
+    valid = {
+        f"key:{key_id}"
+        for key_id, record in table.records.items()
+        if not record.revoked and (record.expires is None or now < record.expires)
+    }
+    named = {name for name in loaded.principals if name.startswith("key:")}
+    return replace(found, missing_keys=tuple(sorted(named - valid)), unused_keys=tuple(sorted(valid - named)))
+
+
+def _model(model: ModelConfig) -> Model:
+    null = model.runner == "null"
+    try:
+        engine, _ = find_files(model.name, model.path)
+        weights = sum(path.stat().st_size for name, path in engine if name.endswith(".safetensors"))
+        digest = read_model(model.name, model.path).digest if model.digest else ""
+    except ConfigError as error:
+        return Model(name=model.name, problem=error.message, null=null)
+    except OSError as error:
+        return Model(name=model.name, problem=f"{error.filename}: {reason_of(error)}", null=null)
+    return Model(
+        name=model.name,
+        weight_bytes=weights,
+        kv_bytes=model.kv_bytes,
+        int8=model.weights == "int8",
+        null=null,
+        path=str(model.path),
+        pinned=model.digest,
+        digest=digest,
+    )
+
+
+def _kernels(config: ApplianceConfig) -> Kernels:
+    folder = config.sandbox.kernels
+    if folder is None:
+        return Kernels()
+    if not (folder / "kernels.so").is_file():
+        return Kernels(path=str(folder), problem=f"there are none in {folder}")
+    return Kernels(
+        path=str(folder), stale=not kernels.is_current(folder), missing_features=kernels.missing_features(folder)
+    )
+
+
+def _image(config: ApplianceConfig) -> Image:
+    pinned = config.sandbox.image_digest
+    try:
+        found = resolve(config)
+        path, pinned = found.sandbox.image, found.sandbox.image_digest
+        manifest = check(found)
+    except (RootfsError, ApplianceError) as error:
+        named = config.sandbox.image or config.sandbox.image_store
+        return Image(path=str(named), pinned=pinned, problem=str(error).partition("\n")[0])
+    if path is None or manifest is None:
+        return Image()
+    return Image(path=str(path), digest=manifest.digest, pinned=pinned)
+
+
+def find_exporters(environment: dict[str, str]) -> Iterator[Exporter]:
+    """The collectors that OpenTelemetry's variables name, each tried."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return
+    common = environment.get(OTLP.format(signal=""), "")
+    for signal in ("traces", "metrics"):
+        endpoint = environment.get(OTLP.format(signal=f"{signal.upper()}_"), "") or common
+        if endpoint and environment.get(f"OTEL_{signal.upper()}_EXPORTER", "").lower() != "none":
+            yield Exporter(signal=signal, endpoint=endpoint, problem=_reach(endpoint))
+
+
+def _reach(endpoint: str) -> str:
+    """Reason why no connection can be made there; empty when one can."""
+    try:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            return "not an http or https URL"
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), timeout=CONNECT_S).close()
+    except TimeoutError:
+        return f"no answer within {CONNECT_S:g} s"
+    except ValueError:
+        return "not a URL"
+    except OSError as error:
+        return reason_of(error)
+    return ""

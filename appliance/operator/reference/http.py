@@ -1,0 +1,207 @@
+"""docs/reference/http.md: routes, fields, headers and errors of the HTTP APIs.
+
+Routes and errors come from the code; fields and headers stand here, and a test compares their names with what the
+parsers take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
+from appliance.gateway.front import request_builder as limits
+from appliance.gateway.front.auth import Auth
+from appliance.gateway.http.app import ROUTES
+from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
+from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
+from isolation.ipc import messages as wire
+from isolation.ipc.sampling import PARAMETERS
+
+ABOUT = f"""
+OpenAI's API under `/v1`, on `listen.http`. A request carries `authorization: Bearer KEY`; without a known key every
+route but the two health routes answers 401, so that a stranger does not learn which paths exist. Bodies are JSON of at
+most {limits.MAX_BODY_BYTES} bytes. A field without effect is named in `x-athanor-ignored`; a field whose loss would
+change the answer (tools, images) is refused with 400 and its name in `error.param`. A streamed answer is SSE: one
+`data:` line a chunk, `data: [DONE]` at the end.
+"""
+
+ROUTE_MEANINGS = {
+    "/v1/chat/completions": "Answer to a conversation, whole or as a stream.",
+    "/v1/completions": "Continuation of a text or of token ids, whole or as a stream.",
+    "/v1/embeddings": "One vector for each text, from a model with `runner: embed`.",
+    "/v1/models": "Models that the caller's tenant may use.",
+    "/v1/models/{model:path}": "One of these models.",
+    "/health/live": "200 as long as the process answers.",
+    "/health/ready": "200 when requests would be served now, 503 otherwise.",
+}
+
+ADMIN_ROUTES = {
+    "GET /metrics": "Metrics in Prometheus' text format (metrics.md).",
+    "GET /status": "State of sandboxes, tenants and policy as JSON.",
+    "GET /traces": "Summaries of the last requests as JSON.",
+    "GET /traces/{wanted}": "One request's trace, by the beginning of its trace id or request id.",
+    "GET /health/live": "200 as long as the process answers.",
+    "GET /health/ready": "200 when requests would be served now, 503 with the reason otherwise.",
+    "POST /reload": "Read policy and keys anew: 200 in force, 409 nothing changed, with the problems.",
+    "GET /console": "The operator's page.",
+}
+
+Field = tuple[str, str, str, str]
+"""Name, type and range, default, meaning."""
+
+SAMPLING: tuple[Field, ...] = tuple(
+    (
+        one.name,
+        f"{'whole number' if one.kind is int else 'number'}, {one.span or f'{one.low:g} to {one.high:g}'}",
+        one.absent or f"{one.default:g}",
+        one.meaning,
+    )
+    for one in PARAMETERS
+)
+
+GENERATION: tuple[Field, ...] = (
+    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
+    ("max_tokens", f"tokens, 1 to {wire.MAX_TOKENS_PER_REQUEST}", "what is left", "Most output tokens of each choice."),
+    ("n", f"whole number, 1 to {wire.MAX_CHOICES}", "1", "Answers to the one prompt, which is computed once."),
+    ("stop", f"text, or list of at most {limits.MAX_STOP_STRINGS}", "none", "Texts that end the answer, not shown."),
+    ("stop_token_ids", f"list of at most {wire.MAX_STOP_IDS}", "none", "Token ids that end the answer as well."),
+    ("ignore_eos", "true or false", "false", "Whether the model's own end of text is passed over."),
+    ("stream", "true or false", "false", "Whether the answer comes as a stream of chunks."),
+    ("stream_options", "object", "none", "`include_usage`: a last chunk with the token counts."),
+    (
+        "prompt_logprobs",
+        f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}",
+        "none",
+        "Log-probabilities of the prompt's tokens, with so many alternatives. Not in a stream.",
+    ),
+    (
+        "service_tier",
+        "auto, default, scale, priority or flex",
+        "auto",
+        "priority asks for high, flex for low priority.",
+    ),
+    (
+        "deterministic",
+        "true or false",
+        "as the policy says",
+        "Whether tokens and log-probabilities are the same bits alone and in any batch.",
+    ),
+    ("response_format", "object", "none", "Form of the answer: `text`, `json_object` or `json_schema`."),
+    (
+        "structured_outputs",
+        "object",
+        "none",
+        "Form of the answer as in vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`.",
+    ),
+    ("guided_json", "object or text", "none", "Older spelling of `structured_outputs.json`."),
+    ("guided_regex", "text", "none", "Older spelling of `structured_outputs.regex`."),
+    ("guided_choice", "list of texts", "none", "Older spelling of `structured_outputs.choice`."),
+    ("guided_grammar", "text", "none", "Older spelling of `structured_outputs.grammar`."),
+)
+
+CHAT: tuple[Field, ...] = (
+    (
+        "messages",
+        f"list of 1 to {limits.MAX_MESSAGES}",
+        "required",
+        "Conversation: `role` (system, developer, user, assistant), `content` (text or text parts), `name`.",
+    ),
+    ("max_completion_tokens", "tokens", "as max_tokens", "Newer name of `max_tokens`."),
+    ("logprobs", "true or false", "false", "Whether each output token has its log-probability."),
+    ("top_logprobs", f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}", "0", "Alternatives beside it; needs `logprobs`."),
+)
+
+COMPLETION: tuple[Field, ...] = (
+    ("prompt", "text or list of token ids", "required", "What the model continues."),
+    ("echo", "true or false", "false", "Whether the prompt stands before the answer."),
+    ("logprobs", f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}", "none", "Log-probabilities with so many alternatives."),
+)
+
+EMBEDDINGS: tuple[Field, ...] = (
+    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
+    ("input", f"text, token ids, or a list of at most {limits.MAX_INPUTS}", "required", "What gets a vector each."),
+    (
+        "dimensions",
+        f"whole number, 1 to {wire.MAX_EMBEDDING}",
+        "all",
+        "First numbers of the vector, for a model with `truncates: true`.",
+    ),
+    ("encoding_format", "float or base64", "float", "Form of a vector; base64 is of little-endian 32-bit floats."),
+)
+
+REQUEST_HEADERS = {
+    "authorization": "`Bearer KEY`.",
+    "traceparent": "W3C trace context; makes the request part of the caller's trace.",
+    "x-request-timeout-ms": f"Milliseconds, 1 to {MAX_TIMEOUT_MS}, after which the answer is given up with 504.",
+}
+
+RESPONSE_HEADERS = {
+    "x-request-id": "Id of the request, in logs, traces and the audit log.",
+    "openai-processing-ms": "Milliseconds from the request's arrival to the answer's first byte.",
+    "x-ratelimit-limit-requests, -tokens": "Requests, or tokens, a minute that the policy allows.",
+    "x-ratelimit-remaining-requests, -tokens": "What is left of them now.",
+    "x-ratelimit-reset-requests, -tokens": "Time until all of it is back, such as `600ms` or `6m0s`.",
+    "x-athanor-ignored": "Names of fields that had a value and no effect.",
+    "x-athanor-padding": "Filling that hides an answer's length, for tenants whose class asks for it.",
+    "x-accel-buffering": "`no` on a stream, so that proxies pass chunks on at once.",
+    "retry-after, retry-after-ms": "Seconds, or milliseconds, after which trying again helps; on errors.",
+    "x-should-retry": "`true` where trying again may help; on errors.",
+    "www-authenticate": "`Bearer`, with 401.",
+    "allow": "Methods of the route, with 405.",
+}
+
+
+def render() -> str:
+    """The page."""
+    header = ("field", "type and range", "default", "meaning")
+    routes = [
+        [code(f"{one.method} {one.path}"), "API key" if one.auth is Auth.TENANT else "none", ROUTE_MEANINGS[one.path]]
+        for one in ROUTES
+    ]
+    return page(
+        "HTTP API",
+        ABOUT,
+        section("Routes", table(("route", "credential", "meaning"), routes)),
+        section("Fields of both generating routes", table(header, _coded(GENERATION))),
+        section("Fields that choose tokens", table(header, _coded(SAMPLING))),
+        section("Fields of /v1/chat/completions", table(header, _coded(CHAT))),
+        section("Fields of /v1/completions", table(header, _coded(COMPLETION))),
+        section("Fields of /v1/embeddings", table(header, _coded(EMBEDDINGS))),
+        section("Request headers", table(("header", "meaning"), [[code(k), v] for k, v in REQUEST_HEADERS.items()])),
+        section("Response headers", table(("header", "meaning"), [[code(k), v] for k, v in RESPONSE_HEADERS.items()])),
+        section(
+            "Errors",
+            'An error is `{"error": {"message", "type", "param", "code"}}`. In a stream it is the last chunk.\n',
+            table(("status", "type", "code", "meaning"), error_rows(for_grpc=False)),
+        ),
+        section(
+            "Admin listener",
+            "On `listen.admin`, for the operator alone; no credential, loopback or a Unix socket only.\n",
+            table(("route", "meaning"), [[code(route), meaning] for route, meaning in ADMIN_ROUTES.items()]),
+        ),
+    )
+
+
+def _coded(fields: tuple[Field, ...]) -> list[list[str]]:
+    return [[code(name), *rest] for name, *rest in fields]
+
+
+def error_rows(*, for_grpc: bool) -> list[list[str]]:
+    """Errors that a caller can meet, by status: from the error table."""
+    rows = []
+    for error in _errors(ApplianceError):
+        shown, meaning = error.wire, first_paragraph(error.__doc__)
+        if for_grpc:
+            rows.append([code(shown.grpc), code(shown.reason), meaning])
+        else:
+            rows.append([str(shown.http), code(shown.kind), code(shown.code), meaning])
+    return sorted(rows)
+
+
+def _errors(base: type[ApplianceError]) -> Iterator[type[ApplianceError]]:
+    for one in base.__subclasses__():
+        if one.__module__ != ApplianceError.__module__ or one in (ConfigError, StartError, ControlError):
+            continue
+        if "wire" in vars(one):
+            yield one
+        yield from _errors(one)

@@ -1,0 +1,88 @@
+"""docs/reference/policy.md: the keys of a policy file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
+from policy.schema import schema_text
+
+ABOUT = """
+Who may use which models, and how much. What a policy does not allow is denied. Several files in one folder make one
+policy together; `athanor policy check FILE...` prints every problem with its line and column, `athanor reload` puts an
+edited policy in force. `policy/schema.json` is this schema for editors. TENANT, GROUP and PREFIX are names that the
+file chooses: lower-case letters, digits and dashes.
+"""
+
+SECTIONS = {
+    "": "PolicySchema",
+    "tenants.TENANT": "TenantSchema",
+    "tenants.TENANT.limits": "LimitsSchema",
+    "tenants.TENANT.features": "FeaturesSchema",
+    "tenants.TENANT.kv": "KvSchema",
+    "sharing_groups.GROUP": "GroupSchema",
+    "sharing_groups.GROUP.kv": "KvSchema",
+    "public_prefixes.PREFIX": "PublicPrefixSchema",
+    "public_prefixes.PREFIX.messages[]": "PrefixMessageSchema",
+}
+"""Place in the file to the definition in the schema."""
+
+MEANINGS = {
+    "version": "Version of the policy's form.",
+    "limits": "Limits of the tenant; a section.",
+    "features": "Parts of the API that can be withheld; a section.",
+    "kv": "Share of the KV pool of each model; a section.",
+    "role": "Role of the message, as chat templates know it.",
+    "content": "Text of the message.",
+}
+"""Meanings of keys whose schema has no description of its own."""
+
+
+def render() -> str:
+    """The page."""
+    schema = json.loads(schema_text())
+    parts = []
+    for place, name in SECTIONS.items():
+        shape = schema if name == "PolicySchema" else schema["$defs"][name]
+        required = shape.get("required", ())
+        rows = [[code(key), *_facts(key, one, key in required)] for key, one in shape["properties"].items()]
+        about = first_paragraph(shape.get("description")) + "\n"
+        parts.append(section(code(place) or "At the top", about, table(("key", "type", "default", "meaning"), rows)))
+    return page("Policy", ABOUT, *parts)
+
+
+def _facts(key: str, shape: Mapping[str, Any], required: bool) -> tuple[str, str, str]:
+    meaning = shape.get("description") or MEANINGS[key]
+    default = "required" if required else _default(shape)
+    return _type(shape), default, meaning
+
+
+def _default(shape: Mapping[str, Any]) -> str:
+    value = shape.get("default", ...)
+    if value is ... or isinstance(value, dict):
+        return "none" if "maxProperties" in shape else "defaults of its keys"
+    return "none" if value is None else code(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def _type(shape: Mapping[str, Any]) -> str:
+    """Type in words, with its bounds."""
+    match shape:
+        case {"enum": values}:
+            return "one of " + ", ".join(map(str, values))
+        case {"const": value}:
+            return str(value)
+        case {"anyOf": several}:
+            return " or ".join(_type(one) for one in several if one.get("type") != "null")
+        case {"$ref": _}:
+            return "section"
+        case {"type": "object"}:
+            return f"mapping, at most {shape['maxProperties']} entries"
+        case {"type": "array", "items": items}:
+            return f"list of {shape.get('minItems', 0)} to {shape['maxItems']}: {_type(items)}"
+        case {"type": "integer"}:
+            return f"whole number, {shape['minimum']} to {shape['maximum']}"
+        case {"type": "string", "pattern": pattern}:
+            return f"text like {code(pattern)}"
+    return {"boolean": "true or false", "string": "text"}[shape["type"]]

@@ -1,0 +1,54 @@
+"""``athanor serve``: both host processes from one command, or one of them under its own systemd unit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from appliance.common.config_handover import sealed
+from appliance.common.config_loader import load_config
+from appliance.common.errors import ConfigError
+from appliance.common.lock import exclusive
+from appliance.operator import child
+from appliance.operator.launcher import Addresses, Launcher
+from isolation.gvisor.environment import WIPING, WIPING_LATER
+
+LOCK = "launcher.lock"
+"""Name of the lock in the run directory."""
+
+ROLES = ("both", "supervisor", "gateway")
+
+
+def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> int:
+    """Serve until SIGTERM; gives the exit status. ``options``: keys set on the command line, ``KEY=VALUE``.
+
+    Raises:
+        ApplianceError: it cannot start.
+    """
+    if role not in ROLES:
+        raise ConfigError(f"role {role!r} is not one of {', '.join(ROLES)}")
+    config_path = config_path.resolve()
+    if role != "both":
+        return child.run_role(role, lambda: load_config(config_path, options))
+    return launch(config_path, _say_ready, options)
+
+
+def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Sequence[str] = ()) -> int:
+    """Run both processes with one configuration; ``on_ready`` is called once, with the addresses."""
+    config = load_config(config_path, options)
+    environments = {"supervisor": WIPING, "gateway": WIPING_LATER} if config.wipe_memory else {}
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"), sealed(config) as resolved:
+            launcher = Launcher(config_path, config.run_dir, on_ready, resolved, environments=environments)
+            asyncio.run(launcher.run())
+    except OSError as error:
+        raise ConfigError(f"cannot use the run directory {config.run_dir}: {error.strerror or error}") from error
+    return 0
+
+
+def _say_ready(addresses: Addresses) -> None:
+    print(json.dumps(asdict(addresses)), flush=True)

@@ -1,0 +1,234 @@
+"""G1, in the tiers outside the engine: no block spilled for one namespace returns to another.
+
+Pairs as in ``g1_reuse`` pass through the engine's end of the spill channel, its codec, the supervisor's end and the
+real sealed store, once in memory and once on a disk. One tenant's blocks are evicted from the pool; then a correct
+engine looks for them on another tenant's behalf, and a compromised engine requests them by name: under another tenant's
+key, under an unassigned key, in a later engine run, or after storing its own bytes under their name. An *attach* is a
+block of the owner's that was returned, or foreign bytes that were returned to the owner. The control is the owner, who
+gets all blocks, byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance.selftest.g1_reuse import KINDS, group_of, leave, other_request, request_of
+from appliance.selftest.result import Result, judged
+from appliance.selftest.simulation import BLOCK, GREEDY
+from appliance.supervisor.spill_port import SpillPort
+from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.spill import SpillTier
+from engine.core.request import Request
+from isolation.ipc.codec import Message, decode, encode
+from isolation.ipc.engine import Submit
+from isolation.ipc.messages import NAMESPACE_KEY_BYTES
+from isolation.ipc.spill import Fetch, Fetched, Keep
+from isolation.keys.keyring import Keyring
+
+SHORT, FULL = 3_000, 1_000_000
+"""Number of pairs in each tier, in the short and the full form."""
+POOL = 4
+CONTENT_BYTES = 64
+TIER_BYTES = 1 << 16
+"""Bytes of the tier in use: some pairs' blocks, so that old ones are evicted."""
+TENANTS = 64
+"""Owners of namespaces: each has its own key in the keyring, and creates another namespace for each pair."""
+COMMAND = "athanor selftest"
+FORGED = ("another's key", "nobody's key", "a later life", "its own bytes under the same name")
+
+
+@dataclass
+class SpillWire:
+    """Both ends of one engine's spill channel, connected without a ring; every message passes the codec."""
+
+    port: SpillPort | None = None
+    answers: deque[Message] = field(default_factory=deque)
+
+    def send(self, message: Message, *, urgent: bool = True) -> None:
+        """Send from either end: the engine's messages are served at once, messages to it are queued."""
+        heard = decode(encode(message))
+        if isinstance(heard, Fetched):
+            self.answers.append(heard)
+        else:
+            assert self.port is not None, "an engine without a supervisor"
+            self.port.serve(heard)
+
+    def receive(self, limit: int) -> list[Message]:
+        """Return the messages queued for the engine."""
+        return [self.answers.popleft() for _ in range(min(limit, len(self.answers)))]
+
+    def close(self) -> None:
+        """Do nothing: no resource is held."""
+
+
+@dataclass
+class Bytes:
+    """Contents of the engine's blocks."""
+
+    blocks: list[bytes]
+    size: int = CONTENT_BYTES
+
+    def read(self, block: int) -> bytes:
+        """Read one block."""
+        return self.blocks[block]
+
+    def write(self, block: int, content: bytes) -> None:
+        """Overwrite one block."""
+        self.blocks[block] = content
+
+    def wipe(self) -> None:
+        """Do nothing: there is no buffer."""
+
+
+class Tier:
+    """An engine's pool, its spill tier and the supervisor's store behind it."""
+
+    def __init__(self, folder: Path, owners: dict[bytes, str], *, disk: bool, seed: int) -> None:
+        """Build all parts; ``owners`` maps a namespace key to its tenant, as the supervisor knows it, and is filled
+        here."""
+        self.draw = random.Random(seed)
+        self.owners = owners
+        self._keyring = Keyring(folder / "keys", os.urandom(32))
+        limits = SpillLimits(0 if disk else TIER_BYTES, TIER_BYTES if disk else 0, folder / "spill")
+        self.store = SpillStore(limits, self._keyring)
+        self.pool = BlockPool(POOL)
+        self.cache = PrefixCache(self.pool, root=bytes(16), block_size=BLOCK)
+        self.bytes = Bytes([bytes(CONTENT_BYTES)] * (self.pool.num_blocks + 1))
+        self.wire, self.later = self._life(), self._life()
+        self.tier = SpillTier(self.wire, self.bytes, self.pool, self.cache, lambda _blocks, _stamps: None)
+
+    def _life(self) -> SpillWire:
+        """Build one engine run's channel; both runs have this model, each its own epoch."""
+        wire = SpillWire()
+        wire.port = SpillPort(wire, "00" * 32, self.store, self.owners.get, "engine")  # type: ignore[arg-type]
+        return wire
+
+    def close(self) -> None:
+        """Discard everything."""
+        self.store.close()
+        self._keyring.close()
+
+    def namespace(self, tenant: int) -> bytes:
+        """Make a new key of a tenant."""
+        key = self.draw.randbytes(NAMESPACE_KEY_BYTES)
+        self.owners[key] = f"tenant-{tenant}"
+        return key
+
+    def send_away(self, made: Request) -> dict[bytes, bytes]:
+        """Compute a request's prompt, fill its blocks and evict them from the pool; return their contents."""
+        leave(self.pool, self.cache, made)
+        content = {}
+        for block_id in self.cache.chain(_submit_of(made)):
+            block = self.pool.find(block_id)
+            assert block is not None, "what was just computed is cached"
+            self.bytes.blocks[block] = content[block_id] = self.draw.randbytes(CONTENT_BYTES)
+        self.empty()
+        return content
+
+    def empty(self) -> None:
+        """Evict everything from the pool."""
+        key = bytes(NAMESPACE_KEY_BYTES)
+        blocks = self.pool.take(POOL, key, self.pool.accounts.of(key))
+        self.tier.save()
+        self.pool.release(blocks)
+        self.pool.contents.drain_dirty()
+
+    def bring_back(self, asking: Request) -> int:
+        """Return the tokens that a request finds once its spilled blocks have returned."""
+        if self.tier.await_prefix(_submit_of(asking), now_ns=0):
+            while not self.tier.take(now_ns=0):
+                pass
+        return self.cache.match(asking).num_tokens
+
+    def holds(self, content: dict[bytes, bytes]) -> bool:
+        """Return whether the pool has all these blocks with these bytes."""
+        found = {block_id: self.pool.find(block_id) for block_id in content}
+        return all(block is not None and self.bytes.blocks[block] == content[one] for one, block in found.items())
+
+
+def run(full: bool) -> list[Result]:
+    """Run 3,000 pairs in either tier, or a million."""
+    pairs = FULL if full else SHORT
+    return [row for name in ("spill", "disk") for row in _rows(name, pairs)]
+
+
+def _rows(name: str, pairs: int) -> list[Result]:
+    """Build one tier's claim and its control."""
+    with tempfile.TemporaryDirectory(prefix="ath-g1-") as folder:
+        tier = Tier(Path(folder), {}, disk=name == "disk", seed=3)
+        try:
+            attached, controls = attach(tier, pairs)
+            sealed = tier.store.figures.restored
+        finally:
+            tier.close()
+    return [
+        judged(f"G1.{name}", attached == 0, figure=f"{attached} attaches in {pairs} pairs", bar="0", command=COMMAND),
+        judged(
+            f"G1.{name}.control",
+            controls == pairs <= sealed,
+            bar="all",
+            command=COMMAND,
+            figure=f"{controls} of {pairs} came back to their owner, {sealed} blocks unsealed",
+        ),
+    ]
+
+
+def attach(tier: Tier, pairs: int) -> tuple[int, int]:
+    """Count attaches, and pairs in which the owner got all its blocks back."""
+    draw = tier.draw
+    attached = controls = 0
+    for number in range(pairs):
+        tier.owners.clear()
+        owner, other = draw.sample(range(TENANTS), 2)
+        kind = (*KINDS, *FORGED)[number % (len(KINDS) + len(FORGED))]
+        prompt = array("I", [draw.randrange(50)]) * (BLOCK * draw.randint(1, 2) + 1 + draw.randrange(BLOCK))
+        group = tier.namespace(owner) if kind == "group and member" else b""
+        made = request_of(tier.namespace(owner), prompt, group=group)
+        content = tier.send_away(made)
+        if kind in FORGED:
+            attached += _forged(tier, kind, made, content, tier.namespace(other))
+        else:
+            asking = other_request(kind, made, tier.namespace(other), draw)
+            tier.owners.setdefault(asking.spec.kv_key, f"tenant-{other}")
+            attached += tier.bring_back(asking) > 0
+        again = request_of(made.spec.namespace, prompt, group=group)
+        came = tier.bring_back(again) == len(content) * BLOCK
+        controls += came and tier.holds(content)
+        if kind not in FORGED:
+            # What is back in the pool serves nobody else either.
+            attached += tier.cache.match(asking).num_tokens > 0
+        tier.empty()
+    return attached, controls
+
+
+def _submit_of(request: Request) -> Submit:
+    """The submission that a request was made of."""
+    spec = request.spec
+    return Submit(
+        1, spec.namespace, request.token_ids, 1, GREEDY, group=group_of(request), deterministic=spec.deterministic
+    )
+
+
+def _forged(tier: Tier, kind: str, made: Request, content: dict[bytes, bytes], other: bytes) -> bool:
+    """Return whether a compromised engine got a block by its name, or made the owner accept its bytes."""
+    wire = tier.later if kind == "a later life" else tier.wire
+    namespace = {"another's key": other, "nobody's key": tier.draw.randbytes(NAMESPACE_KEY_BYTES)}.get(
+        kind, made.spec.namespace
+    )
+    if kind == FORGED[-1]:
+        for block_id in content:
+            wire.send(Keep(other, block_id, b"x" * CONTENT_BYTES))
+        namespace = made.spec.namespace
+    wire.send(Fetch(1 << 40, namespace, tuple(content)))
+    told = [message.content for message in wire.receive(len(content)) if isinstance(message, Fetched)]
+    if kind == FORGED[-1]:
+        return told != list(content.values())
+    return any(told)

@@ -1,0 +1,59 @@
+"""Appliance as started by ``athanor bench``, with spilled KV and a tenant with ``retention: none``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from appliance.operator.cli.bench_target import Target, own_appliance
+from isolation.keys.root import create_root
+
+POLICY = """\
+version: 1
+tenants:
+  quiet: {credentials: ["key:alpha-1"], models: ["*"], retention: none}
+  loud: {credentials: ["key:beta-1"], models: ["*"]}
+"""
+"""Policy with one tenant with ``retention: none`` and one ordinary tenant."""
+
+KV_BYTES = 16 << 20
+"""Small KV pool, so that blocks are spilled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillingAppliance:
+    """A running appliance."""
+
+    target: Target
+
+    def complete(self, tenant: str, **body: Any) -> str:
+        """Return the text of a completion."""
+        key = self.target.api_keys[("quiet", "loud").index(tenant)]
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        data = json.dumps({"model": self.target.model, **body}).encode()
+        with urlopen(Request(self.target.url + "/v1/completions", data, headers), timeout=120) as answer:
+            return str(json.loads(answer.read())["choices"][0]["text"])
+
+    def get_admin(self, path: str) -> bytes:
+        """Fetch a page from the admin listener."""
+        with urlopen(self.target.admin + path, timeout=20) as answer:
+            return bytes(answer.read())
+
+
+@contextmanager
+def spilling_appliance() -> Iterator[SpillingAppliance]:
+    """Start the appliance for the duration of a block; without compiled kernels, whose memory is not examined."""
+    with own_appliance(None, KV_BYTES, "float32", adjust=_spill) as target:
+        yield SpillingAppliance(target)
+
+
+def _spill(state: Path, config: dict[str, Any]) -> None:
+    (state / "policy.yaml").write_text(POLICY)
+    create_root(state / "root-key")
+    config["sandbox"] = {"spill": {"memory": 4 << 20, "disk": 64 << 20, "directory": "spill"}}
+    config["keys"] = {"root_key": "root-key", "keyring": "keyring"}

@@ -1,0 +1,147 @@
+"""Spill of tenants' KV on the supervisor's side: keyring, store, and a port for each engine.
+
+Whose blocks may be kept is told by the gateway from the policy (``Retention``); before that no blocks are kept.
+A gateway that was taken over could have a tenant's KV kept that should not be; it reads that tenant's prompts anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from appliance.common.config import ApplianceConfig
+from appliance.common.errors import StartError
+from appliance.supervisor.namespaces import Namespace
+from appliance.supervisor.spill_port import SpillPort
+from appliance.supervisor.spill_store import SpillFigures, SpillLimits, SpillStore
+from isolation.ipc.channel import Channel
+from isolation.keys.errors import KeysError
+from isolation.keys.keyring import Keyring
+from isolation.keys.root import read_root
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Shredded:
+    """What a shred destroyed."""
+
+    objects: int
+    had_key: bool
+
+
+class Vault:
+    """Keyring, store and ports of one supervisor's run. ``owner`` is called from the ports' threads; ``shred`` and
+    ``close`` block."""
+
+    def __init__(self, keyring: Keyring, store: SpillStore, namespace: Namespace) -> None:
+        self._keyring = keyring
+        self._store = store
+        self._namespace = namespace
+        self._kept: set[str] = set()
+        self._ports: set[SpillPort] = set()
+
+    @property
+    def figures(self) -> SpillFigures:
+        """Counts of spilled blocks."""
+        return self._store.figures
+
+    def owner(self, key: bytes) -> str | None:
+        """Tenant of a namespace key, if that tenant's blocks may be kept."""
+        tenant = self._namespace.owner(key)
+        return tenant if tenant in self._kept else None
+
+    def serve(self, channel: Channel, model_digest: str, name: str) -> SpillPort:
+        """Begin to serve an engine; the port owns the channel."""
+        port = SpillPort(channel, model_digest, self._store, self.owner, name)
+        self._ports.add(port)
+        port.start()
+        return port
+
+    def end(self, port: SpillPort) -> None:
+        """Forget what an engine that ended has sent. Blocks for a moment."""
+        self._ports.discard(port)
+        port.close()
+
+    def set_retention(self, kept: dict[str, int]) -> None:
+        """Set whether tenants' blocks may be kept; those of a tenant that no longer allows it are forgotten, here and
+        in the engines."""
+        for tenant, wanted in kept.items():
+            if wanted:
+                self._kept.add(tenant)
+            elif tenant in self._kept:
+                self._kept.discard(tenant)
+                self._store.drop_tenant(tenant)
+                self._forget(self._namespace.key(tenant))
+
+    def renew(self, tenant: str) -> str | None:
+        """Draw another namespace key for the tenant and have the engines forget the old one; gives it in hex, or None
+        when the tenant has none."""
+        old = self._namespace.key(tenant)
+        if old is None:
+            return None
+        self._forget(old)
+        return self._namespace.renew(tenant)
+
+    def shred(self, tenant: str) -> Shredded:
+        """Destroy the tenant's key and all that it sealed. Blocks.
+
+        Raises:
+            KeysError: it is no tenant's name, or the medium refuses.
+        """
+        had_key = tenant in self._keyring.tenants()
+        return Shredded(self._store.shred(tenant), had_key)
+
+    def rotate(self, tenant: str) -> Shredded:
+        """Destroy the tenant's key and all that it sealed, and draw another at once. Blocks.
+
+        Raises:
+            KeysError: it is no tenant's name, or the medium refuses.
+        """
+        done = self.shred(tenant)
+        self._keyring.rotate(tenant)
+        return done
+
+    def rewrap(self, root: bytes) -> int:
+        """Wrap all keys under another root key; gives how many. What is sealed stays readable. Blocks.
+
+        Raises:
+            KeysError: a key belongs to neither root key, or the medium refuses.
+        """
+        return self._keyring.rewrap(root)
+
+    def close(self) -> None:
+        """Forget everything and close the keyring. Blocks."""
+        for port in tuple(self._ports):
+            self.end(port)
+        self._store.close()
+        self._keyring.close()
+
+    def _forget(self, key: bytes | None) -> None:
+        if key is not None:
+            for port in self._ports:
+                port.forget(key)
+
+
+def open_vault(config: ApplianceConfig, namespace: Namespace) -> Vault | None:
+    """Vault that the configuration asks for; None without one.
+
+    Raises:
+        StartError: keys or folders cannot be used.
+    """
+    spill, keys = config.sandbox.spill, config.keys
+    if spill is None:
+        return None
+    assert keys is not None, "the configuration was checked"
+    try:
+        keyring = Keyring(keys.keyring, read_root(keys.root_key))
+    except KeysError as error:
+        raise StartError(str(error)) from error
+    try:
+        store = SpillStore(SpillLimits(spill.memory, spill.disk, spill.directory), keyring)
+    except OSError as error:
+        keyring.close()
+        raise StartError(f"cannot use the spill directory {spill.directory}: {error.strerror}") from error
+    log.info("KV spills", memory=spill.memory, disk=spill.disk)
+    return Vault(keyring, store, namespace)

@@ -1,0 +1,151 @@
+"""What a backend is loaded from, what its loader gives, and the sizes that configuration, model and memory allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from engine.backends.common.host_runner import Forward, HostRunner
+from engine.backends.common.spill_content import BlockContent
+from engine.backends.common.storage import KvStorage
+from engine.config import EngineConfig
+from engine.core.backend import Backend, VectorSource
+from engine.core.kv.groups import divide
+from engine.core.kv.layout import KvLayout, fit_layout
+from engine.core.scheduler.limits import SchedulerLimits
+from engine.model.checkpoint.config import ModelConfig
+from engine.model.checkpoint.weights import load_model
+from engine.model.layers.decoder import Decoder
+from engine.model.layers.parallel import ALONE, Parallel
+
+
+@dataclass(kw_only=True)
+class LoadSource:
+    """Configuration, description and weights of the model that an engine is loaded for."""
+
+    config: EngineConfig
+    description: ModelConfig
+    device: str = ""
+    """Where the weights go, as torch names it; empty: the loader decides."""
+    parallel: Parallel = ALONE
+    """Which part of the model this rank holds."""
+    given: Decoder | None = None
+    """The model when it is in memory already, not yet packed; None: it is on disk."""
+    refused: str = ""
+    """Why the loader that was tried before this one refused; empty when there was none."""
+
+    @cached_property
+    def model(self) -> Decoder:
+        """The whole model, read into host memory and not packed.
+
+        Raises:
+            ModelLoadError: the files cannot be used.
+        """
+        if self.given is not None:
+            return self.given
+        return load_model(
+            self.config.model_dir,
+            self.description,
+            dtype=self.config.dtype,
+            device=torch.device(self.device or "cpu"),
+            packed=False,
+            headless=self.config.runner == "embed",
+            parallel=self.parallel,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Numeric form in which a host backend computes a model: what its memory depends on."""
+
+    dtype: torch.dtype
+    int8: bool = False
+    kernels: bool = False
+    compresses: bool = False
+    """Whether the kernels compress bfloat16; the estimate assumes usual weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A loaded backend, and the parts of it that other stages of an engine use."""
+
+    backend: Backend
+    content: BlockContent | None = None
+    """Reads and writes whole blocks, where ``Capabilities.spill`` holds."""
+    vectors: VectorSource | None = None
+    """Where vectors are left, where ``Capabilities.embed`` holds."""
+    form: Form | None = None
+    """What ``engine.startup.memory_estimate`` needs; None where it makes no estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How one backend is loaded: a row of ``engine.startup.backends_table``."""
+
+    load: Callable[[LoadSource], Loaded]
+    """Reads the weights and builds the backend around them. Raises ``UnsupportedError`` where another backend may run
+    the model, ``ConfigurationError`` and ``ModelLoadError`` where none is tried after it."""
+    supports: Callable[[EngineConfig, Decoder], str] = lambda _config, _model: ""
+    """Why this backend does not compute a model; empty when it does."""
+
+
+MakeForward = Callable[[KvStorage, SchedulerLimits], Forward]
+
+
+def load_on_host(source: LoadSource, make: MakeForward) -> Loaded:
+    """A backend with its KV memory in host memory; ``make`` makes the forward pass over a storage."""
+    config, model = source.config, source.model
+    layout, limits = sizes(config, model)
+    storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
+    runner = HostRunner(make(storage, limits), storage, limits)
+    return Loaded(backend=runner, content=BlockContent(storage), form=form_of(config, runner))
+
+
+def form_of(config: EngineConfig, runner: HostRunner) -> Form:
+    """Numeric form of a host backend."""
+    return Form(
+        dtype=runner.model.dtype,
+        int8=config.quantization == "int8",
+        kernels=runner.forward.checks_owners,
+        compresses=runner.forward.compresses,
+    )
+
+
+def sizes(config: EngineConfig, model: Decoder) -> tuple[KvLayout, SchedulerLimits]:
+    """KV layout and bounds of a loaded model."""
+    layout = layout_for(config, model.config, dtype_name(model.dtype), model.parallel)
+    return layout, limits_for(config, model.config, layout)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype in configurations and layouts."""
+    return str(dtype).removeprefix("torch.")
+
+
+def layout_for(config: EngineConfig, model: ModelConfig, dtype: str, parallel: Parallel = ALONE) -> KvLayout:
+    """KV layout of a model, or of this rank's part of it, under a configuration."""
+    return fit_layout(
+        kv_bytes=config.kv_bytes,
+        layers=parallel.kv_layers(model.kv_layers),
+        block_size=config.block_size,
+        dtype=dtype,
+        groups=divide(model.kv_layers, config.block_size, min(config.max_context, model.max_positions)),
+    )
+
+
+def limits_for(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> SchedulerLimits:
+    """Bounds of the configuration, cut to what model and memory allow."""
+    return SchedulerLimits(
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting=config.max_waiting,
+        max_context=min(config.max_context, model.max_positions, layout.capacity(config.max_num_batched_tokens)),
+        block_size=config.block_size,
+        vocab_size=model.vocab_size,
+        eos_ids=model.stop_ids,
+        prefix_caching=config.prefix_caching,
+        groups=layout.groups,
+    )

@@ -1,0 +1,199 @@
+"""The device's operations as Triton kernels: what ``engine.backends.cuda.runtime`` calls on a GPU.
+
+What the layers of a step share (maps of tiles, room for partial results) is made once a step. Whatever is allocated
+here while a graph is recorded lies in the graph's own pool.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.backends.attention import AttentionRule
+from engine.backends.cuda.kernels import (
+    activation,
+    blocks,
+    grouped,
+    norm,
+    prefill_attention,
+    rope,
+    routing,
+    sampler,
+    tile_map,
+)
+from engine.backends.cuda.kernels.decode_attention import Partials, decode_attention
+from engine.backends.cuda.kernels.prefill_attention import PrefillShape
+from engine.backends.cuda.kernels.tile_map import DecodeShape
+from engine.backends.cuda.kernels.tile_sizes import Configuration, configuration
+from engine.backends.cuda.kernels.triton_common import power_of_two
+from engine.backends.cuda.runtime.operations import (
+    Activation,
+    Attend,
+    Chunks,
+    ExpertMaps,
+    KvLayer,
+    RopeInputs,
+    Sampled,
+    SamplingColumns,
+)
+from engine.core.kv.layout import Reach
+from engine.model.families.gpt_oss import ClampedSwiGlu
+from engine.model.layers.layers import RmsNorm, gelu_mul, silu_mul
+from isolation.ipc.messages import MAX_TOP_LOGPROBS
+
+LEAST_CHUNKS = 16
+"""Room for chunks is a power of two and no less: kernels are compiled by that number, so there are few of them."""
+
+
+class KernelOperations:
+    """See ``engine.backends.cuda.runtime.operations.Operations``."""
+
+    def __init__(self, heads: tuple[int, int], vocab_size: int, chosen: Configuration, processors: int) -> None:
+        """``heads``: of queries, and of keys and values; ``processors``: the GPU's multiprocessors."""
+        self._heads, self._kv_heads = heads
+        self._vocab_size = vocab_size
+        self._chosen = chosen
+        self._processors = processors
+
+    def norm(self, x: Tensor, residual: Tensor | None, layer: RmsNorm) -> Tensor:
+        """A norm with the residual stream's addition in front of it."""
+        out = torch.empty_like(x)
+        norm.rms_norm(x, residual, layer.weight, out, eps=layer.eps, offset=layer.offset)
+        return out
+
+    def turn_and_write(self, qkv: Tensor, layer: KvLayer, slots: Tensor, turn: RopeInputs) -> Tensor:
+        """Norms, rotation and the write into the cache, in one pass."""
+        q = qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * layer.heads, qkv.shape[2])
+        rope.rope_and_write(qkv, q, layer, slots, turn)
+        return q
+
+    def decoding(self, lengths: Tensor, tables: tuple[Tensor, ...]) -> Attend:
+        """One token a row: contexts split, programs as many as the bucket says."""
+        programs = self._chosen.programs(len(lengths), self._kv_heads, self._processors)
+        return _Decoding(self._chosen.decode, programs, lengths.int(), tables)
+
+    def prefilling(self, chunks: Chunks) -> Attend:
+        """All chunks in one launch a layer."""
+        shape = self._chosen.prefill
+        _, _, queries = prefill_attention.heads_together(self._heads, self._kv_heads, shape.lines)
+        return _Prefilling(shape, queries, chunks)
+
+    def gate(self, x: Tensor, kind: Activation) -> Tensor:
+        """The activation in one pass, or by itself where no kernel knows it."""
+        gate = _gate(kind)
+        if gate is None:
+            return kind(x)
+        out = x.new_empty(x.shape[0], x.shape[1] // 2)
+        activation.activate(x, gate, out)
+        return out
+
+    def experts(self, x: Tensor, maps: ExpertMaps) -> Tensor:
+        """Pairs of row and expert sorted by expert, and multiplied in tiles of one expert each."""
+        rows, top, tile = len(x), maps.route.top, self._chosen.experts
+        routed = routing.empty(rows, top, x.device)
+        routing.route(maps.router.logits(x), maps.route, routed)
+        dealt = grouped.Dealt.empty(rows, top, len(maps.down), tile.rows, x.device)
+        grouped.deal(routed, tile.rows, dealt)
+        inner = x.new_empty(rows * top, maps.gate_up.shape[1])
+        wide = grouped.ExpertMap(maps.gate_up, maps.gate_up_bias)
+        before, after = ("before", "no") if maps.weigh_inputs else ("no", "after")
+        grouped.multiply(x, wide, routed, dealt, inner, tile=tile, weigh=before)
+        parts = x.new_empty(rows * top, x.shape[1], dtype=torch.float32)
+        narrow = grouped.ExpertMap(maps.down, maps.down_bias)
+        grouped.multiply(self.gate(inner, maps.activation), narrow, routed, dealt, parts, tile=tile, weigh=after)
+        out = torch.empty_like(x)
+        grouped.add_up(parts, routed, out)
+        return out
+
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor, columns: SamplingColumns) -> Sampled:
+        """A token for each line, by the request's own counter generator."""
+        out = sampler.Chosen.empty(len(rows), self._vocab_size, MAX_TOP_LOGPROBS, logits.device)
+        sampler.sample(logits, rows, positions, columns, out)
+        return Sampled(out.tokens.long(), out.logprobs, out.top_ids, out.top_logprobs)
+
+    def faults(self, tables: Tensor, expected: Tensor, seen: tuple[Tensor, Tensor], stamps: Tensor) -> Tensor:
+        """Entries whose block is not the one that is expected."""
+        found = torch.empty(len(tables), dtype=torch.int32, device=tables.device)
+        begins, ends = seen
+        blocks.compare_stamps(tables, expected, (begins.int(), ends.int()), stamps, found)
+        return found
+
+    def zero(self, memory: Tensor, ids: Tensor) -> None:
+        """Whole blocks."""
+        blocks.zero_blocks(memory, ids)
+
+
+class _Decoding:
+    """Attention of one token a row: a map of tiles for each reach that layers have, and room for all of them."""
+
+    def __init__(self, shape: DecodeShape, programs: int, lengths: Tensor, tables: tuple[Tensor, ...]) -> None:
+        self._shape = shape
+        self._programs = programs
+        self._lengths = lengths
+        self._tables = tables
+        self._maps: dict[Reach, tile_map.DecodeMap] = {}
+        self._partials: Partials | None = None
+
+    def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
+        rows, heads, device = len(self._lengths), q.shape[1], q.device
+        width = layer.values.shape[3]
+        map_ = self._maps.get(layer.reach)
+        if map_ is None:
+            map_ = tile_map.DecodeMap.empty(rows, self._programs, self._shape, device)
+            tile_map.map_decode(self._lengths, layer.reach, self._shape, map_)
+            self._maps[layer.reach] = map_
+        if self._partials is None:
+            self._partials = Partials.empty(rows, heads, width, self._shape, device)
+        out = q.new_empty(rows, heads, width)
+        placed = self._tables[layer.table], self._lengths
+        decode_attention(q, layer, placed, (map_, self._shape, self._partials), rule, out)
+        return out.flatten(1)
+
+
+class _Prefilling:
+    """Attention of prompt chunks: one map of tiles for all layers."""
+
+    def __init__(self, shape: PrefillShape, queries: int, chunks: Chunks) -> None:
+        count, device = len(chunks.lengths), chunks.lengths.device
+        room = power_of_two(count, LEAST_CHUNKS)
+        begins, lengths, starts = torch.zeros(3, room, dtype=torch.int32, device=device)
+        for target, source in ((begins, chunks.begins), (lengths, chunks.lengths), (starts, chunks.starts)):
+            target[:count] = source
+        self._placed = []
+        for source in chunks.tables:
+            table = source.new_zeros(room, source.shape[1])
+            table[:count] = source
+            self._placed.append(prefill_attention.ChunkPlaces(begins, lengths, starts, table))
+        self._shape = shape
+        self._map = tile_map.ChunkMap.empty(sum(length for _, length in chunks.spans), room, queries, device)
+        tile_map.map_chunks(lengths, queries, self._map)
+
+    def __call__(self, q: Tensor, layer: KvLayer, rule: AttentionRule) -> Tensor:
+        # Tokens of a chunk that is not computed keep zeros: what comes of them goes nowhere.
+        out = q.new_zeros(*q.shape[:2], layer.values.shape[3])
+        placed = self._placed[layer.table]
+        prefill_attention.prefill_attention(q, layer, placed, (self._map, self._shape), rule, out)
+        return out.flatten(1)
+
+
+def kernel_operations(
+    heads: tuple[int, int], dim: int, vocab_size: int, device: torch.device, architecture: str = ""
+) -> KernelOperations:
+    """The operations for heads like these, the widest of ``dim`` numbers, on this device; where that is no GPU those of
+    an architecture (one without a row of its own when it is not named), for the interpreter and for the compiler."""
+    if device.type != "cuda":
+        return KernelOperations(heads, vocab_size, configuration(architecture, dim), 4)
+    properties = torch.cuda.get_device_properties(device)
+    chosen = configuration(f"sm_{properties.major}{properties.minor}", dim)
+    return KernelOperations(heads, vocab_size, chosen, properties.multi_processor_count)
+
+
+def _gate(kind: Activation) -> activation.Gate | None:
+    """What the kernel knows an activation by."""
+    if kind is silu_mul:
+        return activation.Gate("silu")
+    if kind is gelu_mul:
+        return activation.Gate("gelu")
+    if isinstance(kind, ClampedSwiGlu):
+        return activation.Gate("clamped", kind.alpha, kind.limit)
+    return None

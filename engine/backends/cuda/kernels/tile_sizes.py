@@ -1,0 +1,70 @@
+"""Extents of tiles by architecture and by a head's width: a small table, chosen from when an engine starts.
+
+Nothing is tried at run time: a kernel that is compiled while requests wait would stop them all, and what serves has no
+compiler. ``bench/gpu_tune.py`` measures on a card and prints rows to be committed here; an architecture without one
+takes the default.
+
+The rows here were made without a GPU: each was chosen so that a kernel keeps its numbers in registers and its tiles in
+shared memory, which the assembler says (``tests/engine/backends/cuda/kernels/test_compile.py``), and none has been
+timed. So none says where it was ``measured``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.backends.cuda.kernels.grouped import ProductTile
+from engine.backends.cuda.kernels.prefill_attention import PrefillShape
+from engine.backends.cuda.kernels.tile_map import DecodeShape
+from engine.backends.cuda.kernels.triton_common import Threads, ceil_div
+
+PROGRAMS_OF_A_PROCESSOR = 2
+"""Programs of the persistent grid for each multiprocessor: while one waits for memory the other computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What launches are made with."""
+
+    decode: DecodeShape
+    prefill: PrefillShape
+    experts: ProductTile
+    measured: str = ""
+    """The card on which this row was chosen by time; empty: on none."""
+
+    def programs(self, rows: int, kv_heads: int, processors: int) -> int:
+        """Programs for each key-value head of a bucket of so many rows, on a GPU of so many multiprocessors: as many as
+        keep it busy, and not more than there can be splits. The same for all steps of the bucket, so that its launches
+        can be recorded."""
+        return max(1, min(rows * self.decode.splits, ceil_div(processors * PROGRAMS_OF_A_PROCESSOR, kv_heads)))
+
+
+EXPERTS = ProductTile(64, 64, 64, Threads(4, 3))
+
+DEFAULT = {
+    128: Configuration(DecodeShape(64, 4, 32, Threads(4, 2)), PrefillShape(64, 32, Threads(4, 2)), EXPERTS),
+    256: Configuration(DecodeShape(32, 8, 32, Threads(4, 2)), PrefillShape(64, 32, Threads(8, 2)), EXPERTS),
+    1 << 30: Configuration(DecodeShape(16, 16, 32, Threads(8, 1)), PrefillShape(32, 16, Threads(8, 1)), EXPERTS),
+}
+"""By the widest head that a row is for. A split is 256 tokens while a context is short."""
+
+TABLE = {
+    "sm_80": DEFAULT,
+    "sm_100": DEFAULT,
+    "sm_90": {
+        128: Configuration(DecodeShape(64, 4, 32, Threads(4, 3)), PrefillShape(128, 64, Threads(8, 2)), EXPERTS),
+        256: Configuration(DecodeShape(32, 8, 32, Threads(4, 3)), PrefillShape(64, 64, Threads(8, 2)), EXPERTS),
+        1 << 30: Configuration(DecodeShape(32, 8, 32, Threads(8, 2)), PrefillShape(64, 32, Threads(8, 2)), EXPERTS),
+    },
+}
+
+
+def configuration(architecture: str, width: int) -> Configuration:
+    """The configuration for heads of this width, of keys or of values, whichever is wider.
+
+    Args:
+        architecture: as compilers name it, ``sm_90``.
+        width: numbers.
+    """
+    rows = TABLE.get(architecture, DEFAULT)
+    return next(row for widest, row in rows.items() if width <= widest)

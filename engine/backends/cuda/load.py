@@ -1,0 +1,181 @@
+"""Loader of the device backend: chooses where it computes, sizes its memory, and builds it around a model."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.backends.common.loading import Loaded, LoadSource, dtype_name, layout_for, limits_for
+from engine.backends.cuda.runtime.budget import check_room, kv_bytes_of, read_card
+from engine.backends.cuda.runtime.launch_digest import launch_configuration
+from engine.backends.cuda.runtime.model import DeviceModel, obstacle
+from engine.backends.cuda.runtime.operations import Operations
+from engine.backends.cuda.runtime.preparation import WeightMemory, filling, reading
+from engine.backends.cuda.runtime.presence import gpu_starts
+from engine.backends.cuda.runtime.runner import MOST_AHEAD, DeviceRunner
+from engine.backends.cuda.runtime.simulated_ops import PlainOperations
+from engine.backends.cuda.runtime.storage import DeviceStorage, spare_bytes
+from engine.config import EngineConfig
+from engine.core.kv.layout import MIN_BLOCKS, KvLayout
+from engine.core.scheduler.limits import SchedulerLimits
+from engine.errors import ConfigurationError
+from engine.model.checkpoint.weights import unread_model
+from engine.model.layers.decoder import Decoder
+
+
+def load(source: LoadSource) -> Loaded:
+    """Build the backend. Weights on disk are read while everything else is put around their memory, and as many steps
+    are recorded meanwhile as there is time for.
+
+    Raises:
+        ConfigurationError: the backend does not compute this model, or the card has no room for it.
+        ModelLoadError: the model's files cannot be used.
+    """
+    config = source.config
+    if source.given is not None:
+        return Loaded(backend=build(config, source.given))
+    place = torch.device(source.device or device_for(config))
+
+    def room(weights: int) -> None:
+        if place.type == "cuda":
+            check_room(read_card(place), config.gpu_share, weights)
+
+    with unread_model(
+        config.model_dir, source.description, dtype=config.dtype, device=place, room=room, parallel=source.parallel
+    ) as unread:
+        with reading(filling(unread)) as under_way:
+            runner = build(config, unread.model)
+            memory = WeightMemory(runner.model, unread)
+            runner.record(enough=under_way.over)
+        memory.check()
+    return Loaded(backend=runner)
+
+
+def build(config: EngineConfig, model: Decoder) -> DeviceRunner:
+    """A runner around a model, with as much KV memory as configuration and card leave.
+
+    Raises:
+        ConfigurationError: the backend does not compute this model, or there is too little memory.
+    """
+    config = with_card_kv(config, model)
+    layout = layout_for(config, model.config, dtype_name(model.dtype), model.parallel)
+    layout = without_spares(layout, min(config.max_num_seqs, config.max_num_batched_tokens))
+    limits = limits_for(config, model.config, layout)
+    return make_device_runner(config, model, layout, limits)
+
+
+def with_card_kv(config: EngineConfig, model: Decoder) -> EngineConfig:
+    """The configuration with the KV that this engine's share of its card leaves, now that the weights' memory is
+    taken.
+
+    Raises:
+        ConfigurationError: nothing is left.
+    """
+    if not config.gpu_share or model.device.type != "cuda":
+        return config
+    return replace(config, kv_bytes=kv_bytes_of(read_card(model.device), config.gpu_share))
+
+
+def uses_device(config: EngineConfig) -> bool:
+    """Whether the device backend runs this engine.
+
+    Raises:
+        ConfigurationError: a GPU is there and does not start.
+    """
+    if config.runner != "model" or config.backend not in ("auto", "device"):
+        return False
+    return gpu_starts() or config.backend == "device"
+
+
+def device_for(config: EngineConfig) -> str:
+    """Where the weights go, as torch names it.
+
+    Raises:
+        ConfigurationError: a GPU is there and does not start.
+    """
+    return "cuda" if uses_device(config) and gpu_starts() else "cpu"
+
+
+def without_spares(layout: KvLayout, rows: int) -> KvLayout:
+    """The layout with so many blocks fewer as the device keeps for rows that it runs ahead of.
+
+    Raises:
+        ConfigurationError: too few are left.
+    """
+    left = layout.num_blocks - (spare_bytes(layout, rows) // layout.block_bytes)
+    if left < MIN_BLOCKS:
+        needed = spare_bytes(layout, rows) + (MIN_BLOCKS + 1) * layout.block_bytes
+        raise ConfigurationError(
+            f"the device backend keeps a spare block for each of {len(layout.tables)} block tables of {rows} rows, and "
+            f"then too few are left: give kv_bytes of at least {needed}, or fewer max_num_seqs"
+        )
+    return replace(layout, num_blocks=left)
+
+
+def make_operations(model: Decoder, compiled: str = "", configuration: str = "") -> Operations:
+    """Kernels on a GPU, tensor operations on a CPU.
+
+    Args:
+        model: the weights, where they are to be computed with.
+        compiled: folder of kernels that were compiled ahead; empty: Triton compiles them.
+        configuration: which of them, by ``engine.backends.cuda.runtime.launch_digest``.
+
+    Raises:
+        ConfigurationError: none of those kernels are for this GPU.
+    """
+    if model.device.type != "cuda":
+        return PlainOperations()
+    layer, config = model.config.kv_layers[0], model.config
+    if compiled:
+        major, minor = torch.cuda.get_device_capability(model.device)
+        cache = importlib.import_module("engine.backends.cuda.kernels.cache")
+        cache.open_cache(Path(compiled), f"sm_{major}{minor}", configuration)
+    # Not at the top: torch's build for CPUs comes without Triton.
+    kernels = importlib.import_module("engine.backends.cuda.kernels.operations")
+    found: Operations = kernels.kernel_operations(
+        (config.num_heads, layer.heads), max(layer.key_dim, layer.value_dim), config.vocab_size, model.device
+    )
+    return found
+
+
+def make_device_runner(
+    config: EngineConfig,
+    model: Decoder,
+    layout: KvLayout,
+    limits: SchedulerLimits,
+    operations: Operations | None = None,
+    *,
+    eager: bool = False,
+    most_ahead: int = MOST_AHEAD,
+) -> DeviceRunner:
+    """A runner around a model that is loaded and not packed yet, or whose memory is final
+    (``engine.model.layers.layers``) and may still be filled.
+
+    Args:
+        config: of the engine.
+        model: the weights, where they are to be computed with.
+        layout: of the blocks that the scheduler gives out.
+        limits: of steps.
+        operations: None: those that fit the model's device.
+        eager: compute every step anew instead of replaying a recording.
+        most_ahead: steps that are run ahead at once.
+
+    Raises:
+        ConfigurationError: the backend does not compute this model.
+    """
+    reason = obstacle(config, model)
+    if reason:
+        raise ConfigurationError(
+            f"the device backend does not compute this model: {reason}; "
+            "set backend to plain, which computes every supported model on the CPU"
+        )
+    configuration = launch_configuration(model.config, model.dtype, layout.block_size, limits.max_num_seqs)
+    run = operations or make_operations(model, config.gpu_kernels, configuration)
+    storage = DeviceStorage(layout, limits.max_num_seqs, run, model.dtype, model.device)
+    forward = DeviceModel(model, storage, run)
+    if not model.packed:
+        model.pack()
+    return DeviceRunner(forward, storage, limits, run, eager=eager, most_ahead=most_ahead)

@@ -1,0 +1,149 @@
+"""Gets an engine on a device ready while its weights are read, and records its steps meanwhile.
+
+Reading weights is mostly waiting for a drive; all else that a start takes is work of the processor: CUDA's context,
+Triton, KV memory, the recording of a step for each bucket. So the weights' memory is taken first, by the files'
+headers, and filled by a thread of its own. Recordings name addresses, not numbers: what is computed while one is made
+is thrown away, and a replay reads what lies there then. For that the memory has to be final, which ``WeightMemory``
+checks: what is filled is what steps read, and stays it.
+
+Every model of the device backend can be had so. Packed and quantised checkpoints are decoded into the same memory while
+they are read, experts' maps lie in one piece from the first, and int8 and models of several ranks, whose weights are
+made after reading, are not computed on a device at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelLoadError
+from engine.model.checkpoint.weights import UnreadModel
+
+Fill = Callable[[Callable[[], bool]], None]
+"""Reads weights; asks now and then whether to stop."""
+
+OURS = "engine."
+"""Modules whose objects are looked into for tensors."""
+
+
+class MovedWeightsError(AssertionError):
+    """Steps were recorded on memory that is not the weights': a defect of this package."""
+
+
+class Reading:
+    """Weights on their way."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def over(self) -> bool:
+        """Whether they are there, or will never be."""
+        return self._future.done()
+
+
+@contextmanager
+def reading(fill: Fill) -> Iterator[Reading]:
+    """Read weights in a thread beside what is inside. When this has ended the weights are there and the thread is gone.
+
+    Raises:
+        Whatever ``fill`` raised, or what is inside, which stops the reading; where both did an error of the files goes
+        before, because it is what somebody can mend.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights") as pool:
+        future = pool.submit(fill, stop.is_set)
+        try:
+            yield Reading(future)
+        except BaseException as error:
+            stop.set()
+            failure = future.exception()
+            if isinstance(failure, ModelLoadError):
+                raise failure from error
+            raise
+        future.result()
+
+
+def filling(unread: UnreadModel) -> Fill:
+    """What fills a model. On a GPU it copies on a stream of its own and has waited for that when it ends: whatever is
+    launched from then on finds the weights. It never waits for the whole device, which no recording would survive."""
+    device = unread.model.device
+    if device.type != "cuda":
+        return unread.fill
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Its memory was made zero on the stream that is the current one here.
+    stream.wait_stream(torch.cuda.current_stream(device))
+
+    def fill(stopped: Callable[[], bool]) -> None:
+        with torch.cuda.stream(stream):
+            unread.fill(stopped)
+        stream.synchronize()
+
+    return fill
+
+
+class WeightMemory:
+    """Where the weights lie that something computes with."""
+
+    def __init__(self, root: object, unread: UnreadModel) -> None:
+        """Remember what ``root`` reads.
+
+        Raises:
+            MovedWeightsError: weights are to be filled that it does not read.
+        """
+        self._root = root
+        self._before = memory_of(root)
+        for piece in unread.checklist.pieces.values():
+            for target in (home.target for home in piece.homes if home.target.numel()):
+                if target.untyped_storage().data_ptr() not in self._before:
+                    raise MovedWeightsError(f"{piece.name} is filled in memory that no step reads")
+
+    def check(self) -> None:
+        """Check that it reads the same memory still.
+
+        Raises:
+            MovedWeightsError: it does not.
+        """
+        moved = len(self._before ^ memory_of(self._root))
+        if moved:
+            raise MovedWeightsError(f"{moved} pieces of memory were replaced after steps had been recorded on them")
+
+
+def memory_of(root: object) -> frozenset[int]:
+    """Addresses of the memory of all tensors that can be reached from an object through our own objects, containers and
+    functions."""
+    found, seen, waiting = set(), set(), [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not isinstance(one, Tensor):
+            waiting.extend(_parts(one))
+        elif one.numel():
+            found.add(one.untyped_storage().data_ptr())
+    return frozenset(found)
+
+
+def _parts(one: object) -> Iterable[object]:
+    """What an object holds."""
+    if isinstance(one, dict):
+        return one.values()
+    if isinstance(one, list | tuple | set | frozenset):
+        return one
+    if isinstance(one, MethodType):
+        return one.__self__, one.__func__
+    if isinstance(one, FunctionType):
+        return tuple(cell.cell_contents for cell in one.__closure__ or ())
+    if isinstance(one, partial):
+        return one.func, one.args, one.keywords
+    if not type(one).__module__.startswith(OURS):
+        return ()
+    slots = (name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
+    return *getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in slots)

@@ -1,0 +1,391 @@
+"""Executes step plans on a device that runs ahead of them.
+
+Decoding rows advance on the device alone (``engine.backends.cuda.runtime.loop``). While the host commits a step and
+plans the next, the device computes it already: as soon as a plan's own step is started, those of the plans to come are,
+for all rows that will decode then. A plan whose step was run ahead only takes its tokens. Rows that the plan has and
+the step had not (there are some after a preemption, or where the host chooses tokens) are computed in a step of their
+own. What was run ahead for rows that have ended is dropped; it was written to blocks that were theirs at that place of
+the queue.
+
+Prompts are computed as they come (``engine.backends.cuda.runtime.prefill``), between two steps.
+
+A structured row waits for a mask before each token, so it cannot be run ahead of; the others are. When its mask has
+come it *rides along* in the next step that is run ahead for them: that step has its token of this plan, and the others'
+of the next one. So weights are read no more often for it, and the others' tokens are at most a step late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.backends.common.masks import MaskedLogits
+from engine.backends.common.penalties import has_penalties
+from engine.backends.common.sampler import Sampler
+from engine.backends.common.sliced_sampling import Chooser
+from engine.backends.cuda.runtime.copying import upload
+from engine.backends.cuda.runtime.host_rows import DEVICE_STOPS, UNKNOWN, HostRows, Ints, spare_stamp
+from engine.backends.cuda.runtime.launches import NO_LANE, Launch, Launcher
+from engine.backends.cuda.runtime.loop import FOREIGN, NOTHING, DeviceLoop
+from engine.backends.cuda.runtime.model import DeviceModel
+from engine.backends.cuda.runtime.operations import Operations
+from engine.backends.cuda.runtime.prefill import Prefill, Prefilled
+from engine.backends.cuda.runtime.replay import make_replayer
+from engine.backends.cuda.runtime.rows import Deltas, RowLayout
+from engine.backends.cuda.runtime.sampling_state import ChoiceMemory, entries
+from engine.backends.cuda.runtime.storage import DeviceStorage
+from engine.backends.cuda.runtime.tables import Tables
+from engine.core.backend import Capabilities, Samples
+from engine.core.kv.tags import NO_STAMP
+from engine.core.scheduler.limits import SchedulerLimits
+from engine.core.scheduler.plan import FAILED, Admission, Chunk, StepPlan
+from isolation.ipc.logprob import TokenLogprobs
+
+Flags = NDArray[np.bool_]
+
+STEADY_STEPS = 4
+"""Plans without a prompt after which several steps are run ahead: somebody who comes then waits for a few steps, and a
+host that is late now and then holds up nothing."""
+
+MOST_AHEAD = 4
+"""Steps that are run ahead at once while nobody comes."""
+
+
+class DeviceRunner:
+    """A loaded model with its KV memory and the state of all rows, on one device."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        storage: DeviceStorage,
+        limits: SchedulerLimits,
+        operations: Operations,
+        *,
+        eager: bool = False,
+        most_ahead: int = MOST_AHEAD,
+    ) -> None:
+        """``eager``: compute every step anew instead of replaying a recording. ``most_ahead``: 0 for a device that
+        waits for every plan."""
+        self.model = model
+        self.limits = limits
+        # Libraries choose a product's kernel by its rows, so no row is deterministic; blocks stay on the device;
+        # kernels are compiled before it serves, or come from a cache.
+        self.capabilities = Capabilities(publish=True, gpu=storage.device.type == "cuda")
+        self.storage = storage
+        self._device = storage.device
+        tables = Tables.of(storage.layout, limits.max_context)
+        self._most_ahead = min(most_ahead, *(group.block_size for group in tables.groups))
+        layout = RowLayout(limits.max_num_seqs, limits.max_num_seqs, DEVICE_STOPS, tables.width)
+        self._stamps = torch.full((storage.num_blocks,), NO_STAMP, dtype=torch.int64, device=self._device)
+        spares = [spare for row in range(limits.max_num_seqs) for spare in storage.spares(row)]
+        stamps = [spare_stamp(storage.number(spare)) for spare in spares]
+        self._stamps.index_copy_(0, *upload(np.array((spares, stamps), dtype=np.int64), self._device))
+        self._choices = ChoiceMemory(layout.lines, limits.vocab_size, limits.eos_ids, self._device)
+        loop = self._loop = DeviceLoop(layout, model, operations, self._choices, self._stamps, tables)
+        self._deltas = Deltas(layout)
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._launcher = Launcher(loop, make_replayer(loop.step, self._stream, eager=eager), self._deltas)
+        self._rows = HostRows(limits, storage, self._deltas, tables, adapters=self.capabilities.adapters)
+        self._prefill = Prefill(loop, model, storage, operations, self._rows)
+        self._collector = StepCollector(self._launcher, self._rows, limits)
+        self._pending: deque[Launch] = deque()
+        self._decode_list: list[int] = []
+        self._decode_rows: Ints = np.zeros(0, dtype=np.int64)
+        self._all = np.ones(0, dtype=np.bool_)
+        self._steady = 0
+        if self._stream is not None:
+            # Weights and state were written on another stream, for which this one does not wait by itself.
+            torch.cuda.synchronize(self._device)
+        self.num_ahead = 0
+        """Rows' tokens that were there before their plan came."""
+
+    @property
+    def description(self) -> str:
+        """What computes."""
+        return f"the device backend on {self._device.type}"
+
+    def adopt(self, blocks: list[int], stamps: list[int]) -> None:
+        """Record that blocks were filled from outside, for the holders of these stamps."""
+        with self._queue():
+            ids, given = upload(np.array((blocks, stamps), dtype=np.int64), self._device)
+            self._stamps.index_copy_(0, ids, given)
+
+    def record(self, enough: Callable[[], bool]) -> None:
+        """Record steps of buckets until ``enough`` says so, before anybody is served, and before there are weights if
+        their memory is final. Recordings are all that is left of it."""
+        with self._queue(), torch.inference_mode():
+            self._launcher.warm(enough)
+            self._launcher.reset()
+            self.storage.clean()
+            self._choices.clean()
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Buckets of rows whose steps are recorded."""
+        return self._launcher.recorded
+
+    def prove(self) -> None:
+        """Load all code and record the steps of all buckets that are not recorded yet; nothing has to be proved where
+        nothing is promised."""
+        with self._queue(), torch.inference_mode():
+            self._launcher.warm()
+
+    def touch(self) -> None:
+        """Write every page of its KV memory once more; only while no request is live."""
+        with self._queue(), torch.inference_mode():
+            self._pending.clear()
+            self.storage.touch()
+            self._choices.touch()
+            self._rows.clear()
+
+    def execute(self, plan: StepPlan) -> Samples:
+        """Run one step; gives a token for each of the plan's ``sample_rows``."""
+        with self._queue(), torch.inference_mode():
+            self._prepare(plan)
+            if not plan.decode_rows and not plan.prefills:
+                return Samples([])
+            return self._execute(plan)
+
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the tokens that are kept of these rows; the newest of each stays on the device until it
+        writes there again."""
+        self._rows.forget(rows)
+        self._collector.forget(rows)
+        with self._queue(), torch.inference_mode():
+            self._choices.forget(rows)
+
+    def _queue(self) -> AbstractContextManager[object]:
+        """Everything is put into one queue of the device: what is written before is there for what reads after."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _prepare(self, plan: StepPlan) -> None:
+        """Clean blocks, admit rows, and give rows their blocks."""
+        for admission in plan.admissions:
+            for launch in self._pending:
+                launch.lane_of[admission.row] = NO_LANE
+            self._collector.admit(admission)
+        self._rows.intake.take(plan)
+        self._write_blocks(plan.admissions)
+        self._choices.admit(one for one in plan.admissions if has_penalties(one.sampling))
+        if plan.masks:
+            self._rows.guide(plan.masks)
+            self._choices.put(plan.masks)
+
+    def _write_blocks(self, admissions: list[Admission]) -> None:
+        """Clean the plan's blocks and the spare ones of rows that begin, and move into new blocks what stands in spare
+        ones; all that the device has to know of it in one copy."""
+        spares = [spare for admission in admissions for spare in self.storage.spares(admission.row)]
+        moves, (zeroed, stamps) = self._rows.take_moves(), self._rows.renewed
+        if not zeroed and not spares and not moves:
+            return
+        count, stamped = len(zeroed), len(stamps)
+        told: Ints = np.array(zeroed + spares + stamps, dtype=np.int64)
+        sent = upload(np.concatenate((told, *(slots for move in moves for slots in move))), self._device)
+        if count or spares:
+            self.storage.zero(sent[: count + len(spares)])
+        if stamped:
+            self._stamps.index_copy_(0, sent[:count], sent[len(told) - stamped : len(told)])
+        begin = len(told)
+        for sources, _ in moves:
+            middle, end = begin + len(sources), begin + 2 * len(sources)
+            self.storage.move(sent[begin:middle], sent[middle:end])
+            begin = end
+
+    def _execute(self, plan: StepPlan) -> Samples:
+        rows = self._decoding(plan)
+        parts, riders = self._decode(rows)
+        prefilled = None
+        if plan.prefills:
+            self._loop.announce(self._deltas)
+            prefilled = self._prefill.run(plan.prefills)
+            for chunk in plan.prefills:
+                self._rows.ahead[chunk.row] = chunk.start + chunk.length if chunk.last else UNKNOWN
+        parts += self._run_ahead(plan, rows, riders)
+        return self._collector.collect(Started(plan, rows, parts, prefilled))
+
+    def _decode(self, rows: Ints) -> tuple[list[tuple[Launch, Flags]], Flags]:
+        """Steps of which each has some of these rows: what was run ahead, and the rest. The second of each pair says
+        for every row whether it is there. Last, which rows are to ride along with the next step that is run ahead."""
+        host, parts, nobody = self._rows, [], ~self._all
+        missing = self._all
+        if self._pending and len(rows):
+            launch = self._pending.popleft()
+            there = (launch.lane_of[rows] != NO_LANE) & (launch.positions[rows] == host.position[rows])
+            if host.any_guided:
+                # A row that is guided was not run ahead of, or not yet under its mask.
+                there &= ~host.guided[rows]
+            num_there = int(np.count_nonzero(there))
+            self.num_ahead += num_there
+            if num_there == len(rows):
+                return [(launch, self._all)], nobody
+            parts.append((launch, there))
+            missing = ~there
+        if not len(rows):
+            return parts, nobody
+        host.resume(rows[missing])
+        riders = missing & host.guided[rows]
+        if self._most_ahead and (riders == missing).all():
+            return parts, riders
+        parts.append((self._launch(rows if missing is self._all else rows[missing]), missing))
+        return parts, nobody
+
+    def _launch(self, rows: Ints) -> Launch:
+        host = self._rows
+        reports = host.any_asked and bool((host.asked[rows] >= 0).any())
+        launch = self._launcher.launch(rows, host.ahead, reports=reports)
+        host.ahead[rows] += 1
+        return launch
+
+    def _run_ahead(self, plan: StepPlan, rows: Ints, riders: Flags) -> list[tuple[Launch, Flags]]:
+        """Start the steps of plans to come, unless some are under way, and that of the riders; gives the latter."""
+        self._steady = 0 if plan.prefills else self._steady + 1
+        parts, enough = [], 0
+        if riders.any():
+            coming = self._coming(plan, rows)
+            joined = len(coming) > 0 and len(self._pending) < self._most_ahead
+            launch = self._launch(np.concatenate((rows[riders], coming)) if joined else rows[riders])
+            parts.append((launch, riders))
+            if joined:
+                self._pending.append(launch)
+                # The plan waits for this one, so there should be one more behind it.
+                enough = 1
+        if len(self._pending) > enough:
+            return parts
+        coming = self._coming(plan, rows)
+        if len(coming):
+            quiet = self._steady >= STEADY_STEPS and not self._rows.any_guided
+            depth = min(self._most_ahead if quiet else 1, self._most_ahead - len(self._pending))
+            self._pending.extend(self._launch(coming) for _ in range(depth))
+        return parts
+
+    def _coming(self, plan: StepPlan, rows: Ints) -> Ints:
+        """Rows that will decode after this plan, whatever it gives, and wait for nothing."""
+        host, coming, after = self._rows, rows, self._rows.position[rows] + 1
+        ending = [(chunk.row, chunk.start + chunk.length) for chunk in plan.prefills if chunk.last]
+        if ending:
+            some = np.array(ending, dtype=np.int64).T
+            coming, after = np.concatenate((rows, some[0])), np.concatenate((after, some[1]))
+        ahead = host.ahead[coming]
+        # Only those that are in all steps under way: the next one of another would be taken for a later plan's. The
+        # plan's token stands at ``ahead``, and with it there is one token more than that.
+        wanted = (ahead == after + len(self._pending)) & (ahead + 1 < host.limit[coming])
+        if host.any_guided:
+            wanted &= ~host.guided[coming]
+        # The same array as long as the rows are the same: the launcher looks at no row then.
+        return coming if wanted.all() else coming[wanted]
+
+    def _decoding(self, plan: StepPlan) -> Ints:
+        """The plan's decoding rows; the scheduler keeps the list as long as they are the same."""
+        if plan.decode_rows is not self._decode_list:
+            self._decode_list = plan.decode_rows
+            self._decode_rows = np.array(plan.decode_rows, dtype=np.int64)
+            self._all = np.ones(len(plan.decode_rows), dtype=np.bool_)
+        return self._decode_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A plan that was started."""
+
+    plan: StepPlan
+    rows: Ints
+    """Rows of its decoding requests."""
+    parts: list[tuple[Launch, Flags]]
+    """Steps of the device, and which of the rows each has."""
+    prefilled: Prefilled | None
+
+
+class StepCollector:
+    """Waits for steps that were started, takes their tokens and log-probabilities, and scores prompts."""
+
+    def __init__(self, launcher: Launcher, host: HostRows, limits: SchedulerLimits) -> None:
+        self._launcher = launcher
+        self._host = host
+        self._sampler = Sampler(limits.max_num_seqs, limits.vocab_size)
+        self._chooser = Chooser(self._sampler, MaskedLogits(limits.eos_ids), limits.vocab_size)
+
+    def admit(self, admission: Admission) -> None:
+        """A request takes a row; of those whose prompts are scored the numbers are kept."""
+        if admission.prompt_logprobs >= 0:
+            self._sampler.admit(admission)
+
+    def forget(self, rows: list[int]) -> None:
+        """Overwrite the ids that are kept of these rows."""
+        self._sampler.forget(rows)
+
+    def collect(self, step: Started) -> Samples:
+        """Wait for the step's tokens and log-probabilities, and note how far rows are."""
+        plan, rows, host = step.plan, step.rows, self._host
+        tokens: Ints = np.empty(len(rows), dtype=np.int64)
+        logprobs: list[TokenLogprobs] = []
+        for launch, there in step.parts:
+            (places,) = np.nonzero(there)
+            own = rows if len(places) == len(rows) else rows[places]
+            lanes = launch.lane_of[own]
+            tokens[places] = self._launcher.tokens(launch)[lanes]
+            if launch.reports:
+                logprobs += self._entries(places, own, tokens, self._launcher.reports(launch)[lanes])
+        unsound: list[int] = []
+        if step.prefilled is not None:
+            tokens, unsound = self._take_prefilled(step.plan, step.prefilled, tokens, logprobs)
+        foreign = frozenset(unsound)
+        if len(tokens) and tokens.min() < FAILED:
+            assert NOTHING not in tokens, "a row that decodes was not computed"
+            foreign = foreign.union(plan.sample_rows[place] for place in np.flatnonzero(tokens == FOREIGN))
+            tokens[tokens == FOREIGN] = FAILED
+        samples = Samples(tokens.tolist(), logprobs, foreign=foreign)
+        host.last[rows] = tokens[: len(rows)]
+        host.position[rows] += 1
+        if step.prefilled is not None:
+            logprobs.sort(key=lambda entry: entry.index)
+            self._score(plan.prefills, step.prefilled, samples)
+            self._note_prefilled(plan, tokens[len(rows) :])
+        elif len(step.parts) > 1:
+            logprobs.sort(key=lambda entry: entry.index)
+        return samples
+
+    def _take_prefilled(
+        self, plan: StepPlan, prefilled: Prefilled, tokens: Ints, logprobs: list[TokenLogprobs]
+    ) -> tuple[Ints, list[int]]:
+        """The tokens with those of prompts that ended, and the rows of chunks that were not computed. Log-probabilities
+        are added to the others."""
+        verdicts = prefilled.verdicts.numpy()
+        first, ending = len(tokens), len(verdicts) - len(plan.prefills)
+        tokens = np.concatenate((tokens, verdicts[:ending]))
+        unsound = [chunk.row for chunk, one in zip(plan.prefills, verdicts[ending:], strict=True) if one == FOREIGN]
+        if prefilled.reports is not None:
+            rows = np.array([chunk.row for chunk in plan.prefills if chunk.last], dtype=np.int64)
+            logprobs += self._entries(np.arange(first, len(tokens)), rows, tokens, prefilled.reports.numpy())
+        return tokens, unsound
+
+    def _note_prefilled(self, plan: StepPlan, tokens: Ints) -> None:
+        """How far prompts are, and the tokens of those that ended."""
+        found = iter(tokens.tolist())
+        for chunk in plan.prefills:
+            self._host.position[chunk.row] = chunk.start + chunk.length
+            if chunk.last:
+                self._host.last[chunk.row] = next(found)
+
+    def _entries(self, places: Ints, rows: Ints, tokens: Ints, words: NDArray[np.int32]) -> list[TokenLogprobs]:
+        """Log-probabilities of these places' tokens, where their rows asked and there is a token."""
+        asked = self._host.asked[rows]
+        told = (asked >= 0) & (tokens[places] >= 0)
+        return entries(places[told], words[told], asked[told])
+
+    def _score(self, chunks: list[Chunk], prefilled: Prefilled, samples: Samples) -> None:
+        """Log-probabilities of prompts, of chunks that were computed."""
+        place = sum(chunk.last for chunk in chunks)
+        for chunk in chunks:
+            if chunk.num_scored and chunk.row not in samples.foreign:
+                lines = prefilled.logits[place : place + chunk.num_scored]
+                tokens = self._host.known[chunk.row][chunk.score_from : chunk.score_from + chunk.num_scored]
+                samples.prompts.append(self._chooser.score(lines, chunk.row, chunk.score_from, tokens))
+            place += chunk.num_scored

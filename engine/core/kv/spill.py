@@ -1,0 +1,304 @@
+"""Blocks of KV that leave the engine when memory is short, and come back when their prefix is asked for again.
+
+Out. A block that loses its place in the pool, or will soon, is sent to the supervisor, a bounded number of bytes a
+step; what does not fit is dropped and counted: to spill is a chance, never a duty. Blocks whose owner lets nothing
+be kept are never cached, so they are never here.
+
+In. A request whose prefix was sent away waits outside the scheduler until it is back, part by part, in the order of the
+prefix. When no part has come for ``PATIENCE_NS``, or all have not after ``LONGEST_NS``, the request goes on with what
+it has: the rest is computed, as it would have been.
+
+Nothing here waits. Each turn takes and gives a bounded number of bytes, and a ring that is full means later or never.
+Content comes from the supervisor, which has authenticated it; one of another length is dropped all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.specification import kv_key_of
+from isolation.ipc.codec import Message
+from isolation.ipc.engine import Submit
+from isolation.ipc.errors import PeerGoneError, RingFull
+from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
+from isolation.ipc.spill import MAX_FETCH_BLOCKS, SPILL_HEADER_BYTES, Fetch, Fetched, Forget, Keep
+
+MAX_BLOCK_BYTES = MAX_FRAME_BYTES - SPILL_HEADER_BYTES
+"""Bytes of the largest block that can leave: what one frame carries."""
+
+STEP_BYTES = 4 << 20
+"""Bytes copied out, and as many in, in one step at the most, but always one block: some milliseconds."""
+
+LOOK_AHEAD = 64
+"""Cached blocks nearest to eviction that are looked at in a step."""
+
+LOW_PART = 4
+"""One part in so many of the pool: with fewer blocks free, the coldest cached ones are copied out before they must
+go."""
+
+PATIENCE_NS = 250_000_000
+"""A fetch from memory takes a millisecond and one from a disk a few; after a quarter of a second nothing comes."""
+
+LONGEST_NS = 2_000_000_000
+"""The longest that a request waits for its prefix, however steadily it comes."""
+
+MAX_WAITING = 64
+"""Requests that wait for their prefixes at a time; one more computes its own."""
+
+MAX_WAITING_OF_ONE = 8
+"""Requests of one namespace that wait at a time, so that its fetches do not delay all others."""
+
+MAX_INDEX = 1 << 18
+"""Blocks that are remembered as sent away: 4 Mi tokens in blocks of 16, some 40 MiB of memory."""
+
+LOOK_S = 0.002
+"""Seconds between two looks while requests wait for their prefixes and nothing else is to be done."""
+
+
+class SpillChannel(Protocol):
+    """What is needed of ``isolation.ipc.channel.Channel``."""
+
+    def send(self, message: Message, *, urgent: bool = True) -> None:
+        """Put one frame into the ring, or raise ``RingFull``."""
+
+    def receive(self, limit: int) -> list[Message]:
+        """Take up to ``limit`` messages that are there, without waiting."""
+
+
+class Contents(Protocol):
+    """What is needed of ``engine.backends.common.spill_content.BlockContent``."""
+
+    size: int
+
+    def read(self, block: int) -> bytes:
+        """A copy of a block's bytes."""
+
+    def write(self, block: int, content: bytes) -> None:
+        """Overwrite all of a block."""
+
+    def wipe(self) -> None:
+        """Make the buffer zero."""
+
+
+@dataclass(slots=True)
+class SpillCounts:
+    """What became of blocks."""
+
+    sent: int = 0
+    dropped: int = 0
+    """Evicted without having been sent: the ring or the step's share was full."""
+    restored: int = 0
+    late: int = 0
+    """Fetches given up."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that waits for its prefix, with a copy of its tokens, which its next keeper overwrites."""
+
+    submit: Submit
+    arrival_ns: int
+    blocks: tuple[bytes, ...]
+    heard_ns: int
+    come: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A request that may go on."""
+
+    submit: Submit
+    arrival_ns: int
+
+
+@dataclass(slots=True)
+class SpillTier:
+    """The engine's end of the spill channel."""
+
+    channel: SpillChannel
+    contents: Contents
+    pool: BlockPool
+    cache: PrefixCache
+    adopt: Callable[[list[int], list[int]], None]
+    """Tells the runner of blocks that were filled here, and of their stamps (``engine.core.kv.tags``)."""
+    counts: SpillCounts = field(default_factory=SpillCounts)
+    _index: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
+    """Id to namespace of what was sent away, the oldest first."""
+    _known: Counter[bytes] = field(default_factory=Counter)
+    """Number of blocks that were sent away, by namespace."""
+    _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
+    """By number of the fetch."""
+    _next: int = 1
+    _gone: bool = False
+    """Whether the supervisor's end is closed: nothing is sent or asked for any more."""
+
+    def __post_init__(self) -> None:
+        """Ask the pool for what it evicts."""
+        assert self.contents.size <= MAX_BLOCK_BYTES, "a block fits no frame"
+        self.pool.evicted = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their prefixes."""
+        return len(self._waiting)
+
+    def await_prefix(self, submit: Submit, now_ns: int) -> bool:
+        """Whether the request's prefix was sent away and has been asked for: it is kept here until then."""
+        key = kv_key_of(submit)
+        if not self._known[key] or not submit.retain or submit.prompt_logprobs >= 0 or self._gone:
+            return False
+        if len(self._waiting) >= MAX_WAITING or self._waiting_of(key) >= MAX_WAITING_OF_ONE:
+            return False
+        wanted = self._missing(submit)
+        if not wanted:
+            return False
+        number = self._next
+        if not self._send(Fetch(number, key, wanted)):
+            return False
+        self._next += 1
+        self._waiting[number] = _Waiting(replace(submit, token_ids=submit.token_ids[:]), now_ns, wanted, now_ns)
+        return True
+
+    def holding(self, request_id: int) -> Submit | None:
+        """The request that waits here under this id, if one does; a choice of it counts."""
+        for one in self._waiting.values():
+            if one.submit.request <= request_id < one.submit.request + one.submit.choices:
+                return one.submit
+        return None
+
+    def abort(self, submit: Submit) -> None:
+        """End a request that waits here; what still comes for it is dropped."""
+        for number, one in self._waiting.items():
+            if one.submit is submit:
+                del self._waiting[number]
+                return
+
+    def take(self, now_ns: int) -> list[Returned]:
+        """Take what has come, put it into its place, and give the requests that need wait no longer."""
+        returned: list[Returned] = []
+        room = max(1, STEP_BYTES // self.contents.size)
+        # Whatever comes at all is small but for content.
+        for message in self.channel.receive(room):
+            if isinstance(message, Fetched):
+                self._place(message, now_ns, returned)
+            elif isinstance(message, Forget):
+                self._forget(message.namespace)
+        for number, one in list(self._waiting.items()):
+            if now_ns - one.heard_ns >= PATIENCE_NS or now_ns - one.arrival_ns >= LONGEST_NS:
+                self.counts.late += 1
+                self._end(number, returned)
+        return returned
+
+    def save(self) -> None:
+        """Send away what the plan just made evicts, and some of what goes next; before the plan is executed."""
+        left = self._save_evicted(max(1, STEP_BYTES // self.contents.size))
+        if left and self.pool.num_free * LOW_PART < self.pool.num_blocks:
+            for block, block_id, owner in self.pool.coldest(LOOK_AHEAD):
+                if not left:
+                    break
+                if block_id not in self._index and len(owner) == NAMESPACE_KEY_BYTES:
+                    if not self._save(block, block_id, owner):
+                        break
+                    left -= 1
+
+    def _save_evicted(self, left: int) -> int:
+        """Send away at most ``left`` blocks of those just evicted, and drop the others; gives what is left over."""
+        evicted = self.pool.evicted
+        assert evicted is not None, "the pool records no evictions"
+        for block, block_id, owner in evicted:
+            if block_id in self._index or len(owner) != NAMESPACE_KEY_BYTES:
+                continue
+            if left and self._save(block, block_id, owner):
+                left -= 1
+            else:
+                self.counts.dropped += 1
+        evicted.clear()
+        return left
+
+    def _missing(self, submit: Submit) -> tuple[bytes, ...]:
+        """The blocks to ask for: of the leading ones that are known here or there, those that are there."""
+        most = min(MAX_FETCH_BLOCKS, self.pool.num_available)
+        wanted: list[bytes] = []
+        for block_id in self.cache.chain(submit):
+            here = self.pool.find(block_id)
+            if here is not None:
+                # Taken up and released: what comes shall not take the place of what it follows.
+                self.pool.hold(here)
+                self.pool.release([here])
+                continue
+            if block_id not in self._index or len(wanted) >= most:
+                break
+            wanted.append(block_id)
+        return tuple(wanted)
+
+    def _waiting_of(self, key: bytes) -> int:
+        return sum(1 for one in self._waiting.values() if kv_key_of(one.submit) == key)
+
+    def _place(self, message: Fetched, now_ns: int, returned: list[Returned]) -> None:
+        one = self._waiting.get(message.request)
+        if one is None:
+            return
+        one.heard_ns = now_ns
+        block_id = one.blocks[one.come]
+        if message.index != one.come or len(message.content) != self.contents.size:
+            # Not there any more, or not what it should be: neither will be asked for again.
+            self._unlearn(block_id)
+            self._end(message.request, returned)
+            return
+        one.come += 1
+        if self.pool.find(block_id) is None:
+            block = self.pool.adopt(block_id, kv_key_of(one.submit))
+            if block is None:
+                self._end(message.request, returned)
+                return
+            self._save_evicted(1)  # Its place is overwritten now.
+            self.contents.write(block, message.content)
+            self.adopt([block], self.pool.contents.new_stamps([block]))
+            self.counts.restored += 1
+        if one.come == len(one.blocks):
+            self._end(message.request, returned)
+
+    def _end(self, number: int, returned: list[Returned]) -> None:
+        one = self._waiting.pop(number)
+        returned.append(Returned(one.submit, one.arrival_ns))
+
+    def _save(self, block: int, block_id: bytes, owner: bytes) -> bool:
+        if not self._send(Keep(owner, block_id, self.contents.read(block))):
+            return False
+        self.counts.sent += 1
+        self._index[block_id] = owner
+        self._known[owner] += 1
+        if len(self._index) > MAX_INDEX:
+            self._unlearn(next(iter(self._index)))
+        return True
+
+    def _unlearn(self, block_id: bytes) -> None:
+        owner = self._index.pop(block_id, None)
+        if owner is not None:
+            self._known[owner] -= 1
+            if not self._known[owner]:
+                del self._known[owner]
+
+    def _forget(self, namespace: bytes) -> None:
+        """Everything of a namespace is to go: here, and what is cached."""
+        for block_id in [block_id for block_id, owner in self._index.items() if owner == namespace]:
+            self._unlearn(block_id)
+        self.pool.disown(namespace)
+        self.contents.wipe()
+
+    def _send(self, message: Keep | Fetch) -> bool:
+        if self._gone:
+            return False
+        try:
+            self.channel.send(message)
+        except RingFull:
+            return False
+        except PeerGoneError:
+            self._gone = True
+            return False
+        return True

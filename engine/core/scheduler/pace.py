@@ -1,0 +1,82 @@
+"""How long steps may be while a light tenant is about.
+
+A request waits for the step in progress before anything can be done for it, and a step is as long as the prompt tokens
+put into it. Alone, or among tenants that all have much to do, full steps are best for all. Beside a *light*
+tenant (one with few requests where another has many) they would decide its time to first token. So for
+``LIGHT_MEMORY_NS`` after a light request the prompts in a step may lengthen it by ``STRETCH`` times what it costs
+anyway, and a step that completes a light tenant's prompt takes prompts of light tenants only.
+
+What a step costs anyway is learned, not configured: durations are fitted to ``base + token * tokens`` by least squares
+over the last steps, and only the ratio ``base / token`` is used, so the rule knows nothing of the machine.
+"""
+
+from __future__ import annotations
+
+LIGHT_MEMORY_NS = 5_000_000_000
+"""Nanoseconds for which steps are kept short after a light request: a person, or a program that polls, is back."""
+
+STRETCH = 2
+"""Prompt tokens that a step may take, in multiples of what it costs without them: a heavy neighbour of long prompts
+then keeps at least two thirds of the speed that endless steps would give."""
+
+FADE = 0.98
+"""Weight of older steps at each new one: about the last fifty count."""
+
+MIN_FIXED_TOKENS, START_FIXED_TOKENS, MAX_FIXED_TOKENS = 16.0, 128.0, 4_096.0
+"""Range, and value before anything is known, of the tokens that cost as much as an empty step. Published machines lie
+between 10 (a model of half a billion weights on one core) and 300 (accelerators)."""
+
+MIN_SPREAD = 4.0
+"""Variance of tokens a step, in the steps that count, from which a slope can be fitted."""
+
+
+class Pace:
+    """Learns the cost of steps, and bounds them."""
+
+    def __init__(self) -> None:
+        self.fixed_tokens = START_FIXED_TOKENS
+        """Tokens that take as long as a step without any."""
+        self._light_until_ns = -1
+        self._began_ns = -1
+        self._tokens = 0
+        self._count = self._x = self._y = self._xx = self._xy = 0.0
+
+    def begin(self, now_ns: int) -> None:
+        """A step begins: the one before it, unless there was a pause, has taken so long."""
+        if self._began_ns >= 0:
+            self._observe(self._tokens, now_ns - self._began_ns)
+        self._began_ns = now_ns
+
+    def planned(self, num_tokens: int) -> None:
+        """The step that has begun computes so many tokens."""
+        self._tokens = num_tokens
+
+    def pause(self) -> None:
+        """Nothing is left to do: the time until the next step is not a step's."""
+        self._began_ns = -1
+
+    def note_light(self, now_ns: int) -> None:
+        """A light tenant's request was admitted."""
+        self._light_until_ns = now_ns + LIGHT_MEMORY_NS
+
+    def prompt_tokens(self, num_decodes: int, now_ns: int) -> int | None:
+        """Prompt tokens that this step may take; None: as many as the budget leaves."""
+        if now_ns > self._light_until_ns:
+            return None
+        return int(STRETCH * (self.fixed_tokens + num_decodes))
+
+    def _observe(self, tokens: int, duration_ns: int) -> None:
+        duration = float(duration_ns)
+        self._count = self._count * FADE + 1
+        self._x = self._x * FADE + tokens
+        self._y = self._y * FADE + duration
+        self._xx = self._xx * FADE + tokens * tokens
+        self._xy = self._xy * FADE + tokens * duration
+        mean = self._x / self._count
+        variance = self._xx / self._count - mean * mean
+        if variance < MIN_SPREAD:
+            return
+        slope = (self._xy / self._count - mean * self._y / self._count) / variance
+        base = self._y / self._count - slope * mean
+        if slope > 0 and base > 0:
+            self.fixed_tokens = min(max(base / slope, MIN_FIXED_TOKENS), MAX_FIXED_TOKENS)

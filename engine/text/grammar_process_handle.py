@@ -1,0 +1,126 @@
+"""The keeper's view of a grammar process: two pipes, pending commands and results, and timestamps."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from engine.text.grammar_child import COMMAND, RESULT
+
+Key: TypeAlias = tuple[bytes, bytes]
+"""Tenant, and digest of the grammar's kind and source."""
+
+_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result of a grammar process."""
+
+    tag: int
+    request: int
+    position: int
+    state: int
+    data: bytes
+
+
+@dataclass(slots=True, eq=False)
+class GrammarProcess:
+    """One grammar's process."""
+
+    commands: int
+    """Pipe to the process."""
+    results: int
+    """Pipe from the process."""
+    key: Key = (b"", b"")
+    """Tenant and grammar; empty while the process is a spare."""
+    pid: int = 0
+    """Process id; 0 until its fork was reported."""
+    ended: bool = False
+    """Whether the keeper has ended it; a process with unknown pid is killed as soon as the pid is known."""
+    compiled: bool = False
+    halted: bool = False
+    """Whether it is stopped during others' time slices."""
+    keep: bool = True
+    """Whether it stays available for later requests when no request uses it."""
+    began: float | None = None
+    """Start of its compilation, in seconds of the keeper's clock."""
+    opening: deque[int] = field(default_factory=deque)
+    """Requests that wait for its compilation."""
+    requests: set[int] = field(default_factory=set)
+    """Requests that use it."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """Requests whose next row is pending, with the time of the command; oldest first."""
+    used: float = 0.0
+    """Time of its last activity."""
+    _outbound: bytearray = field(default_factory=bytearray)
+    _inbound: bytearray = field(default_factory=bytearray)
+
+    @property
+    def tenant(self) -> bytes:
+        """Return its tenant."""
+        return self.key[0]
+
+    @property
+    def idle(self) -> bool:
+        """Return whether no request needs it now."""
+        return self.compiled and not self.requests
+
+    @property
+    def wants_write(self) -> bool:
+        """Return whether commands wait for space in the pipe."""
+        return bool(self._outbound)
+
+    def halt(self, halted: bool) -> None:
+        """Stop or continue a process whose pid is known."""
+        if halted is not self.halted:
+            self.halted = halted
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGSTOP if halted else signal.SIGCONT)
+
+    def give(self, frame: bytes) -> None:
+        """Send its grammar, before any command."""
+        self._outbound += frame
+        self.flush()
+
+    def command(self, operation: int, request: int, token_id: int = 0) -> None:
+        """Send a command, or queue it until the pipe has space."""
+        self._outbound += COMMAND.pack(operation, request, token_id)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send queued commands as far as the pipe has space. The process's end shows on the other pipe."""
+        try:
+            while self._outbound:
+                del self._outbound[: os.write(self.commands, self._outbound)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._outbound.clear()
+
+    def read(self) -> list[Result] | None:
+        """Return the available results; None when the process has ended or wrote an invalid result."""
+        try:
+            data = os.read(self.results, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        self._inbound += data
+        results = []
+        place = 0
+        while len(self._inbound) - place >= RESULT.size:
+            tag, request, position, state, length = RESULT.unpack_from(self._inbound, place)
+            end = place + RESULT.size + length
+            if length > _READ_BYTES:
+                return None
+            if end > len(self._inbound):
+                break
+            results.append(Result(tag, request, position, state, bytes(self._inbound[place + RESULT.size : end])))
+            place = end
+        del self._inbound[:place]
+        return results

@@ -1,0 +1,268 @@
+"""Checkpoints of sandboxes on disk: one folder each, keyed by all dependencies, atomic, verified before use.
+
+::
+
+    STORE/KEY/         checkpoint.img, pages.img, pages_meta.img as written by runsc
+    STORE/KEY/account  sizes and SHA-256 of these files, and how long a cold start took
+    STORE/.draft-X     being written, locked by its writer
+    STORE/.trash-X     being removed
+
+Several supervisors may share a store: keys identify contents, folders appear and disappear by rename, and a supervisor
+that finds a checkpoint gone starts cold. Only the owner can access the folder; digests detect damage, not tampering by
+the owner.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from isolation.errors import CheckpointError
+from isolation.gvisor.spec import SandboxSpec
+from isolation.host.atomic_file import sync_folder, write_whole
+
+ACCOUNT = "account"
+"""Name of the account file (sizes and digests) in a checkpoint's folder."""
+
+MAX_KEPT = 32
+"""Largest number of checkpoints in one store, two for each model; the least recently used are removed first."""
+
+MAX_BYTES = 8 << 30
+"""Bytes of all checkpoints together: an engine's has 150 MB before it has a model, a text worker's 15 MB."""
+
+LEAST_FREE_BYTES = 1 << 30
+"""Free disk bytes below which nothing is saved: a cache of start-up time must not fill the state directory."""
+
+MAX_ACCOUNT_BYTES = 64 << 10
+_FORMAT = 1
+_PRIVATE = 0o700
+_DRAFT, _TRASH = ".draft-", ".trash-"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One saved sandbox."""
+
+    folder: Path
+    files: tuple[tuple[str, int, str], ...]
+    """Name, size in bytes and SHA-256 (hex) of each file."""
+    cold_s: float
+    """Seconds from start to ready without the checkpoint, measured when it was made."""
+
+    @property
+    def key(self) -> str:
+        """Digest of everything that the checkpoint depends on."""
+        return self.folder.name
+
+    @property
+    def size(self) -> int:
+        """Total size in bytes."""
+        return sum(size for _, size, _ in self.files)
+
+    def verify(self) -> None:
+        """Read all files and compare their digests; takes 0.7 s a gigabyte.
+
+        Raises:
+            CheckpointError: it is damaged or missing.
+        """
+        for name, size, digest in self.files:
+            try:
+                with (self.folder / name).open("rb") as file:
+                    # Compare the size first: a truncated file need not be read.
+                    whole = os.fstat(file.fileno()).st_size == size
+                    whole = whole and hashlib.file_digest(file, "sha256").hexdigest() == digest
+            except OSError as error:
+                raise CheckpointError(f"checkpoint {self.key[:12]} cannot be read: {error.strerror}") from error
+            if not whole:
+                raise CheckpointError(f"checkpoint {self.key[:12]} is damaged: {name} is not what was written")
+
+
+class CheckpointStore:
+    """A directory of checkpoints, opened by ``open_store``. Thread-safe: all of its state is in file names."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, key: str) -> Checkpoint | None:
+        """Return the checkpoint for a key, not yet verified; None when there is none or its account is invalid."""
+        folder = self.root / key
+        try:
+            with (folder / ACCOUNT).open("rb") as file:
+                found = _read_account(folder, file.read(MAX_ACCOUNT_BYTES + 1))
+            os.utime(folder)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            self.drop(key)
+            return None
+        return found
+
+    @contextmanager
+    def draft(self) -> Iterator[Path]:
+        """Create an empty folder to save into; it is removed after the block unless it was kept.
+
+        Raises:
+            CheckpointError: the disk has too little room.
+            OSError: it cannot be created.
+        """
+        free = shutil.disk_usage(self.root).free
+        if free < LEAST_FREE_BYTES:
+            raise CheckpointError(f"{free >> 20} MiB are free on the disk of {self.root}; nothing is saved below 1 GiB")
+        path = self.root / (_DRAFT + secrets.token_hex(8))
+        path.mkdir(mode=_PRIVATE)
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield path
+        finally:
+            os.close(held)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def keep(self, draft: Path, key: str, cold_s: float) -> Checkpoint:
+        """Publish a draft as the checkpoint of this key, and evict others to make room for it.
+
+        Raises:
+            CheckpointError: it is too large, or empty.
+            OSError: it cannot be written to the disk; nothing of it is used then.
+        """
+        files = tuple(_seal(path) for path in sorted(draft.iterdir()))
+        made = Checkpoint(self.root / key, files, cold_s)
+        if not 0 < made.size <= MAX_BYTES:
+            raise CheckpointError(f"a checkpoint of {made.size} bytes is not kept")
+        account = {"format": _FORMAT, "key": key, "cold_s": cold_s, "files": files}
+        write_whole(draft / ACCOUNT, json.dumps(account).encode())
+        self._make_room(made.size)
+        try:
+            os.rename(draft, made.folder)
+        except OSError:
+            if not made.folder.is_dir():
+                raise
+            # Another writer was faster; equal keys mean equal contents.
+        sync_folder(self.root)
+        return made
+
+    def drop(self, key: str) -> None:
+        """Remove a checkpoint. Idempotent."""
+        trash = self.root / (_TRASH + secrets.token_hex(8))
+        with suppress(OSError):
+            os.rename(self.root / key, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove drafts left behind by writers that were killed."""
+        for path in self.root.iterdir():
+            if path.name.startswith(_TRASH) or (path.name.startswith(_DRAFT) and not _is_held(path)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used checkpoints until one of this size fits; other folders are left alone."""
+        kept = []
+        for path in self.root.iterdir():
+            with suppress(OSError):
+                if not path.name.startswith(".") and (path / ACCOUNT).is_file():
+                    used = path.stat().st_mtime_ns
+                    kept.append((used, path.name, sum(file.stat().st_size for file in path.iterdir())))
+        kept.sort()
+        while kept and (len(kept) >= MAX_KEPT or sum(one for _, _, one in kept) + size > MAX_BYTES):
+            self.drop(kept.pop(0)[1])
+
+
+def open_store(root: Path) -> CheckpointStore:
+    """Open the store in a directory, created if absent, and remove the drafts of killed writers.
+
+    Raises:
+        CheckpointError: another user owns it or may access it.
+        OSError: it cannot be created or read.
+    """
+    root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        raise CheckpointError(
+            f"{root} is not a private directory of the supervisor's user, and whoever may write there chooses what "
+            "sandboxes run",
+            hint=f"chown it to that user and chmod 700 {root}",
+        )
+    store = CheckpointStore(root)
+    store.clear()
+    return store
+
+
+def contents(spec: SandboxSpec) -> str:
+    """Hash the names, sizes, times and inodes of every file that a sandbox sees (SHA-256, hex).
+
+    The digest changes with each change that ``make`` would detect. Masked directories and byte code, which follows its
+    source, are left out; 20,000 files take 60 ms.
+
+    Raises:
+        OSError: a file is gone.
+    """
+    digest = hashlib.sha256()
+    for mount in spec.all_mounts():
+        source = os.fspath(mount.source)
+        inside = mount.target + "/"
+        skipped = {source + mask[len(mount.target) :] for mask in spec.rootfs.masks if mask.startswith(inside)}
+        for line in sorted(_stamps(source, skipped)):
+            digest.update(f"{mount.target} {line}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _stamps(source: str, skipped: Collection[str]) -> Iterator[str]:
+    """Yield one line for each file at a path or below a folder."""
+    if not os.path.isdir(source):
+        yield _stamp(source, os.stat(source))
+        return
+    with os.scandir(source) as listing:
+        for entry in listing:
+            if not entry.is_dir(follow_symlinks=False):
+                yield _stamp(entry.path, entry.stat(follow_symlinks=False))
+            elif entry.path not in skipped and entry.name != "__pycache__":
+                yield from _stamps(entry.path, skipped)
+
+
+def _stamp(path: str, one: os.stat_result) -> str:
+    return f"{path} {one.st_mode} {one.st_size} {one.st_mtime_ns} {one.st_ino}"
+
+
+def _seal(path: Path) -> tuple[str, int, str]:
+    """Flush a file to the disk and return its line of the account."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return path.name, os.fstat(file.fileno()).st_size, digest
+
+
+def _read_account(folder: Path, data: bytes) -> Checkpoint:
+    """Parse an account. Raises: ValueError, KeyError, TypeError: it is invalid."""
+    account = json.loads(data)
+    if account["format"] != _FORMAT or account["key"] != folder.name:
+        raise ValueError("an account of something else")
+    files = tuple((str(name), int(size), str(digest)) for name, size, digest in account["files"])
+    if any("/" in name for name, _, _ in files):
+        raise ValueError("a name that leaves the folder")
+    return Checkpoint(folder, files, float(account["cold_s"]))
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether a living writer holds the lock of this draft."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)

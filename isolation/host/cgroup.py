@@ -1,0 +1,210 @@
+"""Resource limits where the machine allows them: one cgroup for each sandbox, on v1 (also hybrid) and v2.
+
+runsc always gets ``--ignore-cgroups``: its own code needs real root and writes ``cgroup.subtree_control`` from the root
+down. Instead, the processes of a created, not yet started sandbox are moved here, and their later children inherit the
+group.
+
+``CgroupSupport`` says which limits hold, for status. On v1 an out-of-memory kill hits a stub and the sandbox then exits
+with status 1, so the kill counter must be read before the group is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from isolation.errors import IsolationError
+from isolation.gvisor.spec import Limits
+
+CONTROLLERS = ("memory", "cpu", "pids")
+_CPU_PERIOD_US = 100_000
+_REMOVE_TIMEOUT_S = 20.0
+"""Time limit for the end of killed processes: the last one frees the sandbox's memory (some GiB take 1.6 s) and waits
+for its pending disk reads, longer under load."""
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupSupport:
+    """Limits that this machine enforces."""
+
+    version: int
+    """Cgroup version: 1, 2, or 0 for none."""
+    enforced: tuple[str, ...]
+    """Enforced controllers, a subset of ``CONTROLLERS``."""
+    problem: str = ""
+    """Reason why something is not enforced; empty when everything is."""
+
+    def describe(self) -> str:
+        """Return one line for status."""
+        if not self.enforced:
+            return f"no limits enforced: {self.problem}"
+        line = f"cgroup v{self.version}: {', '.join(self.enforced)}"
+        return f"{line}; not enforced: {self.problem}" if self.problem else line
+
+
+class Cgroup:
+    """Cgroup of one sandbox; a directory in each hierarchy in use.
+
+    Args:
+        directories: controller to directory; equal for all controllers on v2, empty where nothing is enforced.
+    """
+
+    def __init__(self, directories: Mapping[str, Path]) -> None:
+        self._by_controller = dict(directories)
+        self._unique = tuple(dict.fromkeys(directories.values()))
+        self.given_up = False
+        """Whether its sandbox has called ``delete``: what is left of the group may be removed by anyone."""
+
+    def set_limits(self, limits: Limits, version: int) -> None:
+        """Write the limits.
+
+        Raises:
+            IsolationError: the kernel refuses a value.
+        """
+        for name, value, needed in limit_files(limits, version):
+            directory = self._by_controller.get(name.partition(".")[0])
+            if directory is None:
+                continue
+            try:
+                (directory / name).write_text(value)
+            except OSError as error:
+                if needed:
+                    raise IsolationError(
+                        f"cgroup limit {directory / name} = {value} is refused: {error.strerror}"
+                    ) from error
+
+    def add(self, pids: Iterable[int]) -> None:
+        """Move processes into the group; those that have ended meanwhile are skipped.
+
+        Raises:
+            IsolationError: the kernel refuses.
+        """
+        for pid in pids:
+            for directory in self._unique:
+                try:
+                    (directory / "cgroup.procs").write_text(str(pid))
+                except ProcessLookupError:
+                    break
+                except OSError as error:
+                    raise IsolationError(f"process {pid} cannot join {directory}: {error.strerror}") from error
+
+    def members(self) -> frozenset[int]:
+        """Return the processes in the group."""
+        found: set[int] = set()
+        for directory in self._unique:
+            found |= _read_pids(directory)
+        return frozenset(found)
+
+    def memory_bytes(self) -> int | None:
+        """Return the bytes that its memory limit counts; None where there is no such limit."""
+        directory = self._by_controller.get("memory")
+        if directory is None:
+            return None
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            for word in words(directory / name):
+                return int(word)
+        return None
+
+    def oom_kills(self) -> int:
+        """Return how many of its processes the kernel killed for lack of memory, so far."""
+        directory = self._by_controller.get("memory")
+        if directory is None:
+            return 0
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                text = (directory / name).read_text()
+            except OSError:
+                continue
+            match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+            return int(match[1]) if match else 0
+        return 0
+
+    def delete(self) -> None:
+        """Kill the remaining processes and remove the group. Idempotent.
+
+        Raises:
+            IsolationError: a process in it cannot be killed.
+        """
+        self.given_up = True
+        for directory in self._unique:
+            remove_group(directory)
+
+
+def limit_files(limits: Limits, version: int) -> list[tuple[str, str, bool]]:
+    """Return (file, value, required) of each limit. Pure. Files missing on some kernels are not required."""
+    memory, pids = str(limits.memory_bytes), str(limits.pids)
+    cores = limits.cpu_quota_cores
+    quota_us = None if cores is None else max(1_000, round(cores * _CPU_PERIOD_US))
+    if version == 2:
+        cpu = "max" if quota_us is None else str(quota_us)
+        return [
+            ("memory.max", memory, True),
+            ("memory.swap.max", "0", False),
+            ("memory.oom.group", "1", False),  # the whole sandbox ends, not one stub
+            ("cpu.max", f"{cpu} {_CPU_PERIOD_US}", True),
+            ("pids.max", pids, True),
+        ]
+    return [
+        ("memory.limit_in_bytes", memory, True),
+        ("memory.memsw.limit_in_bytes", memory, False),
+        ("cpu.cfs_period_us", str(_CPU_PERIOD_US), True),
+        ("cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us), True),
+        ("pids.max", pids, True),
+    ]
+
+
+def words(path: Path) -> list[str]:
+    """Return the words in a cgroup file; none when it cannot be read."""
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _read_pids(directory: Path) -> set[int]:
+    return {int(word) for word in words(directory / "cgroup.procs")}
+
+
+def _describe(pid: int) -> str:
+    """Return a process's id, name, state and the kernel function that it waits in."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        waits = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return f"{pid} (gone)"
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    return f"{pid} ({fields['Name']}, {fields['State']}, waits in {waits or 'user space'})"
+
+
+def remove_group(directory: Path) -> None:
+    """Kill the processes of a group and remove its directory. Idempotent.
+
+    Raises:
+        IsolationError: a process in it cannot be killed.
+    """
+    deadline = time.monotonic() + _REMOVE_TIMEOUT_S
+    while True:
+        for pid in _read_pids(directory):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            directory.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                stuck = ", ".join(sorted(map(_describe, _read_pids(directory)))) or "none that it lists"
+                raise IsolationError(
+                    f"cgroup {directory} cannot be removed: {error.strerror}; processes in it: {stuck}"
+                ) from error
+            time.sleep(_POLL_S)
+        else:
+            return

@@ -1,0 +1,129 @@
+"""The messages between an engine and the supervisor about KV blocks that leave the engine and come back.
+
+They travel over a channel of their own (``Role.SPILL``), which the gateway never holds. Content is plain KV: the
+supervisor seals it, for no key enters a sandbox. A block is named by its id, a keyed hash of the tokens before it; the
+namespace key beside it is the one the host gave the engine with requests, and tells the supervisor the tenant.
+
+Order: guest ``Hello``; then guest ``Keep | Fetch``, host ``Fetched | Forget``, each at any time.
+
+Payloads that are no record (``frame``):
+
+* Keep: namespace 32 bytes, name length u8, name, content to the end of the frame;
+* Fetch: namespace 32 bytes, name length u8, names n x that length.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from isolation.ipc.frame import (
+    HEADER_BYTES,
+    Frame,
+    Kind,
+    MessageCodec,
+    Record,
+    record_codec,
+    require,
+    require_range,
+    take_bytes,
+)
+from isolation.ipc.messages import MAX_FRAME_BYTES, NAMESPACE_KEY_BYTES
+
+MAX_BLOCK_NAME_BYTES = 32
+"""Bytes of a block's id; ids have 16, and those of models with several block tables one more."""
+
+MAX_FETCH_BLOCKS = 8_192
+"""Blocks of one fetch: a context of 128 Ki tokens in blocks of 16."""
+
+SPILL_HEADER_BYTES = 128
+"""Bytes that every frame with content has room for beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Guest: this block's content may be taken up again later, if you keep it. Not answered."""
+
+    namespace: bytes
+    block: bytes
+    content: bytes
+    """At least one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Guest: these blocks, in this order. Answered by one ``Fetched`` each, up to the first that is not there."""
+
+    request: int
+    """Number of the fetch, drawn by the guest."""
+    namespace: bytes
+    blocks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Host: the block at this place of a fetch; without content it is not there, and nothing more comes."""
+
+    request: int
+    index: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Host: make everything of this namespace unfindable and overwrite it."""
+
+    namespace: bytes
+
+
+_NAMED = struct.Struct(f"<{NAMESPACE_KEY_BYTES}sB")
+
+
+def _check_namespace(message: Keep | Fetch) -> None:
+    require(len(message.namespace) == NAMESPACE_KEY_BYTES, "the namespace key has another length")
+
+
+def _check_keep(message: Keep) -> None:
+    _check_namespace(message)
+    require_range("name", len(message.block), 1, MAX_BLOCK_NAME_BYTES)
+    require_range("content", len(message.content), 1, MAX_FRAME_BYTES)
+
+
+def _pack_keep(message: Keep) -> bytes:
+    return b"".join((_NAMED.pack(message.namespace, len(message.block)), message.block, message.content))
+
+
+def _unpack_keep(_request: int, frame: Frame) -> Keep:
+    namespace, length = _NAMED.unpack_from(frame, HEADER_BYTES)
+    name = HEADER_BYTES + _NAMED.size
+    content = name + length
+    require(content < len(frame), "the frame holds no content")
+    return Keep(namespace, take_bytes(frame, name, content), take_bytes(frame, content))
+
+
+def _check_fetch(message: Fetch) -> None:
+    _check_namespace(message)
+    require_range("blocks", len(message.blocks), 1, MAX_FETCH_BLOCKS)
+    width = len(message.blocks[0])
+    require_range("name", width, 1, MAX_BLOCK_NAME_BYTES)
+    require(all(len(block) == width for block in message.blocks), "names differ in length")
+
+
+def _pack_fetch(message: Fetch) -> bytes:
+    return b"".join((_NAMED.pack(message.namespace, len(message.blocks[0])), *message.blocks))
+
+
+def _unpack_fetch(request: int, frame: Frame) -> Fetch:
+    namespace, width = _NAMED.unpack_from(frame, HEADER_BYTES)
+    names = take_bytes(frame, HEADER_BYTES + _NAMED.size)
+    require(width > 0 and len(names) % width == 0, "the frame holds no whole names")
+    require_range("blocks", len(names) // width, 1, MAX_FETCH_BLOCKS)
+    return Fetch(request, namespace, tuple(names[at : at + width] for at in range(0, len(names), width)))
+
+
+ARMS = (
+    MessageCodec(Kind.KEEP, Keep, _check_keep, _pack_keep, _unpack_keep, names_request=False),
+    MessageCodec(Kind.FETCH, Fetch, _check_fetch, _pack_fetch, _unpack_fetch),
+    record_codec(Kind.FETCHED, Fetched, Record("index:I"), tail="content"),
+    record_codec(Kind.FORGET, Forget, Record(f"namespace:{NAMESPACE_KEY_BYTES}s"), names_request=False),
+)

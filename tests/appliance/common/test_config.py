@@ -1,0 +1,177 @@
+"""``athanor.yaml``: what is wrong is said with line and column, and nothing is guessed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from appliance.common.config import split_address
+from appliance.common.config_loader import load_config
+from appliance.common.errors import ConfigError
+
+GOOD = """\
+listen: {http: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "unix:admin.sock"}
+models:
+  - {name: m, path: model, dtype: float32}
+policy: policy.yaml
+credentials: credentials.json
+pepper: pepper
+run_dir: run
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    """The text as a file."""
+    path = tmp_path / "athanor.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
+    """A configuration can be moved with what it names."""
+    config = load_config(write(tmp_path, GOOD))
+    assert config.models[0].path == tmp_path / "model"
+    assert config.policy == tmp_path / "policy.yaml"
+    assert config.run_dir == tmp_path / "run"
+    assert config.listen.admin == f"unix:{tmp_path}/admin.sock"
+
+
+def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
+    """Its folder and key are taken from there too; without a section there is none."""
+    assert load_config(write(tmp_path, GOOD)).audit is None
+    audit = load_config(write(tmp_path, GOOD + "audit: {directory: log, key: secret}\n")).audit
+    assert audit is not None
+    assert (audit.directory, audit.key, audit.on_failure) == (tmp_path / "log", tmp_path / "secret", "continue")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("dtype: float32", "dtype: int3", ":3:"),
+        ("run_dir: run", "run_dir: run\ntypo: 1", ":8:"),
+        ("name: m,", "name: '../m',", ":3:"),
+        ('"127.0.0.1:0", grpc', '"nowhere", grpc', ":1:"),
+        ('"127.0.0.1:0", grpc', '"unix:http.sock", grpc', ":1:"),
+        ("pepper: pepper\n", "", ":1:1"),
+        ("  - {name: m, path: model, dtype: float32}", "  []", ":3:"),
+        ("run_dir: run", "run_dir: [", ":"),
+        ("dtype: float32", "max_context: -5", ":3:"),
+        ("dtype: float32", "kv_bytes: .nan", ":3:"),
+        ('"unix:admin.sock"', '"0.0.0.0:8082"', ":1:"),
+        ("run_dir: run", "run_dir: run\nsandbox: {image: x}", ":8:"),
+        ("run_dir: run", "run_dir: run\nsandbox: {spill: {memory: 1}}", ":1:1"),
+        ("run_dir: run", "run_dir: run\nsandbox: {spill: {}}\nkeys: {root_key: r, keyring: k}", ":8:"),
+        ("run_dir: run", "run_dir: run\nsandbox: {spill: {disk: 1}}\nkeys: {root_key: r, keyring: k}", ":8:"),
+        ("run_dir: run", "run_dir: run\nkeys: {root_key: r}", ":8:"),
+        ("dtype: float32", "runner: nil", ":3:"),
+        ("dtype: float32", "step_us: 5", ":3:"),
+        ("dtype: float32", "gpu: []", ":3:"),
+        ("dtype: float32", "gpu: [-1]", ":3:"),
+        ("dtype: float32", "gpu: all", ":3:"),
+        ("dtype: float32", "gpu: auto, backend: plain", ":3:"),
+        ("dtype: float32", "gpu: [0], runner: embed", ":3:"),
+        ("dtype: float32", "backend: cuda", ":3:"),
+        ("run_dir: run", "run_dir: run\naudit: {on_failure: stop, directory: x}", ":8:"),
+        ("run_dir: run", "run_dir: run\naudit: {key: x}", ":8:"),
+    ],
+)
+def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> None:
+    """Unknown keys, wrong values and missing ones are refused with file, line and column."""
+    assert old in GOOD
+    with pytest.raises(ConfigError) as raised:
+        load_config(write(tmp_path, GOOD.replace(old, new)))
+    assert f"athanor.yaml{place}" in raised.value.message
+
+
+def test_spill_and_keys_are_read_and_anchored(tmp_path: Path) -> None:
+    """A tier in memory and one on a disk; without the section there is neither, and no key is needed."""
+    text = GOOD + "sandbox: {spill: {memory: 1024, disk: 4096, directory: spill}}\nkeys: {root_key: r, keyring: k}\n"
+    config = load_config(write(tmp_path, text))
+    assert config.sandbox.spill is not None
+    assert config.sandbox.spill.directory == tmp_path / "spill"
+    assert config.keys is not None
+    assert (config.keys.root_key, config.keys.keyring) == (tmp_path / "r", tmp_path / "k")
+    plain = load_config(write(tmp_path, GOOD))
+    assert (plain.sandbox.spill, plain.keys) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "gpu", "backend"),
+    [
+        ("dtype: float32", "off", "plain"),
+        ("gpu: off", "off", "plain"),
+        ("gpu: auto", "auto", "auto"),
+        ("gpu: [0, 2], backend: device", (0, 2), "device"),
+        ("backend: device", "off", "device"),
+    ],
+)
+def test_gpus_are_asked_for(tmp_path: Path, said: str, gpu: object, backend: str) -> None:
+    """No model has a GPU unless that is said, and an engine without one does not look for any."""
+    config = load_config(write(tmp_path, GOOD.replace("dtype: float32", said) + "sandbox: {gpu_kernels: g}\n"))
+    assert (config.models[0].gpu, config.models[0].engine_backend) == (gpu, backend)
+    assert config.sandbox.gpu_kernels == tmp_path / "g"
+
+
+def test_a_share_is_of_a_gpu(tmp_path: Path) -> None:
+    """A share of a card goes with a card; control: with one it is taken."""
+    said = "gpu: [0], gpu_share: 45"
+    assert load_config(write(tmp_path, GOOD.replace("dtype: float32", said))).models[0].gpu_share == 45
+    for wrong in ("gpu_share: 45", "gpu: [0], gpu_share: 96"):
+        with pytest.raises(ConfigError, match="gpu_share"):
+            load_config(write(tmp_path, GOOD.replace("dtype: float32", wrong)))
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Names are what requests ask for, so they are unique."""
+    text = GOOD.replace("policy: policy", "  - {name: m, path: other}\npolicy: policy")
+    with pytest.raises(ConfigError, match="one name"):
+        load_config(write(tmp_path, text))
+
+
+def test_null_runners_stand_alone(tmp_path: Path) -> None:
+    """A benchmark's configuration is accepted; one that would serve a model beside it is refused."""
+    null = GOOD.replace("dtype: float32", "runner: 'null', step_us: 2000")
+    assert load_config(write(tmp_path, null)).models[0].runner == "null"
+    with pytest.raises(ConfigError, match="do not go together"):
+        load_config(write(tmp_path, null.replace("policy: policy", "  - {name: n, path: other}\npolicy: policy")))
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
+    """The operator hears which file cannot be read and why."""
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("a:65535", ("a", 65535))]
+)
+def test_addresses_are_split(text: str, parts: tuple[str, int]) -> None:
+    """Host and port, IPv6 in brackets."""
+    assert split_address(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "80", ":80", "a:", "a:x", "a:70000", "a:-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """No default is guessed."""
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("policy: policy", "polcy: policy"), "polcy: unknown key; did you mean 'policy'?"),
+        (("policy: policy", "polcy: policy"), "policy: this key is required"),
+        (("dtype: float32", "dtyp: float32"), "models[0].dtyp: unknown key; did you mean 'dtype'?"),
+        (("dtype: float32", "kv_bytes: a lot"), "models[0].kv_bytes: must be a whole number, found 'a lot'"),
+        (("policy: policy", "sandbox: {spil: {}}\npolicy: policy"), "sandbox.spil: unknown key; did you mean 'spill'?"),
+        (("policy: policy", "audit: {dir: d}\npolicy: policy"), "audit.dir: unknown key; known here: directory, "),
+    ],
+)
+def test_problems_are_in_the_words_of_the_policy(tmp_path: Path, wrong: tuple[str, str], said: str) -> None:
+    """An unknown key is told with the one that was meant, a wrong value with what was found, each at its place."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, GOOD.replace(*wrong)))
+    assert re.search(rf":\d+:\d+: {re.escape(said)}", caught.value.message), caught.value.message

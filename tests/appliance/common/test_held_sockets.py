@@ -1,0 +1,115 @@
+"""A listening socket over a restart: what is said on both sides; systemd itself is in tests/test_systemd_boot.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, socket, sys
+if sys.argv[3:]:
+    os.dup2(int(sys.argv[3]), 3)  # As a service manager numbers it; number 3 of the tests is in use.
+from appliance.common import held_sockets
+os.environ["LISTEN_PID"] = str(os.getpid()) if sys.argv[2] == "own" else "1"
+sock = held_sockets.listen("http", "127.0.0.1", int(sys.argv[1]), lambda h, p: socket.create_server((h, p), backlog=8))
+print(sock.getsockname()[1], "LISTEN_FDS" in os.environ, os.get_inheritable(sock.fileno()), flush=True)
+sock.settimeout(5)
+peer, _ = sock.accept()
+peer.sendall(b"served")
+"""
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    """The service manager's end of the notification socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(5)
+        yield sock
+
+
+def begin(manager: socket.socket, port: int, root: Path, held: socket.socket | None, whose: str = "own"):
+    """One life of a service, with what the manager has kept for it."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "NOTIFY_SOCKET": manager.getsockname()}
+    arguments = [str(port), whose]
+    if held is not None:
+        environment |= {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+        arguments.append(str(held.fileno()))
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env=environment,
+        pass_fds=() if held is None else (held.fileno(),),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def ask(port: int) -> bytes:
+    """What is answered to a connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+        return peer.recv(16)
+
+
+def kept(manager: socket.socket) -> tuple[bytes, socket.socket]:
+    """What the manager was told to keep."""
+    data, numbers, _, _ = socket.recv_fds(manager, 1024, 4)
+    return data, socket.socket(fileno=numbers[0])
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def test_a_connection_made_between_two_lives_is_served(manager: socket.socket, root: Path) -> None:
+    """The first life gives its socket away; while no process is there a connection is taken by the kernel, and the
+    second life answers it. Control: without the kept socket the connection is refused."""
+    port = free_port()
+    first = begin(manager, port, root, None)
+    assert first.stdout.readline().split() == [str(port), "False", "False"]
+    told, held = kept(manager)
+    assert told == b"FDSTORE=1\nFDNAME=http"
+    assert ask(port) == b"served"
+    assert first.wait(10) == 0
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as early:
+        second = begin(manager, port, root, held)
+        assert second.stdout.readline().split() == [str(port), "False", "False"], second.stderr.read()
+        early.settimeout(5)
+        assert early.recv(16) == b"served"
+        assert second.wait(10) == 0
+    held.close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(port)
+
+
+def test_a_socket_of_another_address_is_let_go(manager: socket.socket, root: Path) -> None:
+    """After the configuration was changed the new address is served, and the manager told to close the old one."""
+    old, port = socket.create_server(("127.0.0.1", 0)), free_port()
+    process = begin(manager, port, root, old)
+    assert process.stdout.readline().split()[0] == str(port)
+    assert manager.recv(1024) == b"FDSTOREREMOVE=1\nFDNAME=http"
+    told, held = kept(manager)
+    assert (told.startswith(b"FDSTORE=1"), held.getsockname()[1]) == (True, port)
+    assert ask(port) == b"served"
+    assert process.wait(10) == 0
+    old.close()
+    held.close()
+
+
+def test_what_was_kept_for_another_process_is_not_taken(manager: socket.socket, root: Path) -> None:
+    """A descriptor that is there by chance is nobody's socket."""
+    other, port = socket.create_server(("127.0.0.1", 0)), free_port()
+    process = begin(manager, port, root, other, whose="another's")
+    assert process.stdout.readline().split()[0] == str(port)
+    assert kept(manager)[1].getsockname()[1] == port
+    assert ask(port) == b"served"
+    assert process.wait(10) == 0
+    other.close()

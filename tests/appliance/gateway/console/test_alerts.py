@@ -1,0 +1,122 @@
+"""What the strip on top says: each matter, and nothing where nothing is the matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from appliance.common.certificate_dates import DAY_S
+from appliance.common.figures import NS
+from appliance.common.status import Latency, Point, Spread
+from appliance.gateway.console.alerts import AUDIT_SAID, Facts, alerts
+from appliance.gateway.telemetry.store import TraceSummary
+from tests.appliance.gateway.console.pictures import POLICY, facts, model, sandbox
+from tests.appliance.gateway.telemetry import samples
+
+
+def ended(now: float, outcome: str, error: str | None, tenant: str | None, count: int) -> list[TraceSummary]:
+    """So many requests that ended a moment ago."""
+    one = replace(
+        samples.SUMMARY, outcome=outcome, error=error, tenant=tenant, started_ns=int((now - 5) * NS), duration_s=1.0
+    )
+    return [one] * count
+
+
+def test_an_appliance_that_is_well_has_no_alert() -> None:
+    """The control of all others; so is one with a certificate that is good for long enough."""
+    assert alerts(facts()) == ()
+    assert alerts(facts(certificate=(NOW - DAY_S, NOW + 60 * DAY_S))) == ()
+
+
+def down(**changes: Any) -> Facts:
+    """The engine is not ready."""
+    return facts(models=(model(sandboxes=(sandbox("engine", **changes), sandbox("text"))),))
+
+
+NOW = facts().now
+
+
+def points(waiting: int = 0, kv_held: float = 0.2) -> tuple[Point, ...]:
+    """Forty seconds that are all alike."""
+    return tuple(Point(NOW - 40 + 2 * step, 0, 1, waiting, kv_held, 0) for step in range(21))
+
+
+CASES: dict[str, tuple[Facts, str, str]] = {
+    "supervisor": (facts(attached=False, sandbox=""), "broken", "The supervisor is gone"),
+    "draining": (facts(draining=True), "note", "shutting down"),
+    "booting": (down(state="booting"), "note", "engine sandbox of athanor-mini is booting"),
+    "failed": (down(state="failed", cause="exit status 137"), "broken", "is down: exit status 137"),
+    "again": (down(state="booting", restarts=2), "broken", "engine sandbox of athanor-mini is down"),
+    "silent": (facts(silence_s={"athanor-mini": 40.0}), "broken", "finishes no step"),
+    "restarts": (facts(points=(Point(0, 0, 0, 0, 0, 1), Point(300, 0, 0, 0, 0, 5))), "degraded", "died 4 times"),
+    "one death": (facts(points=(Point(0, 0, 0, 0, 0, 1), Point(300, 0, 0, 0, 0, 2))), "note", "A sandbox died"),
+    "unsafe": (facts(sandbox="none"), "broken", "no sandbox"),
+    "integrity": (facts(integrity_failures=2), "broken", "2 requests met KV memory"),
+    "defects": (facts(defects=1), "degraded", "promise between tenants"),
+    "audit": (facts(audit_problem=f"{AUDIT_SAID}disk full"), "degraded", "The audit log cannot be written: disk full"),
+    "audit refuses": (facts(audit_problem="disk full", audit_refuses=True), "broken", "audit log"),
+    "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
+    "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),
+    "certificate ended": (facts(certificate=(NOW - 90 * DAY_S, NOW - DAY_S)), "broken", "certificate has expired"),
+    "certificate ends today": (facts(certificate=(NOW, NOW + 7_300)), "degraded", "certificate ends in 2 hours"),
+    "certificate ends": (facts(certificate=(NOW, NOW + 9.5 * DAY_S)), "degraded", "certificate ends in 9 days"),
+    "clock behind": (facts(certificate=(NOW + DAY_S, NOW + 90 * DAY_S)), "broken", "certificate is not valid yet"),
+    "queue": (facts(points=points(waiting=7)), "degraded", "7 requests wait"),
+    "kv": (facts(points=points(kv_held=0.97)), "degraded", "all KV memory"),
+    "slow": (facts(latency=Latency(requests=40, window_s=60, first_token=Spread(1, 3.14, 4))), "degraded", "3.1 s"),
+    "failures": (
+        facts(newest=(*ended(NOW, "failed", "unavailable", "alpha", 2), *ended(NOW, "ok", None, "beta", 9))),
+        "broken",
+        "2 of the last minute's 11 requests failed by our fault: unavailable",
+    ),
+    "refused": (
+        facts(newest=(*ended(NOW, "refused", "rate_limited", "beta", 6), *ended(NOW, "ok", None, "beta", 2))),
+        "degraded",
+        "beta is refused (rate_limited): 6 of its last minute's 8 requests",
+    ),
+    "strangers": (facts(newest=tuple(ended(NOW, "refused", "unauthenticated", None, 7))), "note", "7 calls"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_matter_is_said_once_with_its_level(name: str) -> None:
+    """One alert, at its level, in words; those that can be mended say how."""
+    given, level, words = CASES[name]
+    (alert,) = alerts(given)
+    assert alert.level == level
+    assert words in alert.what
+    assert alert.who or alert.do
+    assert alert.do or level == "note"
+
+
+def test_who_is_affected_is_counted() -> None:
+    """A model that is down concerns those who may use it; a tenant's own concerns that tenant."""
+    (shared,) = alerts(down(state="failed"))
+    assert shared.who == "All 2 tenants that may use it"
+    own = model(tenant="gamma", sandboxes=(sandbox("engine", state="failed"),))
+    (alert,) = alerts(facts(own=(own,)))
+    assert alert.who == "Tenant gamma"
+
+
+def test_the_worst_comes_first() -> None:
+    """Broken before degraded before notes."""
+    given = facts(draining=True, defects=1, integrity_failures=1)
+    assert [alert.level for alert in alerts(given)] == ["broken", "degraded", "note"]
+
+
+def test_what_is_over_is_no_alert() -> None:
+    """Failures of an hour ago, a wave of waiting requests and one refusal in passing are none."""
+    old = [replace(one, started_ns=int((NOW - 3_600) * NS)) for one in ended(NOW, "failed", "unavailable", "alpha", 5)]
+    wave = (*points(waiting=7)[:-1], Point(NOW, 0, 1, 0, 0.2, 0))
+    once = ended(NOW, "refused", "rate_limited", "beta", 1)
+    assert alerts(facts(newest=(*once, *old), points=wave)) == ()
+
+
+def test_a_hung_engine_is_ended_by_its_process() -> None:
+    """The command names the engine's process, and the log where none is known."""
+    (alert,) = alerts(facts(silence_s={"athanor-mini": 40.0}))
+    assert alert.command == "kill -KILL 4242"
+    unknown = facts(silence_s={"athanor-mini": 40.0}, models=(model(sandboxes=(sandbox("engine", pid=None),)),))
+    assert alerts(unknown)[0].command.startswith("athanor logs")

@@ -1,0 +1,224 @@
+"""A scripted service and both front ends before it, over real sockets; helpers that more than one test file uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from appliance.common.config import TlsConfig
+from appliance.common.errors import ModelNotFoundError
+from appliance.common.ids import new_request_id
+from appliance.common.keys import KeyRecord, KeyTable, issue
+from appliance.gateway.front.auth import Resolver
+from appliance.gateway.generate_request import (
+    CallContext,
+    Delta,
+    Embeddings,
+    EmbedRequest,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelCard,
+    Principal,
+    RateState,
+    Sink,
+    Started,
+    TextPrompt,
+    TokenLogprob,
+)
+from appliance.gateway.grpc.servicer import STALL_S
+from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
+
+PEPPER = bytes(range(32))
+SPIFFE_ID = "spiffe://athanor.test/tenant/acme"
+MODEL = "athanor-mini"
+
+Step = Event | Exception | float | asyncio.Event
+"""What the scripted session does next: yield, raise, sleep, or wait."""
+
+
+def text_script(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Step]:
+    """A session that gives these texts, one token each."""
+    deltas = [Delta(text, (index,)) for index, text in enumerate(texts)]
+    return [Started(7, 3), *deltas, Finished(reason, 7, 3, len(texts))]
+
+
+def logprob_script() -> list[Step]:
+    """A session of three tokens, the last two of which are halves of one character."""
+    first = TokenLogprob(1, b"a", -0.5, ((1, b"a", -0.5), (2, b"b", -1.5)))
+    second = TokenLogprob(3, b"\xc3", -0.25, ((3, b"\xc3", -0.25), (4, b"c", float("-inf"))))
+    third = TokenLogprob(5, b"\xa9", -0.125, ((5, b"\xa9", -0.125), (6, b"d", -2.0)))
+    return [
+        Started(2, 0),
+        Delta("a", (1,), (first,)),
+        Delta("", (3,), (second,)),
+        Delta("\u00e9", (5,), (third,)),
+        Finished(FinishReason.LENGTH, 2, 0, 3),
+    ]
+
+
+class ScriptedService:
+    """The gateway's ``Service`` with its behaviour written out beforehand; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.script: Sequence[Step] = text_script("Hel", "lo")
+        self.tenants = {"key:acme-1": "acme", "key:globex-1": "globex", SPIFFE_ID: "acme"}
+        self.padded: set[str] = set()
+        """Tenants whose answers are padded."""
+        self.requests: list[GenerateRequest] = []
+        self.embeds: list[EmbedRequest] = []
+        self.contexts: list[CallContext] = []
+        self.principals: list[Principal] = []
+        self.refusals: list[tuple[CallContext, Exception, str | None]] = []
+        self.yielded = 0
+        self.asked = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def generate(
+        self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
+    ) -> AsyncGenerator[Event]:
+        """Play the script; deltas go to the sink where there is one, as fast as it takes them."""
+        self.principals.append(principal)
+        self.requests.append(request)
+        self.asked.set()
+        self.contexts.append(context)
+        try:
+            if request.model != MODEL:
+                raise ModelNotFoundError("no such model", param="model", details={"model": request.model})
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                elif isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif sink is not None and isinstance(step, Delta):
+                    await self._writable(sink)
+                    self.yielded += 1
+                    sink.delta(step)
+                else:
+                    self.yielded += 1
+                    yield step
+        finally:
+            self.closed.set()
+
+    async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
+        """A vector of three numbers for each text: its place, its length, a third. The script may raise or wait."""
+        self.principals.append(principal)
+        self.embeds.append(request)
+        self.contexts.append(context)
+        self.asked.set()
+        try:
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+        finally:
+            self.closed.set()
+        lengths = [len(one.text if isinstance(one, TextPrompt) else one.token_ids) for one in request.inputs]
+        vectors = tuple(array("f", [place, length, 1 / 3]) for place, length in enumerate(lengths))
+        return Embeddings(vectors, sum(lengths))
+
+    @staticmethod
+    async def _writable(sink: Sink) -> None:
+        """Wait as a session does: until the sink says so."""
+        if not sink.ready:
+            room = asyncio.Event()
+            sink.on_ready(room.set)
+            await room.wait()
+            sink.on_ready(None)
+
+    def models(self, principal: Principal) -> tuple[ModelCard, ...]:
+        """One model, and one more with a slash in its name."""
+        return (ModelCard(MODEL, 1_700_000_000, 4096), ModelCard("org/other", 1_700_000_001, 8192))
+
+    def rates(self, principal: Principal) -> RateState:
+        """Fixed figures; tokens are unlimited."""
+        return RateState(60, 59, 1.0, 0, 0, 0.0)
+
+    def pads(self, principal: Principal) -> bool:
+        """By ``padded``."""
+        return principal.tenant in self.padded
+
+    def authenticate(self, credential: str) -> Principal | None:
+        """By ``tenants``."""
+        tenant = self.tenants.get(credential)
+        return None if tenant is None else Principal(tenant, credential)
+
+    def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
+        """Remember it."""
+        self.refusals.append((context, error, tenant))
+        return new_request_id()
+
+
+@dataclass
+class Running:
+    """A served pair of front ends and what a client needs to reach them."""
+
+    service: ScriptedService
+    front_ends: FrontEnds
+    key: str
+    other_key: str
+    keys: KeyTable
+    ready: list[bool] = field(default_factory=lambda: [True])
+
+    @property
+    def base_url(self) -> str:
+        """``http://127.0.0.1:PORT``."""
+        return f"http://127.0.0.1:{self.front_ends.http_port}"
+
+    @property
+    def target(self) -> str:
+        """gRPC's ``host:port``."""
+        return f"127.0.0.1:{self.front_ends.grpc_port}"
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The right header."""
+        return {"authorization": f"Bearer {self.key}"}
+
+
+@contextlib.asynccontextmanager
+async def serving(tls: TlsConfig | None = None, **http: object) -> AsyncIterator[Running]:
+    """Serve with these settings, of HTTP but for ``grpc_stall_s``, on free ports."""
+    stall_s = http.pop("grpc_stall_s", STALL_S)
+    service = ScriptedService()
+    key, digest = issue("acme-1", PEPPER)
+    other, other_digest = issue("globex-1", PEPPER)
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    keys = KeyTable(PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)})
+    settings = FrontEndSettings(
+        http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http), grpc_stall_s=stall_s
+    )
+    ready = [True]
+    async with serve_front_ends(service, Resolver(service, lambda: keys), settings, lambda: ready[0]) as ends:
+        yield Running(service, ends, key, other, keys, ready)
+
+
+async def talk(port: int, *pieces: bytes, timeout_s: float = 5.0) -> bytes:
+    """Send these bytes to a local port and give all that comes back until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(timeout_s):
+            return await reader.read()
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def post(path: str, body: bytes, authorization: dict[str, str], *extra: str) -> bytes:
+    """The bytes of one POST that asks for the connection's end."""
+    lines = [f"POST {path} HTTP/1.1", "host: a", "connection: close", f"content-length: {len(body)}", *extra]
+    lines += [f"{name}: {value}" for name, value in authorization.items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -1,0 +1,125 @@
+"""Errors about a prompt name the field by which the caller sent it, whichever front end it came through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+
+import pytest
+
+from appliance.common.errors import ContextLengthError, InvalidRequestError
+from appliance.gateway.front.request_builder import Stamp
+from appliance.gateway.generate_request import EmbedRequest, GenerateRequest, Operation, TokenPrompt
+from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.grpc.message_mapping import to_embed_request, to_request
+from appliance.gateway.http import openai, openai_embeddings
+from appliance.gateway.sandboxes.text_client import TextClient
+from isolation.ipc.engine import RequestFailure, StepOutput, Submit
+from isolation.ipc.messages import Failed, FailureCode
+from tests.appliance.gateway.request.test_session import Stage, hear
+
+STAMP = Stamp("r", seed=1)
+
+
+def http(operation: Operation, **fields: object) -> GenerateRequest:
+    """A request over HTTP."""
+    return openai.parse(operation, json.dumps({"model": "m", **fields}).encode(), STAMP).request
+
+
+def http_embed(value: object) -> EmbedRequest:
+    """A request for vectors over HTTP."""
+    return openai_embeddings.parse(json.dumps({"model": "m", "input": value}).encode(), STAMP).request
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+TURNS = pb.Conversation(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="hi")])
+IDS = pb.TokenIds(ids=[1])
+GENERATE = [
+    (http(Operation.CHAT, messages=CHAT), "messages"),
+    (http(Operation.TEXT_COMPLETION, prompt="hi"), "prompt"),
+    (http(Operation.TEXT_COMPLETION, prompt=[1]), "prompt"),
+    (to_request(pb.GenerateRequest(model="m", conversation=TURNS), STAMP), "conversation.messages"),
+    (to_request(pb.GenerateRequest(model="m", text="hi"), STAMP), "text"),
+    (to_request(pb.GenerateRequest(model="m", token_ids=IDS), STAMP), "token_ids.ids"),
+]
+EMBED = [
+    (http_embed("hi"), "input"),
+    (http_embed([1, 2]), "input"),
+    (to_embed_request(pb.EmbedRequest(model="m", inputs=[pb.EmbedInput(token_ids=IDS)]), STAMP), "inputs"),
+]
+
+
+@pytest.mark.parametrize(("request_", "param"), GENERATE, ids=[param for _, param in GENERATE])
+def test_a_prompt_carries_its_field(request_: GenerateRequest, param: str) -> None:
+    """Chat, completions, and gRPC's three kinds of prompts: each has the name of its own field."""
+    assert request_.prompt.param == param
+
+
+@pytest.mark.parametrize(("request_", "param"), EMBED, ids=["input", "input ids", "inputs"])
+def test_texts_for_vectors_carry_their_field(request_: EmbedRequest, param: str) -> None:
+    """The request names the whole list, and each text itself within it."""
+    assert request_.param == param
+    assert all(text.param.startswith(param) for text in request_.inputs)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(FailureCode.TOO_LONG, ContextLengthError), (FailureCode.INVALID, InvalidRequestError)]
+)
+async def test_what_the_text_sandbox_refuses_is_blamed_on_the_caller_s_field(
+    code: FailureCode, kind: type[InvalidRequestError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A completion or an input that has too many tokens, or cannot be used, is no fault of ``messages``."""
+
+    async def refuse(*_: object) -> Failed:
+        return Failed(1, code, "because")
+
+    monkeypatch.setattr(TextClient, "_ask", refuse)
+    client = TextClient(None, lambda: 1, "alpha")  # type: ignore[arg-type]
+    for prompt in (GENERATE[0][0].prompt, GENERATE[1][0].prompt, GENERATE[4][0].prompt, EMBED[0][0].inputs[0]):
+        with pytest.raises(kind) as refused:
+            await client.encode(prompt, time.monotonic() + 1)
+        assert refused.value.param == prompt.param
+
+
+LIMITS = "limits: {max_context_tokens: 8, max_output_tokens: 6}"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asked", "kind", "param"),
+    [
+        (4, 5, ContextLengthError, "conversation.messages"),
+        (9, None, ContextLengthError, "conversation.messages"),
+        (1, 7, InvalidRequestError, "max_output_tokens"),
+    ],
+)
+async def test_what_the_ledger_denies_is_blamed_on_the_caller_s_field(
+    stage: Stage, tokens: int, asked: int | None, kind: type[InvalidRequestError], param: str
+) -> None:
+    """A prompt that does not fit the tenant's context is blamed on the prompt, an output beyond the tenant's limit on
+    the number asked for: each by the name that the front end gives it."""
+    stage.boot()
+    stage.grant(LIMITS)
+    prompt = TokenPrompt(array("I", [1] * tokens), "conversation.messages")
+    session = stage.session(prompt=prompt, max_tokens=asked, max_tokens_param="max_output_tokens")
+    with pytest.raises(kind) as refused, session.life:
+        _ = [event async for event in session.run()]
+    assert type(refused.value) is kind and refused.value.param == param
+
+
+async def test_what_does_not_fit_the_engine_is_blamed_on_the_caller_s_field(stage: Stage) -> None:
+    """The engine's own refusal of a prompt that is too long names the prompt's field too."""
+    pair = stage.boot()
+    session = stage.session(prompt=TokenPrompt(array("I", [1]), "messages"), max_tokens=2)
+
+    async def ask() -> None:
+        with session.life:
+            _ = [event async for event in session.run()]
+
+    asking = asyncio.ensure_future(ask())
+    submit = await hear(pair, Submit)
+    pair.guest.send(StepOutput(failures=(RequestFailure(submit.request, FailureCode.TOO_LONG),)))
+    with pytest.raises(ContextLengthError) as refused:
+        await asking
+    assert refused.value.param == "messages"

@@ -1,0 +1,181 @@
+"""Accounts: what is taken is given back, limits hold, reloads keep levels."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.common.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    RateLimitedError,
+    UnauthenticatedError,
+)
+from appliance.gateway.request.ledger import NO_RATES, Ledger
+from policy.loader import Source, load_policy
+from policy.model import PolicySet
+
+TEXT = """
+version: 1
+tenants:
+  alpha:
+    credentials: ["key:a"]
+    models: ["m"]
+    limits: {{requests_per_minute: {rpm}, tokens_per_minute: {tpm}, concurrency: {concurrency},
+              max_context_tokens: 100, max_output_tokens: 50}}
+"""
+
+
+def policy(rpm: int = 60, tpm: int = 600, concurrency: int = 2) -> PolicySet:
+    """A policy with one tenant."""
+    return load_policy([Source("p.yaml", TEXT.format(rpm=rpm, tpm=tpm, concurrency=concurrency))])
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ledger(clock: Clock, **limits: int) -> Ledger:
+    """A ledger under that policy."""
+    return Ledger(policy(**limits), {"alpha": b"k" * 32}, clock)
+
+
+def test_concurrency_is_a_slot_until_settled() -> None:
+    """The third request at once is refused with a retry time; a settled one makes room."""
+    book = ledger(Clock())
+    first = book.admit("alpha", "m", None)
+    book.admit("alpha", "m", None)
+    with pytest.raises(RateLimitedError) as raised:
+        book.admit("alpha", "m", None)
+    assert raised.value.retry_after_s is not None
+    first.settle(0, 0)
+    first.settle(0, 0)
+    assert book.concurrency("alpha") == 1
+    book.admit("alpha", "m", None)
+
+
+def test_request_rate_refills_with_time() -> None:
+    """A minute's worth may burst; afterwards one a second at sixty a minute."""
+    clock = Clock()
+    book = ledger(clock, rpm=2)
+    for _ in range(2):
+        book.admit("alpha", "m", None).settle(0, 0)
+    with pytest.raises(RateLimitedError) as raised:
+        book.admit("alpha", "m", None)
+    clock.now += raised.value.retry_after_s or 0
+    book.admit("alpha", "m", None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 50), st.integers(0, 50)), max_size=10))
+def test_reserved_tokens_come_back_but_for_what_was_used(requests: list[tuple[int, int, int]]) -> None:
+    """After any sequence of requests the bucket has lost exactly what was used."""
+    book = ledger(Clock(), rpm=1_000, tpm=100_000)
+    used = 0
+    for prompt, asked, output in requests:
+        reservation = book.admit("alpha", "m", asked)
+        reservation.reserve(prompt, asked, 100)
+        reservation.settle(prompt, min(asked, output))
+        used += prompt + min(asked, output)
+    assert book.rates("alpha").remaining_tokens == 100_000 - used
+
+
+def test_a_grant_is_never_more_than_anybody_allows() -> None:
+    """Without a number asked for, the grant is the least of tenant's output, tenant's context and model's room."""
+    for prompt, room, grant in ((10, 1_000, 50), (80, 1_000, 20), (10, 7, 7)):
+        reservation = ledger(Clock()).admit("alpha", "m", None)
+        reservation.reserve(prompt, None, room)
+        assert reservation.grant == grant
+
+
+def test_denials_have_their_own_errors() -> None:
+    """Each reason of the policy is one typed error: 401, 403, 400 and 429."""
+    book = ledger(Clock(), tpm=60)
+    with pytest.raises(UnauthenticatedError):
+        book.admit("nobody", "m", None)
+    with pytest.raises(PermissionDeniedError):
+        book.admit("alpha", "other", None)
+    with pytest.raises(InvalidRequestError) as raised:
+        book.admit("alpha", "m", 51)
+    assert raised.value.param == "max_tokens"
+    with pytest.raises(ContextLengthError):
+        book.admit("alpha", "m", None).reserve(101, None, 1_000)
+    big = book.admit("alpha", "m", None)
+    with pytest.raises(InvalidRequestError):
+        big.reserve(50, 50, 1_000)
+
+
+def test_a_reload_keeps_levels_and_running_requests() -> None:
+    """A new policy rescales what is left and does not refill; a running request settles as before."""
+    clock = Clock()
+    book = ledger(clock, tpm=600)
+    running = book.admit("alpha", "m", None)
+    running.reserve(50, 50, 100)
+    assert book.rates("alpha").remaining_tokens == 500
+    book.replace(policy(tpm=1_200), {"alpha": b"k" * 32})
+    assert book.rates("alpha").remaining_tokens == 1_000
+    running.settle(50, 0)
+    assert book.concurrency("alpha") == 0
+
+
+def test_a_tenant_taken_out_of_the_policy_is_refused_and_settles_quietly() -> None:
+    """Removing a tenant ends its admission at once; what ran still ends well."""
+    book = ledger(Clock())
+    running = book.admit("alpha", "m", None)
+    empty = load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")])
+    book.replace(empty, {})
+    with pytest.raises(UnauthenticatedError):
+        book.admit("alpha", "m", None)
+    running.settle(1, 1)
+
+
+def test_a_tenant_taken_out_has_no_rates_and_its_last_answer_goes_out_all_the_same() -> None:
+    """Rates are asked for when an answer or an error is sent, which may be after a reload without the tenant."""
+    book = ledger(Clock())
+    assert book.rates("alpha").limit_requests == 60
+    book.replace(load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")]), {})
+    assert book.rates("alpha") == NO_RATES
+
+
+def test_a_reload_between_admission_and_reservation_refuses_nothing_unasked() -> None:
+    """Without a number asked for, the grant follows the limits in force, also when they shrank a moment ago."""
+    book = ledger(Clock())
+    reservation = book.admit("alpha", "m", None)
+    text = TEXT.format(rpm=60, tpm=600, concurrency=2).replace("max_output_tokens: 50", "max_output_tokens: 5")
+    book.replace(load_policy([Source("p.yaml", text)]), {"alpha": b"k" * 32})
+    reservation.reserve(10, None, 100)
+    assert reservation.grant == 5
+
+
+def test_a_tenant_taken_out_and_put_back_gets_no_more_than_its_new_limits() -> None:
+    """A level kept over the absence, since a request was running, is cut to the new limit."""
+    book = ledger(Clock(), tpm=100_000)
+    running = book.admit("alpha", "m", None)
+    book.replace(load_policy([Source("p.yaml", "version: 1\ntenants: {}\n")]), {})
+    book.replace(policy(tpm=60), {"alpha": b"k" * 32})
+    assert book.rates("alpha").remaining_tokens == 60
+    running.settle(0, 0)
+    assert book.concurrency("alpha") == 0
+
+
+def test_choices_take_a_slot_and_a_grant_each_and_the_prompt_once() -> None:
+    """Three choices hold three slots and three grants beside one prompt; settled, all of it is as before."""
+    book = ledger(Clock(), concurrency=4)
+    before = book.rates("alpha").remaining_tokens
+    three = book.admit("alpha", "m", None, 3)
+    assert book.concurrency("alpha") == 3
+    three.reserve(20, None, 1_000)
+    assert three.grant == 50 // 3
+    assert before - book.rates("alpha").remaining_tokens == 20 + 3 * three.grant
+    with pytest.raises(RateLimitedError):
+        book.admit("alpha", "m", None, 2)
+    three.settle(20, 7)
+    assert book.concurrency("alpha") == 0
+    assert before - book.rates("alpha").remaining_tokens == 27

@@ -1,0 +1,167 @@
+"""The service over real channels to scripted sandboxes: what it holds on to, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from appliance.common.audit.entry import Entry, from_wire
+from appliance.common.control import Audited
+from appliance.common.errors import IntegrityError, InvalidRequestError, ModelNotFoundError, UnavailableError
+from appliance.gateway.generate_request import (
+    CallContext,
+    Delta,
+    Finished,
+    GenerateRequest,
+    Operation,
+    Principal,
+    TextPrompt,
+)
+from appliance.gateway.request.audit_feed import AuditFeed
+from appliance.gateway.request.audited_calls import AuditedCalls
+from appliance.gateway.request.service import GatewayService
+from appliance.gateway.request.tenant_counts import TenantCount
+from appliance.gateway.sandboxes.text_link import TextLink
+from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
+from isolation.ipc.engine import RequestFailure, StepOutput, Submit
+from isolation.ipc.messages import FailureCode, Finish
+from isolation.ipc.sampling import Sampling
+from isolation.ipc.text import Encode, Encoded
+from tests.appliance.gateway.pairs import TEXT_READY, Pair
+from tests.appliance.gateway.request.test_session import Stage, hear, say
+
+ALPHA = Principal("alpha", "key:a")
+CALL = CallContext("POST /v1/completions", "http")
+
+
+class Text(str):
+    """A text that can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.fixture
+async def service(stage: Stage, text_pair: Pair, counter: Callable[[], int]) -> GatewayService:
+    """A service with one model, an engine and a text sandbox."""
+    link = TextLink(text_pair.host, TEXT_READY, 1, lambda *_: None)
+    link.table = stage.model.table
+    stage.model.set_text(link)
+    return GatewayService({"m": stage.model}, stage.ledger, open_telemetry(TelemetrySettings(version="0")))
+
+
+def request(prompt: str, **options: object) -> GenerateRequest:
+    """A completion of this text."""
+    return GenerateRequest(
+        request_id="req_1",
+        operation=Operation.TEXT_COMPLETION,
+        model="m",
+        prompt=TextPrompt(prompt),
+        sampling=Sampling(temperature=0.0),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+async def test_the_prompt_s_text_goes_when_its_ids_are_there(
+    service: GatewayService, stage: Stage, text_pair: Pair
+) -> None:
+    """While an answer streams nobody in the gateway holds the text any more; the answer is complete all the same."""
+    engine = stage.boot()
+    text = Text("a long prompt")
+    seen = weakref.ref(text)
+    events = service.generate(ALPHA, request(text, max_tokens=2), CALL)
+    del text
+    first = asyncio.ensure_future(anext(events))
+    job = await hear(text_pair, Encode)
+    assert seen() is not None and job.source == b"a long prompt"
+    text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+    submit = await hear(engine, Submit)
+    say(engine, submit.request, 5, started=True)
+    await first
+    gc.collect()
+    assert seen() is None
+    say(engine, submit.request, 6, finish=Finish.LENGTH)
+    rest = [event async for event in events]
+    assert "".join(event.text for event in rest if isinstance(event, Delta)) == "5 6 "
+    assert isinstance(rest[-1], Finished)
+    assert service.tenant_counts.of("alpha") == TenantCount(requests=1, tokens=5, refused=0)
+
+
+async def test_refusals_are_counted_with_their_tenant(service: GatewayService) -> None:
+    """A request for no model of ours, and one that never became a session."""
+    wrong = GenerateRequest(
+        request_id="req_2",
+        operation=Operation.TEXT_COMPLETION,
+        model="none",
+        prompt=TextPrompt("x"),
+        sampling=Sampling(),
+    )
+    with pytest.raises(ModelNotFoundError):
+        await anext(service.generate(ALPHA, wrong, CALL))
+    service.record_refusal(CALL, InvalidRequestError("not JSON"), "alpha")
+    service.record_refusal(CALL, InvalidRequestError("a stranger's"), None)
+    assert service.tenant_counts.of("alpha") == TenantCount(requests=2, tokens=0, refused=2)
+
+
+class Supervisor:
+    """Takes every message of a feed."""
+
+    def __init__(self) -> None:
+        self.taken: list[Audited] = []
+
+    def send(self, message: Audited) -> bool:
+        """Take it."""
+        self.taken.append(message)
+        return True
+
+    def entries(self, kind: str) -> list[Entry]:
+        """What came of a kind."""
+        return [one for message in self.taken for one in map(from_wire, message.entries) if one.kind == kind]
+
+
+async def test_an_integrity_failure_is_typed_counted_and_audited(
+    service: GatewayService, stage: Stage, text_pair: Pair
+) -> None:
+    """The engine says that a block was not the request's: the caller gets a typed, retryable error, the log an entry of
+    the request and one of the engine, each once."""
+    supervisor = Supervisor()
+    feed = AuditFeed(supervisor.send)
+    service._dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
+    engine = stage.boot()
+    answer = asyncio.ensure_future(anext(service.generate(ALPHA, request("hello", max_tokens=2), CALL)))
+    job = await hear(text_pair, Encode)
+    text_pair.guest.send(Encoded(job.request, array("I", [1, 2, 3])))
+    submit = await hear(engine, Submit)
+    engine.guest.send(StepOutput(failures=(RequestFailure(submit.request, FailureCode.INTEGRITY),)))
+    with pytest.raises(IntegrityError) as caught:
+        await answer
+    assert caught.value.retry_after_s
+    assert (caught.value.wire.grpc, caught.value.wire.code) == ("INTERNAL", "integrity_failure")
+    link = stage.model.engine
+    assert link is not None
+    for _ in range(2):
+        service.take_integrity(stage.model, link)
+    feed.flush()
+    (served,), (failed,) = supervisor.entries("request"), supervisor.entries("integrity")
+    assert (served.fields["tenant"], served.fields["outcome"]) == ("alpha", "INTEGRITY_FAILURE")
+    assert (failed.fields["count"], failed.fields["generation"]) == (1, link.generation)
+
+
+async def test_no_request_is_taken_that_cannot_be_accounted_for(service: GatewayService, stage: Stage) -> None:
+    """While the supervisor says that it refuses for want of a log, requests get UNAVAILABLE; afterwards they go on."""
+    stage.boot()
+    feed = AuditFeed(lambda _: False)
+    service._dependencies.audited_calls = service._audited_calls = AuditedCalls(feed, service.model_sandboxes)
+    feed.refuses = True
+    with pytest.raises(UnavailableError, match="accounted for"):
+        await anext(service.generate(ALPHA, request("hello"), CALL))
+    feed.refuses = False
+    going = asyncio.ensure_future(anext(service.generate(ALPHA, request("hello"), CALL)))
+    await asyncio.sleep(0.05)
+    assert not going.done()
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""What the supervisor tells of spill, as metrics."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from appliance.common.control import SpillState
+from appliance.gateway.telemetry import names
+from appliance.gateway.watch.gauges import KNOWN, SpillGauges
+from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from isolation.keys.keyring import Keyring
+from isolation.keys.seal import OVERHEAD_BYTES, Binding
+
+
+class Desk:
+    """The metrics, noted."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[tuple[str, ...], float] = {}
+        self.counts: Counter[tuple[str, ...]] = Counter()
+
+    def look(self, gauges: SpillGauges) -> None:
+        """Note the levels, whose labels must be known."""
+        for level in gauges.levels(self.count):
+            assert level.labels.keys() == names.GAUGES[level.name].labels
+            self.gauges[level.name, *level.labels.values()] = level.value
+
+    def count(self, name: str, amount: int, **labels: str) -> None:
+        """Note a counter likewise."""
+        assert labels.keys() == names.COUNTERS[name].labels
+        self.counts[name, *labels.values()] += amount
+
+
+def block(number: int) -> Binding:
+    """The name of a block."""
+    return Binding("alpha", "00", bytes([number]) * 16, b"epoch")
+
+
+def test_a_store_tells_what_becomes_of_blocks(tmp_path: Path) -> None:
+    """Kept, found, missed, evicted; cut and changed ones by their reason; bytes and objects of both tiers."""
+    keyring = Keyring(tmp_path / "keys", os.urandom(32))
+    size = 100 + OVERHEAD_BYTES
+    store = SpillStore(SpillLimits(2 * size, 3 * size, tmp_path / "spill"), keyring)
+    for number in range(6):
+        store.put(block(number), bytes(100))
+    assert store.get(block(5)) == bytes(100)
+    assert store.get(block(0)) is None
+    told = store.figures.told()
+    assert told.keys() == KNOWN
+    assert (told["memory_objects"], told["disk_objects"], told["memory_bytes"]) == (2, 3, 2 * size)
+    first, second, _ = sorted((tmp_path / "spill").iterdir())
+    first.write_bytes(first.read_bytes()[:-1])
+    second.write_bytes(second.read_bytes()[:-1] + b"?")
+    for number in range(1, 4):
+        store.get(block(number))
+    told = store.figures.told()
+    assert (told["kept"], told["absent"], told["evicted"]) == (6, 1, 1)
+    assert (told["rejected_length"], told["rejected_seal"], told["restored"]) == (1, 1, 2)
+    assert told["disk_objects"] == 1
+    store.close()
+    assert store.figures.told()["memory_bytes"] == store.figures.told()["disk_objects"] == 0
+    keyring.close()
+
+
+def test_sums_are_counted_once_and_begin_anew_with_a_supervisor() -> None:
+    """The same state twice adds nothing; less than before is another supervisor, whose sums are added whole."""
+    gauges, desk = SpillGauges(), Desk()
+    desk.look(gauges)
+    assert not desk.gauges
+    for kept in (5, 5, 9, 2):
+        gauges.take(SpillState(dict.fromkeys(KNOWN, 0) | {"kept": kept, "disk_bytes": 7 * kept}))
+        desk.look(gauges)
+    assert desk.counts[names.SPILL_BLOCKS, "kept"] == 11
+    assert desk.counts[names.SPILL_BLOCKS, "rejected_seal"] == 0
+    assert (names.SPILL_BLOCKS, "rejected_seal") in desk.counts
+    assert desk.gauges[names.SPILL_BYTES, "disk"] == 14
+
+
+@pytest.mark.parametrize("figures", [{}, {"kept": 1}, dict.fromkeys(KNOWN, -1), dict.fromkeys(KNOWN, 0) | {"more": 1}])
+def test_what_is_no_state_is_refused(figures: dict[str, int]) -> None:
+    """Missing, further and negative figures."""
+    with pytest.raises(ValueError, match="figures of spill"):
+        SpillGauges().take(SpillState(figures))

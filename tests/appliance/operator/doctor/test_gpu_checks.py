@@ -1,0 +1,162 @@
+"""What the doctor says of GPUs: nothing bad of a good machine, and each fault with its mend."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from inspect import signature
+
+import pytest
+
+from appliance.operator.cli import kernels
+from appliance.operator.doctor.facts import Gpu, GpuKernelFacts, MadeKernels
+from appliance.operator.doctor.finding import Severity
+from appliance.operator.doctor.gpu_checks import architecture_of, check_gpu, check_gpu_kernels
+from isolation.errors import GpuError
+from isolation.gpu.bundle_additions import gpu_access
+from isolation.gpu.gpu_facts import GpuFacts
+from tests.isolation.gpu.gpu_machine import DRIVER, FACTS, RUNSC
+
+
+def gpu(found: GpuFacts, known: tuple[str, ...] = (DRIVER,)) -> Gpu:
+    """As the doctor gathers it."""
+    return Gpu(names=found.models, driver=found.driver, known=known, found=found)
+
+
+def changed(name: str, **changes: object) -> GpuFacts:
+    """The good machine with one node changed."""
+    return replace(FACTS, nodes=tuple(replace(one, **changes) if one.name == name else one for one in FACTS.nodes))
+
+
+NEWER = replace(FACTS, driver="999.1", libraries=tuple(replace(one, version="999.1") for one in FACTS.libraries))
+"""A driver that nobody knows."""
+
+FAULTS = {
+    "unsupported driver": (NEWER, "gpu", "install driver 550.90.07, or a newer runsc"),
+    "no control node": (replace(FACTS, nodes=FACTS.nodes[:2]), "gpu devices", "nvidia-modprobe -c=0"),
+    "no card": (replace(FACTS, nodes=(FACTS.nodes[0], FACTS.nodes[2])), "gpu devices", "nvidia-modprobe -c=0"),
+    "uvm not loaded": (replace(FACTS, memory_major=None), "gpu devices", "modprobe nvidia-uvm"),
+    "another device": (changed("nvidia0", major=10), "gpu devices", "rm /dev/nvidia0"),
+    "permission": (changed("nvidiactl", open_to_all=False), "gpu devices", "chmod 666 /dev/nvidiactl"),
+    "missing library": (replace(FACTS, libraries=FACTS.libraries[:1]), "gpu libraries", "install the libraries"),
+    "old library": (
+        replace(FACTS, libraries=tuple(replace(one, version="535.1") for one in FACTS.libraries)),
+        "gpu libraries",
+        "reboot",
+    ),
+    "closed library": (
+        replace(FACTS, libraries=tuple(replace(one, open_to_all=False) for one in FACTS.libraries)),
+        "gpu libraries",
+        "chmod o+r",
+    ),
+    "instances": (replace(FACTS, mig=(0,)), "gpu instances", "-mig 0"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_told_with_its_mend(name: str) -> None:
+    """The finding names it, and what it warns of is what ends the start of a model that asks for a GPU."""
+    found, check, mend = FAULTS[name]
+    bad = [one for one in check_gpu(gpu(found), RUNSC) if one.level is Severity.WARNING]
+    assert bad
+    assert {one.check for one in bad} == {check}
+    assert mend in bad[0].mend
+    assert all(one.means for one in bad)
+    with pytest.raises(GpuError):
+        gpu_access(found, "auto", RUNSC)
+
+
+def test_a_good_machine_is_good() -> None:
+    """The control: nothing is warned of, and a sandbox would get its GPU."""
+    assert [one.level for one in check_gpu(gpu(FACTS), RUNSC)] == [Severity.OK]
+    assert gpu_access(FACTS, "auto", RUNSC) is not None
+
+
+def test_what_is_only_to_be_known_is_a_note() -> None:
+    """MPS and a card that sleeps keep nobody from serving; a machine without a driver is no fault either."""
+    notes = check_gpu(gpu(replace(FACTS, mps=True, persistent=False)), RUNSC)
+    assert [(one.check, one.level) for one in notes[1:]] == [
+        ("gpu mps", Severity.NOTE),
+        ("gpu persistence", Severity.NOTE),
+    ]
+    assert [one.level for one in check_gpu(Gpu(), RUNSC)] == [Severity.NOTE]
+
+
+def test_the_table_speaks_where_runsc_does_not() -> None:
+    """Without runsc's own list our table judges, without runsc nobody does, and a driver that only runsc knows is told
+    apart from one that neither knows."""
+    assert check_gpu(gpu(replace(FACTS, driver="999.1"), ()), RUNSC)[0].level is Severity.WARNING
+    assert [one.level for one in check_gpu(gpu(FACTS, ()), 0)] == [Severity.OK]
+    (finding,) = check_gpu(gpu(NEWER, ("999.1",)), RUNSC)
+    assert finding.level is Severity.WARNING
+    assert "our own table" in finding.means
+
+
+MADE = MadeKernels(architecture="sm_90", ours=True, fits=True)
+KERNELS = GpuKernelFacts(
+    model="llama",
+    model_path="/srv/my llama",
+    path="/etc/athanor/gpu-kernels",
+    needed=True,
+    dtype="bfloat16",
+    block_size=32,
+    rows=64,
+    made=(MADE,),
+)
+WITHOUT = {
+    "none named": ({"path": "", "made": ()}, "no folder of compiled kernels is named"),
+    "unreadable": ({"problem": "permission denied", "made": ()}, "permission denied"),
+    "empty": ({"made": ()}, "no compiled kernels are in"),
+    "older": ({"made": (replace(MADE, ours=False),)}, "sources of another version"),
+    "other card": ({"made": (replace(MADE, architecture="sm_80"),)}, "are for sm_80, the card is sm_90"),
+    "other model": ({"made": (replace(MADE, fits=False),)}, "for another model, or not with dtype bfloat16"),
+    "each a little": (
+        {"made": (replace(MADE, fits=False), replace(MADE, architecture="sm_80"), replace(MADE, ours=False))},
+        "for another model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_model_without_kernels_for_its_gpu_is_a_problem(name: str) -> None:
+    """What is there is said, and the mend is a command with the model's own numbers; control: with one that fits there
+    is nothing to mend."""
+    changes, said = WITHOUT[name]
+    (finding,) = check_gpu_kernels([replace(KERNELS, **changes)], gpu(FACTS))
+    assert finding.level is Severity.PROBLEM and said in finding.what and "not served" in finding.means
+    command = shlex.split(finding.mend, comments=True)
+    asked = dict(zip(command[4::2], command[5::2], strict=True))
+    assert command[:4] == ["athanor", "kernels", "gpu", "/etc/athanor/gpu-kernels"]
+    assert asked == {
+        "--model": "/srv/my llama",
+        "--architecture": "sm_90",
+        "--dtype": "bfloat16",
+        "--block-size": "32",
+        "--max-num-seqs": "64",
+    }
+    assert ("sandbox: gpu_kernels:" in finding.mend) == (name == "none named")
+    (good,) = check_gpu_kernels([KERNELS], gpu(FACTS))
+    assert good.level is Severity.OK
+    options = {f"--{parameter.replace('_', '-')}" for parameter in signature(kernels.gpu).parameters}
+    assert asked.keys() < options
+
+
+def test_kernels_of_a_gpu_that_nobody_knows_are_left_to_the_engine() -> None:
+    """A card that no table names judges no architecture, and the mend leaves it open; a model that may do without a GPU
+    needs none where there is no driver, and one that may not does."""
+    unknown = replace(gpu(FACTS), names=("NVIDIA Z9000",))
+    other = replace(KERNELS, made=(replace(MADE, architecture="sm_100"),), dtype="")
+    assert [one.level for one in check_gpu_kernels([other], unknown)] == [Severity.OK]
+    (finding,) = check_gpu_kernels([replace(other, made=())], unknown)
+    assert "--architecture SM --block-size" in finding.mend
+    assert [one.level for one in check_gpu_kernels([replace(KERNELS, needed=False, path="")], Gpu())] == [Severity.NOTE]
+    assert [one.level for one in check_gpu_kernels([replace(KERNELS, path="")], Gpu())] == [Severity.PROBLEM]
+
+
+@pytest.mark.parametrize(
+    ("card", "architecture"),
+    [("NVIDIA H100 80GB HBM3", "sm_90"), ("NVIDIA A100-SXM4-80GB", "sm_80"), ("NVIDIA L40S", "sm_89"), ("Z9000", "")],
+)
+def test_architectures_are_known_by_a_card_s_name(card: str, architecture: str) -> None:
+    """By a whole word of it."""
+    assert architecture_of(card) == architecture

@@ -1,0 +1,79 @@
+"""G9 as a customer runs it: canaries in a real appliance, sealed objects, and the scanner itself."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.selftest.canary import Hits, draw, scan_folder, scan_memory, scan_nameless_files
+from appliance.selftest.g9_forgetting import memory_rows, sealed_rows
+from appliance.selftest.result import Result
+
+
+def told(rows: list[Result]) -> dict[str, str]:
+    """Verdicts by id; figures show when a test fails."""
+    for row in rows:
+        print(row)
+    return {row.id: row.verdict for row in rows}
+
+
+def test_sealed_objects_are_rejected_and_forgotten() -> None:
+    """Every flipped, cut, moved and replayed object is refused and nothing opens after a shred; controls open."""
+    verdicts = told(sealed_rows(20))
+    assert set(verdicts) == {"G9.blobs", "G9.blobs.control", "G9.shred", "G9.shred.control"}
+    assert set(verdicts.values()) == {"pass"}
+
+
+@pytest.mark.runsc
+@pytest.mark.timeout(180)
+def test_no_canary_is_left(runsc_path: Path) -> None:
+    """Five seconds after the last answer no canary is found anywhere, and the scanner finds those that may stay."""
+    verdicts = told(memory_rows(full=False))
+    if os.geteuid() == 0:
+        assert set(verdicts) == {"G9.canaries", "G9.canaries.control", "G9.ids", "G9.ids.control", "G9.cores"}
+        assert set(verdicts.values()) == {"pass"}
+
+
+@pytest.mark.runsc
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_no_canary_is_left_in_full(runsc_path: Path) -> None:
+    """The same with more requests, and every form of a canary."""
+    verdicts = told([*memory_rows(full=True), *sealed_rows(500)])
+    assert set(verdicts.values()) == {"pass"}
+
+
+def test_the_scanner_finds_what_is_there(tmp_path: Path) -> None:
+    """Positive control: a canary in our own memory, in a nameless file, in a mapped and in a plain one, in any form;
+    none once they are gone."""
+    wanted = draw(2)
+    ids = Hits()
+    wide = wanted.canaries[0].encode("utf-32-le")
+    (tmp_path / "log").write_bytes(b"x" * 100 + wanted.canaries[1].encode("utf-16-le"))
+    fd = os.memfd_create("probe")
+    try:
+        os.write(fd, bytes(1 << 20) + wanted.canaries[0].encode())
+        found = [Hits(), Hits(), Hits()]
+        scan_nameless_files(os.getpid(), wanted, found[1], ids, set())
+        scan_folder(tmp_path, wanted, found[2])
+        if os.geteuid() == 0 or os.access("/proc/self/mem", os.R_OK):
+            with (tmp_path / "log").open("rb") as log:
+                maps = [mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) for _ in range(2)]
+            scan_memory(os.getpid(), wanted, found[0], ids)
+            of_file = [count for place, count in found[0].places.items() if place.endswith(str(tmp_path / "log"))]
+            assert found[0].total > sum(of_file)
+            assert of_file == [1], "both mappings are the file's pages"
+            for one in maps:
+                one.close()
+        assert (found[1].total > 0, found[2].total) == (True, 1)
+        assert len(wide) == 4 * len(wanted.canaries[0])
+    finally:
+        os.close(fd)
+    (tmp_path / "log").unlink()
+    gone = Hits()
+    scan_folder(tmp_path, wanted, gone)
+    scan_nameless_files(os.getpid(), wanted, gone, ids, set())
+    assert gone.total == 0

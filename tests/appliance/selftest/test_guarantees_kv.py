@@ -1,0 +1,32 @@
+"""The guarantees about KV and service hold in their short form; the release counts are the full one's."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from appliance.selftest import g1_public, g1_reuse, g1_spill, g5_occupancy, g6_interference
+from appliance.selftest.result import Result
+
+PARTS = (g1_public, g1_reuse, g1_spill, g5_occupancy, g6_interference)
+
+
+def failed(rows: list[Result]) -> list[Result]:
+    """Rows that do not pass."""
+    return [row for row in rows if row.verdict != "pass"]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__.rpartition(".")[2])
+def test_the_short_form_passes_with_its_controls(part: ModuleType) -> None:
+    """Every row passes, and at least one of them shows the effect where it must be seen."""
+    rows = part.run(full=False)
+    assert failed(rows) == []
+    assert any(row.id.endswith("control") for row in rows)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__.rpartition(".")[2])
+def test_the_release_counts_pass(part: ModuleType) -> None:
+    """The same with the counts of a release."""
+    assert failed(part.run(full=True)) == []

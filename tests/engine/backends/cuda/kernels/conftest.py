@@ -1,0 +1,69 @@
+"""The Triton kernels under Triton's interpreter: the switch has to be on while Triton and the kernels are imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+MODULES = (
+    "activation",
+    "attention_tile",
+    "blocks",
+    "decode_attention",
+    "grouped",
+    "logprobs",
+    "norm",
+    "prefill_attention",
+    "rope",
+    "routing",
+    "sampler",
+    "tile_map",
+)
+
+
+def _import_interpreted() -> None:
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        importlib.import_module("triton.experimental.gluon")  # loaded with the first launch, and as particular
+        for module in MODULES:
+            importlib.import_module(f"engine.backends.cuda.kernels.{module}")
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+def _patch_once() -> None:
+    """Triton's interpreter replaces the language's functions anew at each call of a device function, and never undoes
+    that of an inner one: milliseconds a call. Once is as good."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    language = importlib.import_module("triton.language")
+    patch, patched = interpreter._patch_lang, set()
+
+    def patch_new(function: object) -> object:
+        used = {id(one) for one in function.__globals__.values() if one is language or one is language.core}
+        if not used <= patched:
+            patch(function)
+            patched.update(used)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_new
+
+
+_import_interpreted()
+_patch_once()
+
+
+@pytest.fixture(autouse=True)
+def quiet_arithmetic() -> Iterator[None]:
+    """The interpreter computes with numpy, which would warn of what a GPU does silently: infinities and no numbers."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield

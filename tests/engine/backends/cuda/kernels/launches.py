@@ -1,0 +1,234 @@
+"""Launches at the shapes of served models: what test_compile compiles. Nothing is computed; memory is ``meta``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.backends.attention import AttentionRule
+from engine.backends.cuda.kernels import (
+    activation,
+    blocks,
+    decode_attention,
+    grouped,
+    norm,
+    prefill_attention,
+    rope,
+    routing,
+    sampler,
+    tile_map,
+)
+from engine.backends.cuda.kernels.operations import KernelOperations
+from engine.backends.cuda.kernels.tile_sizes import configuration
+from engine.backends.cuda.runtime.operations import Chunks, ExpertMaps, KvLayer, RopeInputs, SamplingColumns
+from engine.backends.cuda.runtime.rows import NUM_FIELDS
+from engine.core.kv.layout import FULL, Reach
+from engine.model.families.gpt_oss import ClampedSwiGlu
+from engine.model.layers.layers import Linear, Memory, OffsetRmsNorm, RmsNorm, gelu_mul, silu_mul
+from engine.model.layers.routing import GroupedSigmoid, Router, Softmax, SoftmaxOfTop
+
+ROWS, TOKENS, BLOCKS, VOCAB = 64, 256, 1_000, 128_256
+META = torch.device("meta")
+ARCHITECTURE = f"sm_{sys.argv[1]}" if sys.argv[1:] and sys.argv[1].isdigit() else "sm_90"
+PROCESSORS = 132
+BF16 = torch.bfloat16
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    """Something with a shape, strides and a dtype."""
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def whole(*shape: int) -> Tensor:
+    """The same of int32."""
+    return tensor(*shape, dtype=torch.int32)
+
+
+def attention(
+    kv_heads: int,
+    group: int,
+    key_dim: int,
+    value_dim: int,
+    *,
+    latent: bool = False,
+    cap: float = 0.0,
+    sinks: bool = False,
+    reach: Reach = FULL,
+) -> Callable[[], None]:
+    """Both kinds of attention of one layer, and the maps in front of them."""
+
+    def start() -> None:
+        heads = kv_heads * group
+        keys = tensor(BLOCKS, 16, kv_heads, key_dim)
+        values = keys[..., :value_dim] if latent else tensor(BLOCKS, 16, kv_heads, value_dim)
+        layer = KvLayer(keys, values, reach=reach, latent=latent)
+        rule = AttentionRule(key_dim**-0.5, cap, tensor(heads) if sinks else None)
+        chosen = configuration(ARCHITECTURE, max(key_dim, value_dim))
+        shape = chosen.decode
+        programs = chosen.programs(ROWS, kv_heads, PROCESSORS)
+        map_ = tile_map.DecodeMap.empty(ROWS, programs, shape, META)
+        lengths, tables = whole(ROWS), whole(ROWS, 512)
+        tile_map.map_decode(lengths, reach, shape, map_)
+        partials = decode_attention.Partials.empty(ROWS, heads, value_dim, shape, META)
+        decode_attention.decode_attention(
+            tensor(ROWS, heads, key_dim),
+            layer,
+            (tables, lengths),
+            (map_, shape, partials),
+            rule,
+            tensor(ROWS, heads, value_dim),
+        )
+        _, _, queries = prefill_attention.heads_together(heads, kv_heads, chosen.prefill.lines)
+        chunk_map = tile_map.ChunkMap.empty(TOKENS, 4, queries, META)
+        tile_map.map_chunks(whole(4), queries, chunk_map)
+        chunks = prefill_attention.ChunkPlaces(whole(4), whole(4), whole(4), whole(4, 512))
+        prefill_attention.prefill_attention(
+            tensor(TOKENS, heads, key_dim),
+            layer,
+            chunks,
+            (chunk_map, chosen.prefill),
+            rule,
+            tensor(TOKENS, heads, value_dim),
+        )
+
+    return start
+
+
+def rows() -> None:
+    """Norms, gates and rotations of Llama 3.1 8B and of Qwen3."""
+    x, out = tensor(TOKENS, 4_096), tensor(TOKENS, 4_096)
+    norm.rms_norm(x, tensor(TOKENS, 4_096), tensor(4_096), out, eps=1e-5)
+    norm.rms_norm(x, None, tensor(4_096), out, eps=1e-5, offset=True)
+    for kind in activation.KINDS:
+        activation.activate(tensor(TOKENS, 28_672), activation.Gate(kind), tensor(TOKENS, 14_336))  # type: ignore[arg-type]
+    layer = KvLayer(tensor(BLOCKS, 16, 8, 128), tensor(BLOCKS, 16, 8, 128))
+    slots, head = tensor(TOKENS, dtype=torch.int64), RmsNorm(128, 1e-6, Memory(BF16, META))
+    for norms in (None, (head, head)):
+        turn = RopeInputs(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128), norms)
+        rope.rope_and_write(tensor(TOKENS, 48, 128), tensor(TOKENS, 32, 128), layer, slots, turn)
+
+
+def experts() -> None:
+    """DeepSeek-V3's routing, and the products of Qwen3-30B-A3B's experts."""
+    bias = tensor(256, dtype=torch.float32)
+    routing.route(tensor(TOKENS, 256), GroupedSigmoid(8, bias, 8, 4, True, 2.5), routing.empty(TOKENS, 8, META))
+    routed = routing.empty(TOKENS, 8, META)
+    routing.route(tensor(TOKENS, 128), Softmax(8, True), routed)
+    tile = configuration(ARCHITECTURE, 128).experts
+    dealt = grouped.Dealt.empty(TOKENS, 8, 128, tile.rows, META)
+    grouped.deal(routed, tile.rows, dealt)
+    inner = tensor(TOKENS * 8, 1_536)
+    gate_up = grouped.ExpertMap(tensor(128, 1_536, 2_048))
+    grouped.multiply(tensor(TOKENS, 2_048), gate_up, routed, dealt, inner, tile=tile)
+    parts = tensor(TOKENS * 8, 2_048, dtype=torch.float32)
+    down = grouped.ExpertMap(tensor(128, 2_048, 768))
+    grouped.multiply(tensor(TOKENS * 8, 768), down, routed, dealt, parts, tile=tile, weigh="after")
+    grouped.add_up(parts, routed, tensor(TOKENS, 2_048))
+
+
+def sampling() -> None:
+    """A step's choice with everything that a row may ask for, of Llama 3's vocabulary."""
+    words = tensor(NUM_FIELDS, ROWS, dtype=torch.int64)
+    columns = SamplingColumns(words, whole(4, VOCAB), whole(4, 4_008))
+    out = sampler.Chosen.empty(ROWS, VOCAB, 20, META)
+    sampler.sample(tensor(ROWS, VOCAB), whole(ROWS), tensor(ROWS, dtype=torch.int64), columns, out)
+
+
+def guards() -> None:
+    """Blocks made zero, and tags."""
+    blocks.zero_blocks(tensor(BLOCKS, 16, 8, 128), whole(32))
+    tables = whole(ROWS, 512)
+    expected = tensor(ROWS, 512, dtype=torch.int64)
+    blocks.compare_stamps(tables, expected, (whole(ROWS), whole(ROWS)), tensor(BLOCKS, dtype=torch.int64), whole(ROWS))
+
+
+def device() -> None:
+    """A decoding step and a prompt of Llama 3.1 8B as the device backend launches them: its rows are 64-bit words."""
+    run = KernelOperations((32, 8), VOCAB, configuration(ARCHITECTURE, 128), PROCESSORS)
+    memory = tensor(BLOCKS, 32 * 16, 8, 128)
+    layer = KvLayer(memory[:, 16:32], memory[:, 16:32])
+    words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(128**-0.5)
+    tables = tensor(ROWS, 512, dtype=torch.int64)
+    run.decoding(words, (tables,))(tensor(ROWS, 32, 128), layer, rule)
+    few = words[:3]
+    chunks = Chunks(few, few, few, (tables[:3],), ((0, 100), (100, 100), (200, 56)))
+    run.prefilling(chunks)(tensor(TOKENS, 32, 128), layer, rule)
+    fields = tensor(NUM_FIELDS, ROWS, dtype=torch.int64)
+    columns = SamplingColumns(fields, whole(ROWS, VOCAB), whole(ROWS, 4_008))
+    run.sample(tensor(ROWS, VOCAB), words, words, columns)
+    run.faults(tables, tables, (words, words), tensor(BLOCKS, dtype=torch.int64))
+    run.zero(memory, words)
+    turn = RopeInputs(tensor(TOKENS, 1, 128), tensor(TOKENS, 1, 128))
+    run.turn_and_write(tensor(TOKENS, 48, 128), layer, tensor(TOKENS, dtype=torch.int64), turn)
+    run.norm(tensor(TOKENS, 4_096), tensor(TOKENS, 4_096), RmsNorm(4_096, 1e-5, Memory(BF16, META)))
+    run.gate(tensor(TOKENS, 28_672), silu_mul)
+
+
+def device_windows() -> None:
+    """A decoding step and a prompt of gpt-oss-20b on the device backend: two tables a row, windows by turns with whole
+    contexts, sinks, biases of experts."""
+    run = KernelOperations((64, 8), VOCAB, configuration(ARCHITECTURE, 64), PROCESSORS)
+    keys, values = tensor(BLOCKS, 12 * 16, 8, 64), tensor(BLOCKS, 12 * 16, 8, 64)
+    full = KvLayer(keys[:, :16], values[:, :16])
+    window = KvLayer(keys[:, 16:32], values[:, 16:32], 1, Reach("window", 128))
+    words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(64**-0.5, sinks=tensor(64))
+    entries = tensor(ROWS, 1_024, dtype=torch.int64)
+    tables = entries.split((512, 512), 1)
+    decode = run.decoding(words, tables)
+    chunks = Chunks(words[:2], words[:2], words[:2], tuple(part[:2] for part in tables), ((0, 100), (100, 156)))
+    prefill = run.prefilling(chunks)
+    for layer in (full, window):
+        decode(tensor(ROWS, 64, 64), layer, rule)
+        prefill(tensor(TOKENS, 64, 64), layer, rule)
+    memory = Memory(BF16, META)
+    run.experts(
+        tensor(ROWS, 2_880),
+        ExpertMaps(
+            Router(Linear.empty(2_880, 32, bias=True, memory=memory), route := SoftmaxOfTop(4)),
+            route,
+            tensor(32, 5_760, 2_880),
+            tensor(32, 2_880, 2_880),
+            tensor(32, 5_760),
+            tensor(32, 2_880),
+            ClampedSwiGlu(1.702, 7.0),
+            False,
+        ),
+    )
+
+
+def device_latent() -> None:
+    """A decoding step and a prompt of DeepSeek-V3's attention on the device backend, and Gemma's norms and gate."""
+    run = KernelOperations((128, 1), VOCAB, configuration(ARCHITECTURE, 576), PROCESSORS)
+    memory = tensor(BLOCKS, 4 * 16, 1, 576)
+    layer = KvLayer(memory[:, 16:32], memory[:, 16:32, :, :512], latent=True)
+    words, rule = tensor(ROWS, dtype=torch.int64), AttentionRule(0.1)
+    tables = (tensor(ROWS, 512, dtype=torch.int64),)
+    run.decoding(words, tables)(tensor(ROWS, 128, 576), layer, rule)
+    chunks = Chunks(words[:1], words[:1], words[:1], (tables[0][:1],), ((0, TOKENS),))
+    run.prefilling(chunks)(tensor(TOKENS, 128, 576), layer, rule)
+    norm_, head = (OffsetRmsNorm(size, 1e-6, Memory(BF16, META)) for size in (3_840, 256))
+    run.norm(tensor(TOKENS, 3_840), tensor(TOKENS, 3_840), norm_)
+    run.norm(tensor(TOKENS, 3_840), None, norm_)
+    run.gate(tensor(TOKENS, 30_720), gelu_mul)
+    kv = tensor(BLOCKS, 40 * 16, 8, 256)
+    turn = RopeInputs(tensor(TOKENS, 1, 256), tensor(TOKENS, 1, 256), (head, head))
+    slots = tensor(TOKENS, dtype=torch.int64)
+    run.turn_and_write(tensor(TOKENS, 32, 256), KvLayer(kv[:, :16], kv[:, :16]), slots, turn)
+
+
+LAUNCHES = {
+    "llama": attention(8, 4, 128, 128),
+    "gemma": attention(4, 2, 256, 256, cap=50.0, reach=Reach("window", 4_096)),
+    "gpt-oss": attention(8, 8, 64, 64, sinks=True, reach=Reach("window", 128)),
+    "deepseek": attention(1, 128, 576, 512, latent=True),
+    "rows": rows,
+    "experts": experts,
+    "sampling": sampling,
+    "guards": guards,
+    "device": device,
+    "device windows": device_windows,
+    "device latent": device_latent,
+}

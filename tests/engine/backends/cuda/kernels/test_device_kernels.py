@@ -1,0 +1,159 @@
+"""The device backend on the kernels themselves, under the interpreter: whole engines, and a step by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.backends.common.loading import layout_for, limits_for
+from engine.backends.cuda.kernels.operations import kernel_operations
+from engine.backends.cuda.load import make_device_runner
+from engine.backends.cuda.runtime.model import ChunkTokens, DeviceModel
+from engine.backends.cuda.runtime.operations import Chunks, Operations
+from engine.backends.cuda.runtime.simulated_ops import PlainOperations
+from engine.backends.cuda.runtime.storage import DeviceStorage
+from engine.backends.cuda.runtime.tables import Tables
+from engine.config import EngineConfig
+from engine.core.engine import Engine
+from engine.core.fairness.tenancy import Fairness
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.offline import generate
+from engine.core.scheduler.scheduler import Scheduler
+from engine.model.checkpoint.registry import load_model_config
+from engine.model.checkpoint.weights import load_model
+from engine.model.layers.decoder import Decoder
+from isolation.ipc.sampling import Sampling
+from tests.engine.model.families.table import FAMILIES, save_reference
+from tests.engine.support import model_config, random_model, submit
+
+CPU = torch.device("cpu")
+
+
+def kernel_engine(model: Decoder, *, interpreted: bool) -> Engine:
+    """The real scheduler around the device backend: kernels under the interpreter, or plain operations."""
+    config = EngineConfig(
+        model_dir="",
+        model_digest="00",
+        block_size=16,
+        kv_bytes=1 << 20,
+        max_num_seqs=2,
+        max_num_batched_tokens=24,
+        max_context=64,
+    )
+    layout = layout_for(config, model.config, "float32")
+    limits = limits_for(config, model.config, layout)
+    shape = model.config
+    operations = PlainOperations()
+    if interpreted:
+        operations = kernel_operations((shape.num_heads, shape.num_kv_heads), shape.head_dim, shape.vocab_size, CPU)
+    runner = make_device_runner(config, model, layout, limits, operations, eager=True, most_ahead=1)
+    pool = BlockPool(layout.num_blocks)
+    cache = PrefixCache(pool, root=bytes(16), block_size=layout.block_size, caching=True)
+    return Engine(Scheduler(limits, pool, cache, Fairness(limits, pool)), runner)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_an_engine_on_kernels_gives_the_tokens_of_plain_operations(architecture: str) -> None:
+    """Prompts in chunks, decoding past the end of a block, a draw and a maximum, on every kernel of a step."""
+    asked = [
+        submit(1, range(5, 35), 5),
+        submit(2, [3, 1, 4], 4, sampling=Sampling(temperature=0.9, top_k=7, top_p=0.9, seed=11)),
+    ]
+    answers = []
+    for interpreted in (False, True):
+        model = random_model(model_config(architecture=architecture, num_layers=1), packed=False)
+        found = generate(kernel_engine(model, interpreted=interpreted), asked)
+        answers.append({number: (one.token_ids, one.finish, one.failure) for number, one in found.items()})
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoding_step_on_kernels(dtype: torch.dtype) -> None:
+    """Logits of a step of three lanes, one of them without a row, are those of plain operations on the same memory; in
+    bfloat16 within some roundings of a stream of two layers."""
+    logits = []
+    for interpreted in (False, True):
+        model = random_model(model_config(), dtype=dtype, packed=False)
+        config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
+        layout = layout_for(config, model.config, str(dtype).removeprefix("torch."))
+        run = kernel_operations((4, 2), 8, 97, CPU) if interpreted else PlainOperations()
+        storage = DeviceStorage(layout, 3, run, dtype, CPU)
+        generator = torch.Generator().manual_seed(3)
+        for memory in storage.memory:
+            memory.copy_(torch.randn(memory.shape, generator=generator))
+        device = DeviceModel(model, storage, run)
+        tables = torch.tensor([[3, 9, 4, 0], [0, 0, 0, 0], [7, 2, 0, 0]])
+        positions, lengths = torch.tensor([9, 0, 6]), torch.tensor([10, 0, 7])
+        slots = torch.tensor([4 * storage.stride + 1, -1, 2 * storage.stride + 2])
+        logits.append(device.decode(torch.tensor([5, 0, 50]), positions, (slots,), (tables,), lengths).double())
+    error = (logits[0] - logits[1])[[0, 2]].abs().max() / logits[0].abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2**-5)
+
+
+FAMILY_STEPS = {
+    "gemma2": "window 8",
+    "gpt_oss": "odd experts, tight clamps",
+    "deepseek": "odd widths, two shared",
+    "llama4": "chunks of 7, every second layer without positions",
+    "gemma3": "five to one",
+    "granite": "all",
+    "olmo2": "gqa 2",
+    "phi3": "long lists, partial, mqa",
+    "qwen2_moe": "odd experts, a dense layer",
+    "mixtral": "window 9, wide heads",
+}
+"""Between them all that a family may have beyond Llama's form."""
+
+SHORT = ("gemma2", "gpt_oss", "deepseek")
+
+
+def operations_for(model: Decoder, *, interpreted: bool) -> Operations:
+    """Kernels for a model's heads, or plain operations."""
+    layer = model.config.kv_layers[0]
+    heads = model.config.num_heads, layer.heads
+    return kernel_operations(heads, layer.key_dim, model.config.vocab_size, CPU) if interpreted else PlainOperations()
+
+
+def both_steps(folder: Path, *, interpreted: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of two prompt chunks, of which the second continues a row, then of three lanes, one of them without a row,
+    over memory and tables drawn at random."""
+    model = load_model(
+        str(folder), load_model_config(str(folder)), dtype="float32", device=CPU, packed=False, headless=False
+    )
+    config = EngineConfig(model_dir="", model_digest="00", block_size=4, kv_bytes=1 << 20, max_context=64)
+    layout = layout_for(config, model.config, "float32")
+    run = operations_for(model, interpreted=interpreted)
+    storage = DeviceStorage(layout, 3, run, torch.float32, CPU)
+    generator = torch.Generator().manual_seed(3)
+    for memory in storage.memory:
+        memory.copy_(torch.randn(memory.shape, generator=generator))
+    device = DeviceModel(model, storage, run)
+    tables = Tables.of(layout, 64)
+    entries = torch.randperm(layout.num_blocks, generator=generator)[: 3 * tables.width].view(3, -1) + 1
+    numbers = torch.tensor([0] * 5 + [1] * 9)
+    starts, lengths = torch.tensor([0, 21]), torch.tensor([5, 9])
+    positions = torch.cat([start + torch.arange(size) for start, size in zip(starts, lengths, strict=True)])
+    ids = torch.randint(0, model.config.vocab_size, (14,), generator=generator)
+    slots = tables.slots(entries[:2], numbers, positions, torch.zeros(14, dtype=torch.bool))
+    chunks = Chunks(torch.tensor([0, 5]), lengths, starts, tables.split(entries[:2]), ((0, 5), (5, 9)))
+    prompts = device.prefill(ChunkTokens(ids, positions, slots), chunks, torch.tensor([4, 13]))
+    at, seen = torch.tensor([5, 30, 0]), torch.tensor([6, 31, 0])
+    slots = tables.slots(entries, torch.arange(3), at, seen == 0)
+    return prompts, device.decode(ids[:3], at, slots, tables.split(entries), seen)[:2]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=() if one in SHORT else pytest.mark.full) for one in FAMILY_STEPS]
+)
+def test_the_steps_of_a_family_on_kernels(family: str, tmp_path: Path) -> None:
+    """Windows, chunks, several tables a row, caps, sinks, norms of every kind, partial rotation, experts and latent
+    attention: logits of prompts and of a decoding step are those of plain operations on the same memory."""
+    save_reference(tmp_path, family, **FAMILIES[family].cases[FAMILY_STEPS[family]])
+    for wanted, found in zip(*(both_steps(tmp_path, interpreted=one) for one in (False, True)), strict=True):
+        assert found.isfinite().all()
+        assert (wanted - found).abs().max() < 1e-4 * wanted.abs().max()

@@ -1,0 +1,370 @@
+"""KV that leaves the engine and comes back: the same bits, never another's, never in the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from appliance.supervisor.spill_port import SpillPort
+from appliance.supervisor.spill_store import SpillLimits, SpillStore
+from engine.core.engine import Engine
+from engine.core.kv.spill import LONGEST_NS, MAX_WAITING_OF_ONE, PATIENCE_NS
+from isolation.ipc.engine import StepOutput, Submit
+from isolation.ipc.errors import RingFull
+from isolation.ipc.grammar import Masks, MaskState
+from isolation.ipc.messages import FailureCode, Role
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
+from isolation.keys.keyring import Keyring
+from tests.engine.support import make_engine, model_config, namespace, random_model, submit
+from tests.isolation.ipc.wire import Wire, connect
+
+MODEL = random_model(model_config())
+BUSY_NS = 30_000_000_000
+"""Patience with a store that shares its processor with other tests."""
+
+TENANTS = {namespace(number): f"tenant-{number}" for number in (1, 2, 3)} | {namespace(8): "group/team"}
+
+
+@dataclass
+class Spilling:
+    """An engine, its spill channel, and the supervisor's end of it."""
+
+    engine: Engine
+    wire: Wire
+    port: SpillPort
+    store: SpillStore
+    outputs: dict[int, list[int]]
+    cached: dict[int, int]
+    failures: dict[int, FailureCode]
+
+    def run(self, *submits: Submit) -> None:
+        """Serve these to their ends, looking again and again as the serving loop does."""
+        for one in submits:
+            self.engine.add(one)
+        pause = threading.Event()
+        while self.engine.has_live_requests or self.engine.has_work:
+            output = self.engine.step()
+            if output is not None:
+                self.take(output)
+            elif self.engine.rest_s:
+                pause.wait(self.engine.rest_s)
+
+    def take(self, output: StepOutput) -> None:
+        """Note what an output says."""
+        for start in output.starts:
+            self.cached[start.request] = start.cached_tokens
+        for request, token in zip(output.requests, output.token_ids, strict=True):
+            self.outputs.setdefault(request, []).append(token)
+        for failure in output.failures:
+            self.failures[failure.request] = failure.code
+
+
+@contextmanager
+def spilling(
+    folder: Path, *, num_blocks: int = 24, limits: SpillLimits | None = None, **fields: object
+) -> Iterator[Spilling]:
+    """An engine whose blocks go to a store of its own. It waits long for them: this machine may be busy."""
+    wire = connect(Role.SPILL)
+    keyring = Keyring(folder / "keys", os.urandom(32))
+    store = SpillStore(limits or SpillLimits(64 << 20), keyring)
+    port = SpillPort(wire.host, "00", store, TENANTS.get, "engine")
+    engine = make_engine(MODEL, num_blocks=num_blocks, max_context=80, spill=wire.guest, **fields)
+    port.start()
+    try:
+        with patch.multiple("engine.core.kv.spill", PATIENCE_NS=BUSY_NS, LONGEST_NS=BUSY_NS):
+            yield Spilling(engine, wire, port, store, {}, {}, {})
+    finally:
+        wire.guest.close()
+        port.close()
+        wire.raw.close()
+        store.close()
+        keyring.close()
+
+
+def prompt(seed: int, length: int = 41) -> list[int]:
+    """Token ids that differ from the first on for every seed."""
+    return [(seed * 31 + place * 7) % 97 for place in range(length)]
+
+
+def alone(*submits: Submit) -> dict[int, list[int]]:
+    """The same requests in an engine of their own without spill and without a cache."""
+    engine = make_engine(MODEL, num_blocks=200, max_context=80, prefix_caching=False)
+    outputs: dict[int, list[int]] = {}
+    for one in submits:
+        engine.add(one)
+        while engine.has_work:
+            output = engine.step()
+            for request, token in zip(output.requests, output.token_ids, strict=True) if output else ():
+                outputs.setdefault(request, []).append(token)
+    return outputs
+
+
+def kv_of(engine: Engine, token_ids: list[int], tenant: int = 1, **fields: object) -> list[bytes]:
+    """The bytes of a cached prefix's blocks, as they lie in the pool."""
+    assert engine.spill is not None
+    asked = submit(0, token_ids, tenant=tenant, **fields)
+    blocks = [engine.spill.pool.find(one) for one in engine.spill.cache.chain(asked)]
+    return [engine.spill.contents.read(block) for block in blocks if block is not None]
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_restored_kv_is_the_same_bits_and_gives_the_same_tokens(tmp_path: Path, tier: str) -> None:
+    """A prefix that others have pushed out of the pool comes back from either tier: its bytes are those that were
+    computed, its tokens those of an engine without spill, and the request says that it was cached."""
+    disk = SpillLimits(1, 64 << 20, tmp_path / "spill")
+    with spilling(tmp_path, limits=disk if tier == "disk" else None) as one:
+        one.run(submit(1, prompt(1)))
+        before = kv_of(one.engine, prompt(1))
+        one.run(*(submit(number, prompt(number)) for number in range(2, 8)))
+        assert kv_of(one.engine, prompt(1)) == []
+        one.run(submit(11, prompt(1)))
+        assert one.cached[11] == 40
+        assert kv_of(one.engine, prompt(1)) == before
+        assert len(before) == 10
+        figures = one.store.figures
+        assert (figures.disk_bytes > 0, figures.memory_bytes > 0) == (tier == "disk", tier == "memory")
+        assert figures.restored >= 10
+        expected = alone(submit(1, prompt(1)))
+    assert one.outputs[11] == one.outputs[1] == expected[1]
+
+
+def test_without_the_tier_the_same_request_computes_again(tmp_path: Path) -> None:
+    """Control: the same load without spill finds nothing cached."""
+    engine = make_engine(MODEL, num_blocks=24, max_context=80)
+    one = Spilling(engine, None, None, None, {}, {}, {})  # type: ignore[arg-type]
+    one.run(submit(1, prompt(1)))
+    one.run(*(submit(number, prompt(number)) for number in range(2, 8)))
+    one.run(submit(11, prompt(1)))
+    assert one.cached[11] == 0
+
+
+def test_nobody_gets_anothers_blocks(tmp_path: Path) -> None:
+    """The same tokens of another tenant, a deterministic request, and an engine of a later life find nothing; the
+    tenant itself does (control)."""
+    with spilling(tmp_path) as one:
+        one.run(submit(1, prompt(1)), *(submit(number, prompt(number)) for number in range(2, 8)))
+        kept = one.store.figures.kept
+        one.run(submit(20, prompt(1), tenant=2), submit(21, prompt(1), deterministic=True))
+        assert (one.cached[20], one.cached[21]) == (0, 0)
+        one.run(submit(22, prompt(1)))
+        assert one.cached[22] == 40
+        assert kept > 20
+        one.port.epoch = bytes(16)
+        one.run(*(submit(number, prompt(number)) for number in range(30, 36)))
+        one.run(submit(40, prompt(1)))
+        assert one.cached[40] == 0
+
+
+GROUP = namespace(8)
+
+
+def test_a_groups_blocks_come_back_to_its_members_alone(tmp_path: Path) -> None:
+    """What a member sent away under its group's key comes back to another member, with the bits that were computed. It
+    never comes back to the same tenant outside of the group, nor does the tenant's private prompt to the group."""
+    with spilling(tmp_path) as one:
+        one.run(submit(1, prompt(1), group=GROUP), submit(2, prompt(2)))
+        before = kv_of(one.engine, prompt(1), group=GROUP)
+        assert len(before) == 10
+        one.run(*(submit(number, prompt(number), tenant=3) for number in range(12, 18)))
+        assert kv_of(one.engine, prompt(1), group=GROUP) == kv_of(one.engine, prompt(2)) == []
+        one.run(submit(20, prompt(1)), submit(21, prompt(2), group=GROUP), submit(22, prompt(1), tenant=2))
+        assert [one.cached[number] for number in (20, 21, 22)] == [0, 0, 0]
+        one.run(*(submit(number, prompt(number), tenant=3) for number in range(23, 29)))
+        restored = one.store.figures.restored
+        one.run(submit(30, prompt(1), tenant=2, group=GROUP))
+        assert one.cached[30] == 40
+        assert one.store.figures.restored >= restored + 10
+        assert kv_of(one.engine, prompt(1), group=GROUP) == before
+        one.run(submit(31, prompt(2)))
+        assert one.cached[31] == 40
+        expected = alone(submit(1, prompt(1)))[1]
+    assert one.outputs[30] == one.outputs[20] == one.outputs[1] == expected
+
+
+def test_what_a_group_sent_away_is_forgotten_with_its_key(tmp_path: Path) -> None:
+    """After the supervisor's word about the group's key its members find nothing, here or there; a member's own prefix
+    still comes back (control)."""
+    with spilling(tmp_path) as one:
+        one.run(submit(1, prompt(1), group=GROUP), submit(2, prompt(2)))
+        one.run(*(submit(number, prompt(number), tenant=3) for number in range(12, 18)))
+        one.wire.host.send(Forget(GROUP))
+        one.engine.look()
+        one.run(submit(20, prompt(1), group=GROUP), submit(21, prompt(2)))
+        assert (one.cached[20], one.cached[21]) == (0, 40)
+
+
+def test_what_must_not_be_kept_never_leaves(tmp_path: Path) -> None:
+    """Requests without retention send nothing and find nothing; neither does a namespace that the supervisor does not
+    know, whatever the engine sends."""
+    with spilling(tmp_path) as one:
+        one.run(*(submit(number, prompt(number), retain=False) for number in range(1, 9)))
+        assert one.engine.spill is not None and one.engine.spill.counts.sent == 0
+        one.run(*(submit(number, prompt(number), tenant=9) for number in range(11, 19)))
+        assert one.engine.spill.counts.sent > 0
+        one.run(submit(19, prompt(11), tenant=9))
+        assert one.cached[19] == 0
+        assert one.store.figures.kept == 0
+
+
+def silent(folder: Path) -> tuple[Engine, Wire, list[int]]:
+    """An engine with something sent away, and a supervisor that reads nothing; the clock is the list's one entry."""
+    wire = connect(Role.SPILL)
+    clock = [0]
+    engine = make_engine(MODEL, num_blocks=24, max_context=80, spill=wire.guest)
+    engine._clock_ns = lambda: clock[0]
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    one.run(submit(1, prompt(1)), *(submit(number, prompt(number)) for number in range(2, 8)))
+    return engine, wire, clock
+
+
+def test_a_fetch_that_nobody_answers_ends_in_computing(tmp_path: Path) -> None:
+    """After a quarter of a second without a word, and after two seconds of crumbs, the prompt is computed; tokens are
+    the same. Answers that come later, out of turn or of a wrong length change nothing."""
+    engine, wire, clock = silent(tmp_path)
+    assert engine.spill is not None
+    expected = alone(submit(1, prompt(1)))[1]
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    for request, answer in ((50, None), (51, b"short"), (52, b"")):
+        engine.add(submit(request, prompt(1)))
+        fetch = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
+        if answer is None:
+            assert fetch and engine.spill.num_waiting == 1
+            assert engine.step() is None
+            clock[0] += PATIENCE_NS
+        else:
+            wire.host.send(Fetched(fetch[-1].request, 0, answer))
+        one.run()
+        assert one.outputs[request] == expected
+        assert (engine.spill.num_waiting, one.cached[request]) == (0, 0)
+        one.run(*(submit(number, prompt(number)) for number in range(10 * request - 490, 10 * request - 484)))
+        wire.host.receive(4_096)
+        engine.spill._index.update(dict.fromkeys(engine.spill.cache.chain(submit(0, prompt(1))), namespace(1)))
+    engine.add(submit(53, prompt(1)))
+    (fetch,) = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
+    for index in range(9):
+        wire.host.send(Fetched(fetch.request, index, bytes(engine.spill.contents.size)))
+        clock[0] += PATIENCE_NS - 1
+        if engine.spill.num_waiting:
+            engine.step()
+    assert clock[0] > LONGEST_NS and engine.spill.num_waiting == 0
+    wire.close()
+
+
+def test_waiting_requests_can_be_aborted_and_do_not_share_ids(tmp_path: Path) -> None:
+    """An abort ends a request that waits for its prefix at once; a second one under its id ends both."""
+    engine, wire, _ = silent(tmp_path)
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    engine.add(submit(50, prompt(1)))
+    assert engine.spill is not None and engine.spill.num_waiting == 1
+    engine.abort(50)
+    engine.add(submit(51, prompt(1)))
+    engine.add(submit(51, prompt(2)))
+    assert engine.spill.num_waiting == 0
+    one.take(engine.step())
+    assert one.failures == {50: FailureCode.ABORTED, 51: FailureCode.INVALID}
+    assert not engine.has_work and not engine.has_live_requests
+    wire.close()
+
+
+def test_the_first_mask_may_come_while_a_prefix_does(tmp_path: Path) -> None:
+    """A structured request that waits for its prefix keeps the mask that comes meanwhile, and its first token is under
+    it; without a mask it gives none."""
+    with spilling(tmp_path) as one:
+        one.run(*(submit(number, prompt(number)) for number in range(1, 8)))
+        for request, masked in ((11, True), (12, False)):
+            one.engine.add(submit(request, prompt(1), 1, structured=True))
+            assert one.engine.spill is not None
+            if masked:
+                assert one.engine.spill.num_waiting == 1
+                only_5 = (1 << 5).to_bytes(16, "little")
+                states = bytes([MaskState.OPEN])
+                one.engine.set_masks(Masks(array("Q", [request]), array("I", [0]), states, only_5))
+                one.run()
+            else:
+                for _ in range(100):
+                    one.engine.step()
+        assert one.cached[11] == 40
+        assert one.outputs[11] == [5]
+        assert 12 not in one.outputs
+
+
+def test_nobody_fills_the_queue_of_fetches(tmp_path: Path) -> None:
+    """Of one namespace a few requests wait at a time; the next computes its own prompt."""
+    engine, wire, _ = silent(tmp_path)
+    for number in range(MAX_WAITING_OF_ONE + 3):
+        engine.add(submit(50 + number, prompt(1)))
+    assert engine.spill is not None
+    assert (engine.spill.num_waiting, engine.scheduler.num_waiting) == (MAX_WAITING_OF_ONE, 3)
+    wire.close()
+
+
+def test_a_full_ring_drops_blocks_and_holds_up_nobody(tmp_path: Path) -> None:
+    """When the supervisor reads nothing, steps go on, tokens are right, and the blocks that found no room are
+    counted."""
+    wire = connect(Role.SPILL)
+    engine = make_engine(MODEL, num_blocks=24, max_context=80, spill=wire.guest)
+    frames = 0
+    for size in (1 << 20, 64):  # Fill the ring with frames that nobody reads, then what is left of it.
+        with suppress(RingFull):
+            while True:
+                wire.guest.send(Keep(namespace(1), b"x", bytes(size)))
+                frames += 1
+    one = Spilling(engine, wire, None, None, {}, {}, {})  # type: ignore[arg-type]
+    one.run(*(submit(number, prompt(number)) for number in range(1, 8)))
+    assert engine.spill is not None
+    assert frames and engine.spill.counts.sent == 0 and engine.spill.counts.dropped > 0
+    assert one.outputs[3] == alone(submit(3, prompt(3)))[3]
+    wire.close()
+
+
+def test_forget_makes_a_namespace_unfindable_and_zero(tmp_path: Path) -> None:
+    """After the supervisor's word the tenant's cached blocks are zero in memory, and nothing of it is asked for;
+    another tenant's are untouched."""
+    with spilling(tmp_path, num_blocks=40) as one:
+        one.run(submit(1, prompt(1)), submit(2, prompt(2), tenant=2))
+        assert one.engine.spill is not None
+        pool, contents = one.engine.spill.pool, one.engine.spill.contents
+        mine = [block for block in range(1, 41) if pool.owner(block) == namespace(1)]
+        assert any(any(contents.read(block)) for block in mine)
+        one.wire.host.send(Forget(namespace(1)))
+        one.engine.look()
+        one.run()
+        assert not any(any(contents.read(block)) for block in mine)
+        pool.check_integrity()
+        one.run(submit(3, prompt(1)), submit(4, prompt(2), tenant=2))
+        assert (one.cached[3], one.cached[4]) == (0, 40)
+
+
+def test_a_random_load_with_spill_gives_the_tokens_of_one_without(tmp_path: Path) -> None:
+    """Forty requests of three tenants over a few prefixes in a pool that is far too small: same tokens, books in
+    order after every step, and restores were many."""
+    import random
+
+    rng = random.Random(7)
+    submits = [
+        submit(
+            number,
+            prompt(rng.randrange(9), rng.choice((12, 29, 41, 60))),
+            rng.randint(1, 9),
+            tenant=rng.randint(1, 3),
+            retain=rng.random() < 0.9,
+        )
+        for number in range(100, 140)
+    ]
+    with spilling(tmp_path, num_blocks=26, limits=SpillLimits(60 << 10, 64 << 20, tmp_path / "spill")) as one:
+        for at in range(0, 40, 4):
+            one.run(*submits[at : at + 4])
+            assert one.engine.spill is not None
+            one.engine.spill.pool.check_integrity()
+        figures = one.store.figures
+        assert figures.restored > 30 and figures.rejected == figures.failed == 0
+        assert figures.disk_bytes > 0
+    assert one.outputs == alone(*submits)

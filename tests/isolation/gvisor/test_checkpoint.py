@@ -1,0 +1,203 @@
+"""The store of saved sandboxes: whole or not there, verified, bounded, nobody else's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isolation.errors import CheckpointError
+from isolation.gvisor import checkpoint as checkpoint_module
+from isolation.gvisor.checkpoint import ACCOUNT, CheckpointStore, contents, open_store
+from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
+
+KEY = "a" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """An empty store."""
+    return open_store(tmp_path / "store")
+
+
+def save(store: CheckpointStore, key: str = KEY, content: bytes = b"pages" * 100) -> None:
+    """Put a checkpoint of two files into it."""
+    with store.draft() as draft:
+        (draft / "pages.img").write_bytes(content)
+        (draft / "checkpoint.img").write_bytes(b"state")
+        store.keep(draft, key, 2.5)
+
+
+def names(store: CheckpointStore) -> list[str]:
+    """What lies in it."""
+    return sorted(os.listdir(store.root))
+
+
+def test_what_was_kept_is_found_and_whole(store: CheckpointStore) -> None:
+    """A kept checkpoint has its files, its sizes and how long a cold start took; a key that nobody kept has none."""
+    assert store.find(KEY) is None
+    save(store)
+    found = store.find(KEY)
+    assert found is not None
+    assert (found.cold_s, found.size) == (2.5, 505)
+    found.verify()
+    assert names(store) == [KEY]
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "grow", "remove"])
+def test_damage_is_found(store: CheckpointStore, harm: str) -> None:
+    """One changed bit, a byte fewer or more, or a file that is gone: each is an error before anything is used."""
+    save(store)
+    found = store.find(KEY)
+    assert found is not None
+    path = found.folder / "pages.img"
+    data = path.read_bytes()
+    if harm == "remove":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "grow": data + b"x"}[harm])
+    with pytest.raises(CheckpointError, match=r"damaged|cannot be read"):
+        found.verify()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"format":9}',
+        '{"format":1,"key":"other","files":[],"cold_s":1}',
+        f'{{"format":1,"key":"{KEY}","files":[["../x",1,"00"]],"cold_s":1}}',
+    ],
+)
+def test_an_account_that_is_none_is_no_checkpoint(store: CheckpointStore, text: str) -> None:
+    """A damaged account, one of another key, or one that names files elsewhere: the checkpoint is gone."""
+    save(store)
+    (store.root / KEY / ACCOUNT).write_text(text)
+    assert store.find(KEY) is None
+    assert names(store) == []
+
+
+def test_a_draft_that_fails_leaves_nothing(store: CheckpointStore) -> None:
+    """Half of a checkpoint is never seen, and gone with the block that wrote it."""
+    with pytest.raises(OSError, match="full"), store.draft() as draft:
+        (draft / "pages.img").write_bytes(b"half")
+        assert store.find(KEY) is None
+        raise OSError("the disk is full")
+    assert names(store) == []
+
+
+def test_an_empty_draft_is_not_kept(store: CheckpointStore) -> None:
+    """Nothing saved is no checkpoint."""
+    with pytest.raises(CheckpointError, match="0 bytes"), store.draft() as draft:
+        store.keep(draft, KEY, 1.0)
+    assert names(store) == []
+
+
+def test_a_full_disk_takes_no_checkpoint(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too little room nothing is begun."""
+    monkeypatch.setattr(checkpoint_module, "LEAST_FREE_BYTES", 1 << 60)
+    with pytest.raises(CheckpointError, match="are free"), store.draft():
+        pass
+    assert names(store) == []
+
+
+def test_drafts_of_the_dead_are_cleared_and_of_the_living_not(store: CheckpointStore) -> None:
+    """A supervisor that opens the store removes what a killed one was writing, and not what another one writes."""
+    (store.root / ".draft-dead").mkdir()
+    (store.root / ".trash-dead").mkdir()
+    with store.draft() as draft:
+        open_store(store.root)
+        assert names(store) == [draft.name]
+
+
+def test_old_ones_make_room(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number and by bytes the one used longest ago goes first."""
+    monkeypatch.setattr(checkpoint_module, "MAX_KEPT", 2)
+    for count, key in enumerate(("1" * 64, "2" * 64)):
+        save(store, key)
+        os.utime(store.root / key, (count, count))
+    assert store.find("1" * 64) is not None  # used: now the younger
+    save(store, "3" * 64)
+    assert names(store) == ["1" * 64, "3" * 64]
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 900)
+    save(store, "4" * 64)
+    assert names(store) == ["4" * 64]
+    with pytest.raises(CheckpointError, match="is not kept"):
+        save(store, "5" * 64, b"x" * 1_000)
+    assert names(store) == ["4" * 64]
+
+
+def test_two_that_keep_the_same_keep_one(store: CheckpointStore) -> None:
+    """Supervisors that share a store and make the same checkpoint at once do each other no harm."""
+    with store.draft() as first, store.draft() as second:
+        for draft in (first, second):
+            (draft / "pages.img").write_bytes(b"x")
+            store.keep(draft, KEY, 1.0)
+    assert names(store) == [KEY]
+    found = store.find(KEY)
+    assert found is not None
+    found.verify()
+    store.drop(KEY)
+    store.drop(KEY)
+    assert names(store) == []
+
+
+def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    """Who may write there would choose what sandboxes run; neither is a link followed."""
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o755)
+    with pytest.raises(CheckpointError, match="not a private directory"):
+        open_store(open_folder)
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    with pytest.raises(CheckpointError, match="not a private directory"):
+        open_store(tmp_path / "link")
+
+
+def test_contents_follow_every_file_but_byte_code_and_masks(tmp_path: Path) -> None:
+    """A changed, new or replaced file changes the digest; compiled modules and what is hidden do not."""
+    code = tmp_path / "code"
+    (code / "__pycache__").mkdir(parents=True)
+    (code / "hidden").mkdir()
+    (code / "a.py").write_text("1")
+    single = tmp_path / "b.so"
+    single.write_text("x")
+    rootfs = Rootfs("/opt/python", ("/code",), (Mount(code, "/code"), Mount(single, "/lib/b.so")), ("/code/hidden",))
+    spec = SandboxSpec("x", ("/opt/python",), (), rootfs, (), Limits(1 << 30))
+    seen = [contents(spec)]
+    (code / "__pycache__" / "a.pyc").write_text("compiled")
+    (code / "hidden" / "b.py").write_text("hidden")
+    assert contents(spec) == seen[0]
+    changes = [
+        lambda: (code / "a.py").write_text("22"),
+        lambda: (code / "new.py").write_text(""),
+        lambda: os.utime(single, (1, 1)),
+        lambda: (code / "a.py").chmod(0o600),
+        lambda: (code / "new.py").rename(code / "renamed.py"),
+    ]
+    for change in changes:
+        change()
+        seen.append(contents(spec))
+    assert len(set(seen)) == len(seen)
+    single.unlink()
+    with pytest.raises(FileNotFoundError):
+        contents(replace(spec, name="y"))
+
+
+def test_what_is_no_checkpoint_is_left_alone(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator who names a folder with other things in it loses none of them when room is made, however large or old
+    they are, and they count for nothing; control: the older checkpoint goes."""
+    monkeypatch.setattr(checkpoint_module, "MAX_KEPT", 1)
+    for name in ("audit", "keys"):
+        (store.root / name).mkdir()
+        (store.root / name / "file").write_bytes(bytes(1_000))
+        os.utime(store.root / name, (0, 0))
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES", 1_600)
+    for key in (KEY, "b" * 64):
+        save(store, key)
+    assert names(store) == ["audit", "b" * 64, "keys"]

@@ -1,0 +1,178 @@
+"""Limits as files; parsing of the kernel's tables; a real group where this machine lets us make one."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from isolation.errors import IsolationError
+from isolation.gvisor.spec import Limits
+from isolation.host.cgroup import Cgroup, CgroupSupport, _describe, limit_files, remove_group
+from isolation.host.cgroup_tree import CgroupTree, parse_mountinfo, parse_own_groups
+from isolation.host.process import spawn
+
+LIMITS = Limits(memory_bytes=256 << 20, cpu_quota_cores=1.5, pids=2048)
+
+HYBRID = """\
+30 25 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
+33 30 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+34 30 0:30 /box /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory
+"""
+
+
+def test_limits_of_version_2():
+    """One file a limit, and the whole sandbox dies of memory shortage instead of a part of it."""
+    files = {name: value for name, value, _ in limit_files(LIMITS, 2)}
+    assert files == {
+        "memory.max": "268435456",
+        "memory.swap.max": "0",
+        "memory.oom.group": "1",
+        "cpu.max": "150000 100000",
+        "pids.max": "2048",
+    }
+    assert ("cpu.max", "max 100000", True) in limit_files(Limits(1), 2)
+
+
+def test_limits_of_version_1():
+    """The same limits under their older names."""
+    files = {name: value for name, value, _ in limit_files(LIMITS, 1)}
+    assert files["memory.limit_in_bytes"] == files["memory.memsw.limit_in_bytes"] == "268435456"
+    assert (files["cpu.cfs_period_us"], files["cpu.cfs_quota_us"]) == ("100000", "150000")
+    assert ("cpu.cfs_quota_us", "-1", True) in limit_files(Limits(1), 1)
+
+
+def test_tables_of_the_kernel():
+    """Mount points are found by controller, the unified hierarchy under the empty name."""
+    mounts = parse_mountinfo(HYBRID)
+    assert mounts["memory"] == ("/box", Path("/sys/fs/cgroup/memory"))
+    assert mounts["cpuacct"] == ("/", Path("/sys/fs/cgroup/cpu,cpuacct"))
+    assert mounts[""] == ("/", Path("/sys/fs/cgroup/unified"))
+    groups = parse_own_groups("4:memory:/box/a:b\n2:cpu,cpuacct:/\n0::/user.slice\n")
+    assert groups == {"memory": "/box/a:b", "cpu": "/", "cpuacct": "/", "": "/user.slice"}
+
+
+@pytest.mark.parametrize(
+    ("support", "line"),
+    [
+        (CgroupSupport(2, ("memory", "cpu", "pids")), "cgroup v2: memory, cpu, pids"),
+        (CgroupSupport(1, ("memory",), "cpu (x)"), "cgroup v1: memory; not enforced: cpu (x)"),
+        (CgroupSupport(0, (), "no sandbox"), "no limits enforced: no sandbox"),
+    ],
+)
+def test_support_in_one_line(support, line):
+    """Status can say what holds and why something does not."""
+    assert support.describe() == line
+
+
+def test_nothing_is_enforced_quietly():
+    """Where nothing can be enforced, groups are made of nothing and cost nothing."""
+    group = CgroupTree.nothing("not allowed").create("x", LIMITS)
+    group.add([os.getpid()])
+    assert (group.members(), group.oom_kills()) == (frozenset(), 0)
+    group.delete()
+
+
+@pytest.fixture
+def tree():
+    """A parent group on this machine."""
+    tree = CgroupTree.detect(f"athanor-test-{os.getpid()}")
+    if not tree.support.enforced:
+        pytest.skip(tree.support.describe())
+    yield tree
+    tree.cleanup()
+    tree.close()
+
+
+def test_real_group_holds_limits_and_processes(tree):
+    """Limits stand in the kernel's files, a process is moved in, and deletion ends it and removes the group."""
+    group = tree.create("real", LIMITS)
+    directory = next(iter(group._by_controller.values()))
+    with spawn(["sleep", "60"]) as child:
+        group.add([child.pid, 2**22 - 1])
+        assert group.members() == {child.pid}
+        assert group.oom_kills() == 0
+        group.delete()
+        group.delete()
+        assert child.wait(10) == -9
+    assert not directory.exists()
+
+
+def test_taken_name_and_cleanup(tree):
+    """A name is taken once; cleanup removes all groups of a tree and names them."""
+    tree.create("one", LIMITS)
+    with pytest.raises(IsolationError, match="one"):
+        tree.create("one", LIMITS)
+    tree.create("two", LIMITS)
+    assert tree.cleanup() == ("one", "two"), "the second try must not harm the first group"
+    assert tree.cleanup() == ()
+
+
+def test_a_name_comes_back_after_a_failed_removal(tree, monkeypatch):
+    """What could not be removed in time is told, keeps its name taken while it lasts, and goes with the next start."""
+    monkeypatch.setattr("isolation.host.cgroup._REMOVE_TIMEOUT_S", 0.05)
+    group = tree.create("stuck", LIMITS)
+    blocker = next(iter(group._by_controller.values())) / "blocker"
+    blocker.mkdir()  # the kernel removes no group that has another in it
+    for attempt in (group.delete, lambda: tree.create("stuck", LIMITS)):
+        with pytest.raises(IsolationError, match="stuck cannot be removed: .*processes in it: none"):
+            attempt()
+    blocker.rmdir()
+    tree.create("stuck", LIMITS).delete()
+
+
+def test_a_process_that_stays_is_named():
+    """The error of a group that cannot be removed says what its processes are and what they wait for."""
+    assert re.fullmatch(rf"{os.getpid()} \(\S+, [A-Z] \(\w+\), waits in .+\)", _describe(os.getpid()))
+    assert _describe(2**22 - 1).endswith("(gone)")
+
+
+def test_group_of_the_unified_hierarchy():
+    """Moving and ending processes works on a real version 2 hierarchy too, controllers or not."""
+    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+    if "" not in mounts or not os.access(mounts[""][1], os.W_OK):
+        pytest.skip("no writable version 2 hierarchy")
+    directory = mounts[""][1] / f"athanor-test-{os.getpid()}"
+    directory.mkdir()
+    group = Cgroup({"memory": directory})
+    try:
+        with spawn(["sleep", "60"]) as child:
+            group.add([child.pid])
+            assert group.members() == {child.pid}
+            group.delete()
+            assert child.wait(10) == -9
+    finally:
+        remove_group(directory)
+    assert not directory.exists()
+
+
+class TestVersion2Layout:
+    """The steps on version 2, on plain files: no machine of ours has its controllers there."""
+
+    def base(self, tmp_path: Path, controllers: str) -> Path:
+        """A group as the kernel shows it."""
+        for group in (tmp_path, tmp_path / "athanor-x"):
+            group.mkdir(exist_ok=True)
+            (group / "cgroup.controllers").write_text(controllers)
+            (group / "cgroup.procs").touch()
+        return tmp_path
+
+    def test_supervisor_moves_to_a_leaf_and_controllers_go_down(self, tmp_path):
+        """Our process leaves the group that gets children; the controllers we need are switched on below."""
+        base = self.base(tmp_path, "cpuset cpu io memory pids")
+        CgroupTree.make_v2(base, "athanor-x")
+        assert (base / "supervisor/cgroup.procs").read_text() == str(os.getpid())
+        assert (base / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+        assert (base / "athanor-x/cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+
+    def test_foreign_processes_are_said(self, tmp_path):
+        """When the kernel refuses since others live in our group, nothing is enforced and the reason is told."""
+        base = self.base(tmp_path, "memory")
+        (base / "cgroup.subtree_control").mkdir()
+        support = CgroupTree.make_v2(base, "athanor-x").support
+        assert support.enforced == ()
+        assert "holds other processes" in support.problem
+        assert (base / "cgroup.procs").read_text() == str(os.getpid())

@@ -1,0 +1,135 @@
+"""Words of the code: first lines that stand alone, one name for one class, no riddles."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.test_architecture import PACKAGES, modules, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HEADLESS = re.compile(r"(Of|The same)\b")
+"""First words of a docstring that do not stand alone in a tooltip: their noun is elsewhere."""
+
+ENDS = (".", ".)", ":", "?")
+"""How a docstring's first paragraph may end: with a full stop, or with a colon before a list."""
+
+RIDDLES = re.compile(r"\b(nobody's|whoever|hears|let go of|is told so|one's own|wants)\b", re.IGNORECASE)
+"""Words that name a person for a program, or leave the subject out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of the product, parsed once for all rules."""
+
+    name: str
+    text: str
+    documents: list[tuple[int, str]]
+    classes: list[str]
+
+
+@pytest.fixture(scope="module")
+def parsed(root: Path) -> list[Module]:
+    """Every module of the product."""
+    found = []
+    for path in modules(root):
+        text = path.read_text()
+        tree = parse(text)
+        found.append(Module(str(path.relative_to(root)), text, list(docstrings(tree)), public_classes(tree)))
+    return found
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring, those below attributes included."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                value = statement.value.value
+                if isinstance(value, str):
+                    yield statement.lineno, value.strip()
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Line and text of every comment."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def public_classes(tree: ast.Module) -> list[str]:
+    """Names of a module's public classes."""
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def headless(documents: list[tuple[int, str]]) -> list[int]:
+    """Lines of docstrings that begin with words whose noun is elsewhere."""
+    return [line for line, text in documents if HEADLESS.match(text)]
+
+
+def unfinished(documents: list[tuple[int, str]]) -> list[int]:
+    """Lines of docstrings whose first paragraph ends without a full stop."""
+    return [line for line, text in documents if not text.split("\n\n")[0].endswith(ENDS)]
+
+
+def riddles(documents: list[tuple[int, str]], text: str) -> list[int]:
+    """Lines of docstrings and comments that use a refused word."""
+    return sorted(line for line, words in (*documents, *comments(text)) if RIDDLES.search(words))
+
+
+def repeated(classes: dict[str, list[str]]) -> set[str]:
+    """``package.Class`` for each class name that two modules of a package define."""
+    return {
+        f"{package}.{name}" for package, names in classes.items() for name, times in Counter(names).items() if times > 1
+    }
+
+
+def test_a_docstring_begins_with_its_subject(parsed: list[Module]) -> None:
+    """No docstring begins with "Of" or "The same"."""
+    found = {module.name: headless(module.documents) for module in parsed}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_a_docstrings_first_paragraph_is_finished(parsed: list[Module]) -> None:
+    """The first paragraph of each docstring ends with a full stop, a colon or a question mark."""
+    found = {module.name: unfinished(module.documents) for module in parsed}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_a_class_name_is_defined_once_in_a_package(parsed: list[Module]) -> None:
+    """No two modules of a package define public classes of one name."""
+    classes: dict[str, list[str]] = defaultdict(list)
+    for module in parsed:
+        classes[module.name.partition("/")[0]] += module.classes
+    assert set(classes) == set(PACKAGES)
+    assert repeated(classes) == set()
+
+
+def test_words_are_plain(parsed: list[Module]) -> None:
+    """No comment or docstring uses a refused word."""
+    found = {module.name: riddles(module.documents, module.text) for module in parsed}
+    assert len(found) > 500
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_the_lint_can_fail() -> None:
+    """Positive control: each rule finds its mistake, and leaves a sound text alone."""
+    wrong = '"""The same for two"""\n\nA = 1\n"""Of it."""\n# Whoever calls it is told.\nclass Twice:\n    """One."""\n'
+    sound = '"""Offsets of rows."""\n\n# The caller frees it.\nA = 1\n"""Bytes of one row."""\n'
+    documents, names = list(docstrings(parse(wrong))), public_classes(parse(wrong))
+    assert headless(documents) == [1, 4]
+    assert unfinished(documents) == [1]
+    assert riddles(documents, wrong) == [5]
+    assert repeated({"engine": names * 2, "policy": names}) == {"engine.Twice"}
+    documents = list(docstrings(parse(sound)))
+    assert (headless(documents), unfinished(documents), riddles(documents, sound)) == ([], [], [])
