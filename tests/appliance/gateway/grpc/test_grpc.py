@@ -326,8 +326,8 @@ async def test_strangers_calls_are_bounded_by_address(monkeypatch):
     monkeypatch.setattr("appliance.gateway.grpc.servicer.STRANGER_CALLS", 2)
     async with serving() as running, grpc.aio.insecure_channel(running.target) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        silent = [channel.stream_stream(f"/{HEALTH}/Check")() for _ in range(2)]
-        error = await _until_refused(lambda: stub.Check(health_pb2.HealthCheckRequest()))
+        silent = await _two_accepted([channel.stream_stream(f"/{HEALTH}/Check")() for _ in range(3)])
+        error = await refused(stub.Check(health_pb2.HealthCheckRequest()))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert detail_of(error, details.RetryInfo).retry_delay.ToMilliseconds() > 0
         assert await drained(InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running)))
@@ -358,14 +358,13 @@ async def test_a_tenants_calls_are_bounded(monkeypatch):
         watches[1].cancel()
 
 
-async def _until_refused(ask_once):
-    """The first refusal: calls opened before may still be on their way."""
+async def _two_accepted(calls):
+    """The calls that stay open where a third is refused: once one has ended, the bound is full."""
+    ends = [asyncio.ensure_future(call.code()) for call in calls]
     async with asyncio.timeout(20):
-        while True:
-            try:
-                await ask_once()
-            except grpc.aio.AioRpcError as error:
-                return error
+        (ended,), _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    assert ended.result() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return [call for call, end in zip(calls, ends, strict=True) if end is not ended]
 
 
 async def test_a_call_without_its_message_is_refused(running, channel):
