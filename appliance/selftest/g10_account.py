@@ -14,14 +14,11 @@ checkpoint (a second). Each sandbox's entry names its model by digest (``g10_mod
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from appliance.common.audit import files, log
@@ -29,6 +26,7 @@ from appliance.common.audit.checkpoint import Checkpoint, Verifier, sign_checkpo
 from appliance.common.audit.entry import Entry, entry, to_line
 from appliance.common.audit.verify import verify
 from appliance.selftest.result import Result, judged
+from appliance.selftest.spread import spread
 from isolation.keys.signing import key_of
 
 COMMAND = "athanor selftest --only G10"
@@ -213,18 +211,7 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
-def undetected_by_all(attempts: int) -> tuple[dict[str, int], int, bool]:
-    """Return what ``undetected`` does, tried by a process for each core."""
-    cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
-        parts = list(pool.map(undetected, [-(-attempts // cores)] * cores, range(SEED, SEED + cores)))
-    missed: Counter[str] = Counter()
-    for part, _, _ in parts:
-        missed.update(part)
-    return missed, sum(tried for _, tried, _ in parts), all(control for _, _, control in parts)
-
-
-def undetected(attempts: int, seed: int = SEED) -> tuple[dict[str, int], int, bool]:
+def undetected(attempts: int, seed: int) -> tuple[dict[str, int], int, bool]:
     """Return undetected mutations by kind, the number tried, and whether an untouched copy verified."""
     draw = random.Random(seed)
     missed: dict[str, int] = {}
@@ -259,7 +246,9 @@ def sound_without_witness(mutation: Mutation) -> bool:
 
 def run(full: bool) -> list[Result]:
     """Run all rows of G10."""
-    missed, tried, control = undetected_by_all(FULL) if full else undetected(SHORT)
+    parts = spread(undetected, FULL if full else SHORT, SEED)
+    missed = sum((Counter(part) for part, _, _ in parts), Counter[str]())
+    tried, control = sum(part[1] for part in parts), all(part[2] for part in parts)
     names = f": {', '.join(missed)}" if missed else ""
     alone = sound_without_witness(roll_back) and sound_without_witness(split_view)
     return [

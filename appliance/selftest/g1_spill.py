@@ -16,11 +16,13 @@ import tempfile
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from appliance.selftest.g1_reuse import KINDS, group_of, leave, other_request, request_of
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
+from appliance.selftest.spread import spread
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from engine.core.kv.block_pool import BlockPool
@@ -162,13 +164,8 @@ def run(full: bool) -> list[Result]:
 
 def _rows(name: str, pairs: int) -> list[Result]:
     """Build one tier's claim and its control."""
-    with tempfile.TemporaryDirectory(prefix="ath-g1-") as folder:
-        tier = Tier(Path(folder), {}, disk=name == "disk", seed=3)
-        try:
-            attached, controls = attach(tier, pairs)
-            sealed = tier.store.figures.restored
-        finally:
-            tier.close()
+    parts = spread(partial(_attach_in, name == "disk"), pairs, 3)
+    attached, controls, sealed, pairs = (sum(column) for column in zip(*parts, strict=True))
     return [
         judged(f"G1.{name}", attached == 0, figure=f"{attached} attaches in {pairs} pairs", bar="0", command=COMMAND),
         judged(
@@ -179,6 +176,16 @@ def _rows(name: str, pairs: int) -> list[Result]:
             figure=f"{controls} of {pairs} came back to their owner, {sealed} blocks unsealed",
         ),
     ]
+
+
+def _attach_in(disk: bool, pairs: int, seed: int) -> tuple[int, int, int, int]:
+    """Count, in a tier of its own, attaches, pairs whose owner got its blocks back, unsealed blocks, and pairs."""
+    with tempfile.TemporaryDirectory(prefix="ath-g1-") as folder:
+        tier = Tier(Path(folder), {}, disk=disk, seed=seed)
+        try:
+            return *attach(tier, pairs), tier.store.figures.restored, pairs
+        finally:
+            tier.close()
 
 
 def attach(tier: Tier, pairs: int) -> tuple[int, int]:
