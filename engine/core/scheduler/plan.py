@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from isolation.ipc.engine import RequestFailure, Started
 from isolation.ipc.grammar import Masks, MaskState
@@ -20,8 +21,7 @@ FAILED = -1
 """In place of a sampled id: the row's logits were not finite."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A request takes a row. It replaces whatever the runner kept for that row."""
 
     row: int
@@ -70,8 +70,7 @@ def row_masks(masks: Masks) -> Iterator[tuple[int, int, RowMask]]:
         yield request, position, RowMask(words, masks.states[place] == MaskState.ACCEPTING)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A stretch of one prompt: positions ``start .. start + length`` of the row's tokens, half-open."""
 
     row: int

@@ -132,7 +132,7 @@ def test_an_adapter_reaches_the_blocks_call() -> None:
     for deterministic, rest in ((False, []), (True, [0] * 14)):
         seen.clear()
         plan = admitted(7)
-        plan.admissions[0] = replace(plan.admissions[0], deterministic=deterministic)
+        plan.admissions[0] = plan.admissions[0]._replace(deterministic=deterministic)
         runner.execute(plan)
         runner.execute(StepPlan(decode_rows=[0]))
         assert seen == [[7, 7, *rest], [7, *rest, *([0] if rest else [])]]

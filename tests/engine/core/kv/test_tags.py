@@ -67,7 +67,7 @@ def forget_stamps(engine: Engine) -> None:
     def without_stamps(plan: StepPlan) -> Samples:
         plan.zero_stamps = []
         plan.grown_stamps = []
-        plan.admissions = [replace(one, stamps=(), local_stamps=()) for one in plan.admissions]
+        plan.admissions = [one._replace(stamps=(), local_stamps=()) for one in plan.admissions]
         return execute(plan)
 
     engine.runner.execute = without_stamps
