@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify soak soak-short lint format proto lock bench package phoenix setup setup-dev kernels clean
+.PHONY: run test verify soak soak-short lint format proto lock bench package phoenix emulator setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -17,7 +17,7 @@ test: setup-dev ## the whole test suite at small counts, on two workers
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Alone on the machine: full counts compare times.
-verify: setup-dev ## every test at its full count, one after the other
+verify: setup-dev emulator ## every test at its full count, one after the other
 	$(BIN)/python -m pytest -q --durations=25 --durations-min=10
 
 # The seed is the date, so that each night meets another sequence; the report names the command that repeats a turn.
@@ -46,10 +46,10 @@ bench: setup-dev ## figures of the hot paths
 package: setup ## a Debian package with everything it needs, in dist/
 	$(BIN)/athanor package deb dist
 
-# For this machine's processor; without a compiler the engine does without them.
+# For every processor of this architecture; without a compiler the engine does without them.
 KERNELS := $(VENV)/share/athanor/kernels
-kernels: $(KERNELS)/kernels.so
-$(KERNELS)/kernels.so: $(wildcard engine/backends/native/csrc/*) engine/backends/native/manifest.py appliance/operator/kernels.py | $(VENV)/.run
+kernels: $(KERNELS)/kernels.txt
+$(KERNELS)/kernels.txt: $(wildcard engine/backends/native/csrc/*) engine/backends/native/manifest.py appliance/operator/kernels.py | $(VENV)/.run
 	-@$(BIN)/athanor kernels build $(KERNELS)
 
 setup: $(VENV)/.run $(BIN)/runsc
@@ -86,6 +86,9 @@ $(BIN)/runsc: | $(BIN)/python
 # only when all are there: what could not be had is tried again by the next `make`.
 $(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VENV)/.dev
 	@! $(BIN)/python requirements/observers.py --into $(BIN) || touch $@
+
+emulator: setup-dev ## a compiler and an emulator for aarch64, for tests of its kernels
+	-@$(BIN)/python requirements/observers.py --emulator $(VENV)/share/emulator
 
 phoenix: setup-dev ## an environment with Phoenix, for the test of traces in it
 	$(BIN)/python requirements/observers.py --phoenix $(VENV)/phoenix

@@ -18,7 +18,11 @@ their bytes: the share counts the bytes of the checkpoint, and so may pass 1.
 Times are wall times; on a machine that others use, ``--cpu-time`` takes processor time instead, which other processes
 disturb less. Then everything computes with one thread, the probe too.
 
-Run: ``python bench/cpu.py [--rounds 3] [--threads N] [--weights stored|int8] [--json FILE] [--only half-b|stories]``.
+``--forms`` measures something else: whether the engine chooses the fastest form of each model (``bench/forms.py``), at
+1, 4, 16 and 64 streams, for ``stories``, ``mini`` (the embedded model) and ``half-b``.
+
+Run: ``python bench/cpu.py [--rounds 3] [--threads N] [--weights stored|int8] [--json FILE] [--forms]
+[--only half-b|stories|mini]``.
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,36 +44,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.operator import kernels
-from bench.probe import Probe, Stretch
-from engine.backends.native.abi import Kind
-from engine.backends.native.program import NativeModel
-from engine.config import EngineConfig
+from bench import forms
+from bench.cpu_cases import PROMPT, Case, Clock, Ours, half_b, mini, stories
+from bench.probe import Probe
+from engine.backends.native.manifest import variants_of
 from engine.core.engine import Engine
-from engine.startup.load import load_engine
-from isolation.ipc.engine import Submit
-from isolation.ipc.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
-
-PROMPT = 32
-KV_BYTES = 256 << 20
-
-HALF_B = {
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4_864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4_096,
-    "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-6,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -96,67 +77,6 @@ class Series:
     def tokens_s(self) -> float:
         """Tokens a second."""
         return self.streams / self.step_s
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model and what is measured on it."""
-
-    name: str
-    folder: Path
-    dtype: str
-    streams: tuple[int, ...]
-    tokens: int
-    """Tokens of each stream."""
-    context: int
-
-
-class Ours:
-    """Our engine on one model."""
-
-    def __init__(self, case: Case, options: argparse.Namespace, kernel_folder: Path | None) -> None:
-        config = EngineConfig(
-            model_dir=str(case.folder),
-            model_digest="00",
-            dtype=case.dtype,
-            threads=options.threads,
-            kv_bytes=KV_BYTES,
-            max_context=case.context,
-            max_num_seqs=32,
-            prefix_caching=False,
-            kernels=str(kernel_folder or ""),
-            quantization="int8" if options.weights == "int8" else "none",
-        )
-        self.engine: Engine = load_engine(config)
-        self._next = 1
-        self.fastest_s = 0.0
-        """Fastest step of the last measurement."""
-
-    def weights(self) -> list[Stretch]:
-        """Where the weights of its products lie; nothing without compiled kernels."""
-        program = getattr(self.engine.runner, "forward", None)
-        if not isinstance(program, NativeModel):
-            return []
-        products = [op for op in program._ops if op.kind == Kind.LINEAR]
-        item = 1.0 if program._builder.dtype == torch.int8 else program._builder.dtype.itemsize
-        return [Stretch(op.weight, int(op.inputs * op.outputs * item * (0.75 if op.palette else 1))) for op in products]
-
-    def step_seconds(self, streams: int, tokens: int, clock: Clock) -> float:
-        """Median time of a decode step of so many streams."""
-        vocab = self.engine.scheduler.limits.vocab_size
-        for number in range(self._next, self._next + streams):
-            prompt = array("I", [(number * 7 + place) % min(vocab, 500) for place in range(PROMPT)])
-            key = number.to_bytes(32, "little")
-            self.engine.add(Submit(number, key, prompt, tokens, Sampling(temperature=0.0), ignore_eos=True))
-        self._next += streams
-        times = []
-        while self.engine.has_work:
-            start = clock()
-            output = self.engine.step()
-            if output is not None and len(output.requests) == streams and not output.starts:
-                times.append(clock() - start)
-        self.fastest_s = min(times)
-        return statistics.median(times)
 
 
 class Theirs:
@@ -240,21 +160,6 @@ def bytes_of_step(engine: Engine, case: Case, streams: int, *, int8: bool) -> fl
     return weights * (1 if int8 else size) + streams * keys * (PROMPT + case.tokens / 2)
 
 
-def make_half_b(folder: Path) -> Path:
-    """The 0.5B shape with random weights, as a checkpoint."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    target = folder / "half-b"
-    torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        LlamaForCausalLM(LlamaConfig(**HALF_B)).save_pretrained(target)
-    finally:
-        torch.set_default_dtype(default)
-    return target
-
-
 def measure(case: Case, options: argparse.Namespace, probe: Probe, kernel_folder: Path) -> tuple[list[Series], dict]:
     """All rounds of one model."""
     clock: Clock = time.process_time if options.cpu_time else time.perf_counter
@@ -322,6 +227,43 @@ def show(case: Case, series: list[Series], figures: dict) -> None:
             )
 
 
+def chosen_cases(options: argparse.Namespace, folder: Path) -> list[Case]:
+    """Models that the options ask for, those that exist."""
+    wanted = {options.only} if options.only else {"half-b", "stories"} | ({"mini"} if options.forms else set())
+    cases = []
+    if "half-b" in wanted:
+        cases.append(half_b(folder, (1, 4, 16), options.tokens))
+    if "stories" in wanted:
+        cases += stories(options.data, (1, 16))
+    if "mini" in wanted:
+        cases.append(mini((1, 16)))
+    return cases
+
+
+def compare(cases: list[Case], options: argparse.Namespace, variants: tuple, folder: Path, cores: int) -> dict:
+    """Measure the models beside the memory's speed and the others; gives the figures."""
+    compiled = folder / "kernels"
+    kernels.build(compiled, variants)
+    probe = Probe(folder, cores, cpu_time=options.cpu_time)
+    report = {}
+    for case in cases:
+        series, figures = measure(case, options, probe, compiled)
+        show(case, series, figures)
+        rows = [
+            {
+                "name": one.name,
+                "streams": one.streams,
+                "step_s": one.seconds,
+                "shares": one.shares,
+                "best_share": one.best_share,
+                "own_shares": one.own_shares,
+            }
+            for one in series
+        ]
+        report[case.name] = {**figures, "series": rows}
+    return report
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -330,42 +272,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--weights", choices=("stored", "int8"), default="stored")
     parser.add_argument("--tokens", type=int, default=24, help="tokens of each stream of the large model")
-    parser.add_argument("--only", choices=("half-b", "stories"))
+    parser.add_argument("--only", choices=("half-b", "stories", "mini"), help="mini: with --forms")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--no-tiles", action="store_true", help="without AMX, which gVisor of 2024 refuses its guests")
+    names = [variant.name for variant in variants_of(platform.machine())]
+    parser.add_argument("--variant", choices=names, help="of the kernels; by default the best that the machine runs")
+    parser.add_argument("--forms", action="store_true", help="the engine's own choice beside every form")
     options = parser.parse_args()
+    if options.only == "mini" and not options.forms:
+        parser.error("--only mini is for --forms")
     if options.cpu_time:
         options.threads = 1
-    report = {}
+    variants = tuple(one for one in variants_of(platform.machine()) if options.variant in (None, one.name))
     with tempfile.TemporaryDirectory(prefix="athanor-cpu-") as scratch:
         folder = Path(scratch)
-        flags = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8") if options.no_tiles else ()
-        compiled = kernels.build(folder / "kernels", extra_flags=flags).library.parent
-        probe = Probe(folder, cores, cpu_time=options.cpu_time)
-        cases = []
-        if options.only != "stories":
-            streams, tokens = (1, 4, 16), options.tokens
-            cases.append(Case("half-b", make_half_b(folder), "bfloat16", streams, tokens, 1_024))
-        stories = options.data / "models" / "stories260K-hf"
-        if options.only != "half-b" and stories.is_dir():
-            cases.append(Case("stories", stories, "float32", (1, 16), 200, 512))
-        for case in cases:
-            series, figures = measure(case, options, probe, compiled)
-            show(case, series, figures)
-            rows = [
-                {
-                    "name": one.name,
-                    "streams": one.streams,
-                    "step_s": one.seconds,
-                    "shares": one.shares,
-                    "best_share": one.best_share,
-                    "own_shares": one.own_shares,
-                }
-                for one in series
-            ]
-            report[case.name] = {**figures, "series": rows}
+        cases = chosen_cases(options, folder)
+        if options.forms:
+            report = forms.run(cases, options, variants, folder / "kernels")
+        else:
+            report = compare(cases, options, variants, folder, cores)
     if options.json is not None:
         options.json.write_text(json.dumps({"options": vars(options) | {"data": "", "json": ""}, **report}, indent=1))
 

@@ -44,7 +44,7 @@ class EngineConfig:
     step_us: int = 0
     """Microseconds that a step of the null runner takes at least."""
     kernels: str = ""
-    """Directory inside the sandbox with kernels that were compiled for this machine; empty for none."""
+    """Directory inside the sandbox with kernels that were compiled for this architecture; empty for none."""
     pooling: str = "auto"
     """How the embed runner makes one vector of a text: ``auto`` as the model's files say, ``last``, ``mean`` or
     ``cls``; these with ``+normalise`` for unit length."""

@@ -2,6 +2,7 @@
 
     python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
+    python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,6 +34,9 @@ HERE = Path(__file__).resolve().parent
 PHOENIX = "arize-phoenix==20.26.1"
 """What the tests were written against; not locked, since nobody needs it who does not ask for it."""
 
+
+CROSS = ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static")
+"""Packages that compile for aarch64 and run what was compiled."""
 
 INSTALLED = Path("/var/lib/dpkg/status")
 """What this machine has."""
@@ -81,6 +86,27 @@ def chromium(into: Path, scratch: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
     (scratch / "chromium").write_text(RUN_CHROMIUM.format(root=shlex.quote(os.fspath(folder.absolute()))))
     place(scratch / "chromium", into / "chromium")
+
+
+def emulator(folder: Path, scratch: Path) -> None:
+    """Debian's cross compiler for aarch64 and the emulator of that processor; nothing where the machine is one.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    if platform.machine() == "aarch64" or (folder / "usr/bin/qemu-aarch64-static").exists():
+        return
+    apt = debian(scratch, INSTALLED)
+    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", *CROSS], scratch)
+    new = folder.with_name(f".emulator.{os.getpid()}")
+    try:
+        extract((scratch / "cache/archives").glob("*.deb"), new)
+        for other in (new / "usr/bin").glob("qemu-*-static"):
+            if other.name != "qemu-aarch64-static":
+                other.unlink()
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def debian(scratch: Path, status: Path | None = None) -> list[str]:
@@ -142,19 +168,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Get the programs through which tests look at an appliance.")
     parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
+    parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
     arguments = parser.parse_args()
+    wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
+    if arguments.into is not None:
+        programs = (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium))
+        wanted += [(name, arguments.into, get) for name, get in programs if not (arguments.into / name).exists()]
+    if arguments.emulator is not None:
+        wanted.append(("emulator", arguments.emulator, emulator))
     missing = 0
-    for name, get in (("prometheus", prometheus), ("rotel-agent", rotel), ("chromium", chromium)):
-        if arguments.into is None or (arguments.into / name).exists():
-            continue
+    for name, folder, get in wanted:
         try:
             with tempfile.TemporaryDirectory() as scratch:
-                get(arguments.into, Path(scratch))
+                get(folder, Path(scratch))
         except (StepError, ValueError, KeyError, OSError) as error:
             print(f"observers: no {name}: {error}; its tests are skipped", flush=True)
             missing += 1
         else:
-            print(f"observers: {arguments.into / name}", flush=True)
+            print(f"observers: {name} is in {folder}", flush=True)
     if arguments.phoenix is not None:
         phoenix(arguments.phoenix)
     return 1 if missing else 0

@@ -1,4 +1,4 @@
-"""Compiled kernels for tests: made once for the present sources, compiler and processor, and kept between runs."""
+"""Compiled kernels for tests: made once for the present sources and compiler, and kept between runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from appliance.operator import kernels
-from engine.backends.native.manifest import processor_features, source_digest
+from engine.backends.native.manifest import source_digest
 
 
-def compiled(config: pytest.Config, folders: pytest.TempPathFactory, flags: tuple[str, ...] = ()) -> Path:
-    """The folder of kernels compiled with these flags besides the usual ones; the test is skipped without a compiler.
+def compiled(config: pytest.Config, folders: pytest.TempPathFactory) -> Path:
+    """The folder of kernels in every variant of this architecture; the test is skipped without a compiler.
 
     They lie in pytest's cache; two workers that need them at once wait for one another.
     """
@@ -24,7 +24,7 @@ def compiled(config: pytest.Config, folders: pytest.TempPathFactory, flags: tupl
     if compiler is None:
         pytest.skip("no C compiler on PATH")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    said = "\n".join((source_digest(), version, *kernels.FLAGS, *flags, *sorted(processor_features())))
+    said = "\n".join((source_digest(), version, *kernels.FLAGS))
     kept = (
         config.cache.mkdir("kernels") if config.pluginmanager.hasplugin("cacheprovider") else folders.mktemp("kernels")
     )
@@ -33,6 +33,6 @@ def compiled(config: pytest.Config, folders: pytest.TempPathFactory, flags: tupl
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kernels.is_current(folder):
             with tempfile.TemporaryDirectory(dir=kept) as scratch:
-                made = kernels.build(Path(scratch) / "made", extra_flags=flags).library.parent
-                os.rename(made, folder)
+                kernels.build(Path(scratch) / "made")
+                os.rename(Path(scratch) / "made", folder)
     return folder

@@ -201,10 +201,11 @@ class SandboxConfig(_Section):
     memory_bytes: Annotated[int, Field(ge=256 << 20), BYTES] = 4 << 30
     """Memory limit of each engine sandbox."""
     cores: Annotated[float, Field(ge=0), Unit("processor cores")] = 0.0
-    """Processor limit of each sandbox, where the machine's cgroups allow one. 0: all of the machine's."""
+    """Processor limit of each sandbox, where the machine's cgroups allow one. 0: all of the machine's. An engine
+    computes with one thread for each physical core within the limit, less one when there are several."""
     kernels: Path | None = Field(default=None, strict=False)
-    """Folder that `athanor kernels build` made on this machine. An engine that cannot use it says so in the log and
-    computes without."""
+    """Folder that `athanor kernels build` made on a machine of this architecture. An engine that cannot use it, or is
+    faster without, says so in the log and computes without."""
     gpu_kernels: Path | None = Field(default=None, strict=False)
     """Folder of kernels that were compiled for GPUs (docs/gpu.md). An engine on a GPU has no compiler of its own."""
     step_timeout_s: Annotated[float, Field(ge=5, le=3_600), SECONDS] = 300.0

@@ -21,7 +21,7 @@ from pathlib import Path
 from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.selftest.targets import standing
-from appliance.supervisor.layout import sandbox_spec
+from appliance.supervisor.layout import role_threads, sandbox_spec
 from isolation.errors import IsolationError
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import find_runsc
@@ -119,7 +119,8 @@ def serving_spec(role: Role, name: str, socket_dir: Path, argv: tuple[str, ...])
         pepper=folder,
         run_dir=socket_dir,
     )
-    spec = sandbox_spec(config, read_model("athanor-mini", folder), role, name, socket_dir)
+    threads = role_threads(config, role)
+    spec = sandbox_spec(config, read_model("athanor-mini", folder), role, name, socket_dir, threads)
     return replace(spec, argv=(spec.argv[0], "-s", "-S", "-P", *argv))
 
 

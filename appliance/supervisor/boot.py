@@ -22,7 +22,7 @@ from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import COLD, RESTORED
 from appliance.common.errors import ConfigError
 from appliance.supervisor.gpu import guest_gpu_kernels, with_gpu
-from appliance.supervisor.layout import GUEST_KERNELS, sandbox_spec
+from appliance.supervisor.layout import GUEST_KERNELS, engine_place, role_threads, sandbox_spec
 from appliance.supervisor.sandbox_output import last_words, line_logger
 from engine.config import EngineConfig, TextConfig
 from isolation.errors import SandboxStartError
@@ -98,6 +98,8 @@ class BootPlan:
     """The model's files, checked before each boot."""
     pinned: str = ""
     """Digest that the files must have; empty: any."""
+    threads: str = ""
+    """Number of the engine's threads with its reason, for people; empty for a text sandbox."""
 
     @property
     def digest(self) -> str:
@@ -172,10 +174,11 @@ def plan_boots(
 def plan_boot(
     config: ApplianceConfig, model: ModelConfig, files: ModelFiles, runtime: Runtime, role: Role, tenant: str = ""
 ) -> BootPlan:
-    """Plan of one sandbox of one model; a tenant's own differs from the shared one by its name alone."""
+    """Plan of one sandbox of one model; a tenant's own differs from the shared one by its name and NUMA node."""
     name = sandbox_name(model.name, role, tenant)
     socket_dir = config.run_dir / "ipc" / name
-    spec = sandbox_spec(config, files, role, name, socket_dir)
+    threads = role_threads(config, role, engine_place(config, model, tenant))
+    spec = sandbox_spec(config, files, role, name, socket_dir, threads)
     if role is Role.ENGINE:
         spec = with_gpu(spec, config, model, runtime)
     guest_model = runtime.guest_path(spec, "/model")
@@ -185,7 +188,7 @@ def plan_boot(
             model_dir=guest_model,
             model_digest=files.digest,
             dtype=model.dtype,
-            threads=int(dict(spec.env)["OMP_NUM_THREADS"]),
+            threads=threads.count,
             kv_bytes=model.kv_bytes,
             block_size=model.block_size,
             max_context=model.max_context,
@@ -217,6 +220,7 @@ def plan_boot(
         spills,
         files,
         model.digest,
+        threads.reason,
     )
 
 

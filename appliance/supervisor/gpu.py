@@ -57,7 +57,8 @@ def with_gpu(
             f"model {model.name} is to have a GPU, and there are no compiled kernels for it, which no sandbox can "
             "compile: `athanor kernels gpu` does, `sandbox: gpu_kernels:` names the folder; or `gpu: off`"
         )
-    return replace(spec, gpu=access, mounts=(*spec.mounts, Mount(kernels, GUEST_GPU_KERNELS)))
+    # Not pinned: the card may be beside another node than the one that the engine's turn gives it.
+    return replace(spec, gpu=access, mounts=(*spec.mounts, Mount(kernels, GUEST_GPU_KERNELS)), cpus=())
 
 
 def gpu_kernels(config: ApplianceConfig) -> Path | None:

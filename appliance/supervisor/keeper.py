@@ -22,6 +22,7 @@ from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.warm import WarmStarts
 from isolation.errors import IsolationError
 from isolation.gvisor.runtime import Runtime, Sandbox
+from isolation.host.cores import format_cpu_list
 from isolation.ipc.errors import ProtocolError
 from isolation.ipc.messages import Role
 
@@ -126,6 +127,7 @@ class Keeper:
             pid=booted.sandbox.pid,
             boot_ms=round(booted.boot_s * 1000),
             start=booted.start,
+            **self._threads(),
         )
         if self._warm is not None and booted.start != RESTORED:
             self._warm.ask(self.plan, booted.boot_s)
@@ -151,6 +153,12 @@ class Keeper:
             return boot(self.plan, self._runtime, self._abandon)
         begin = self._warm.boot if self.life.failures < MOST_RESTORED_DEATHS else self._warm.boot_cold
         return begin(self.plan, self._abandon)
+
+    def _threads(self) -> dict[str, str]:
+        """Fields of the log line about an engine's threads: number, reason, processors if it is pinned."""
+        cpus = self.plan.spec.cpus if self.plan.threads else ()
+        fields = {"threads": self.plan.threads, "pinned_to": format_cpu_list(cpus)}
+        return {name: value for name, value in fields.items() if value}
 
     def _open_port(self, booted: Booted) -> SpillPort | None:
         """Serve the engine's spill channel, if it has one."""

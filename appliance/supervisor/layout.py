@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from appliance.common.catalog import ModelFiles
-from appliance.common.config import ApplianceConfig
+from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.residency import TEXT_MEMORY_BYTES
+from appliance.supervisor.threads import SINGLE_THREAD, ThreadPlan, plan_threads
 from isolation.gvisor.environment import SWEPT, guest_environment
 from isolation.gvisor.spec import Limits, Mount, Rootfs, SandboxSpec
+from isolation.host.cores import read_cores
 from isolation.image.python_rootfs import python_rootfs
 from isolation.image.rootfs import image_rootfs
 from isolation.ipc.messages import Role
@@ -21,26 +22,37 @@ GUEST_KERNELS = "/kernels"
 """Path of the compiled kernels inside an engine's sandbox."""
 
 
-def machine_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+def engine_place(config: ApplianceConfig, model: ModelConfig, tenant: str = "") -> int:
+    """Position of an engine among the engines, which take the NUMA nodes in turn: models in the order of the
+    configuration, and a tenant's own engine after the shared one of its model."""
+    return [one.name for one in config.models].index(model.name) + bool(tenant)
 
 
-def engine_threads(config: ApplianceConfig) -> int:
-    """Threads of an engine: one fewer than its cores, since the sandbox's kernel and the gateway need one to be
-    quick."""
-    cores = config.sandbox.cores or machine_cores()
-    return max(1, int(min(cores, machine_cores())) - 1)
+def role_threads(config: ApplianceConfig, role: Role, place: int = 0) -> ThreadPlan:
+    """Plan the threads of a sandbox on this machine.
+
+    Args:
+        config: of the appliance.
+        role: of the sandbox; a text sandbox computes in one thread.
+        place: from ``engine_place``; a text sandbox has none.
+    """
+    return plan_threads(read_cores(), config.sandbox.cores, place) if role is Role.ENGINE else SINGLE_THREAD
 
 
-def sandbox_spec(config: ApplianceConfig, files: ModelFiles, role: Role, name: str, socket_dir: Path) -> SandboxSpec:
-    """Spec of the sandbox of one role of one model."""
+def sandbox_spec(
+    config: ApplianceConfig,
+    files: ModelFiles,
+    role: Role,
+    name: str,
+    socket_dir: Path,
+    threads: ThreadPlan = SINGLE_THREAD,
+) -> SandboxSpec:
+    """Spec of the sandbox of one role of one model; ``threads`` from ``role_threads``."""
     engine = role is Role.ENGINE
     rootfs = role_rootfs(config, role)
     mounts = (Mount(socket_dir, "/ipc"), *_model_mounts(config, files.engine if engine else files.text))
     if engine and config.sandbox.kernels is not None:
         mounts = (*mounts, Mount(config.sandbox.kernels, GUEST_KERNELS))
-    threads = engine_threads(config) if engine else 1
     limits = Limits(
         memory_bytes=config.sandbox.memory_bytes if engine else TEXT_MEMORY_BYTES,
         cpu_quota_cores=config.sandbox.cores or None,
@@ -50,10 +62,11 @@ def sandbox_spec(config: ApplianceConfig, files: ModelFiles, role: Role, name: s
         name=name,
         argv=rootfs.argv(module, GUEST_SOCKET),
         # An engine sees ids alone, and overwrites them itself.
-        env=guest_environment(threads=threads, extra=SWEPT if config.wipe_memory and not engine else ()),
+        env=guest_environment(threads=threads.count, extra=SWEPT if config.wipe_memory and not engine else ()),
         rootfs=rootfs,
         mounts=mounts,
         limits=limits,
+        cpus=threads.cpus,
     )
 
 

@@ -83,7 +83,7 @@ def predict_memory(
     width = sum(-(-limits.max_context // group.block_size) for group in layout.tables)
     tables = 16 * limits.max_num_seqs * width
     buffers = gathered * (wide + narrow) * item + tables + layout.num_blocks * BLOCK_RECORD_BYTES
-    moment = _kernel_rooms if form.kernels else _moments
+    moment = _kernel_rooms if form.operand_bytes else _moments
     return MemoryNeed(
         weights=_weights(checklist, model, form),
         kv=layout.block_bytes * (layout.num_blocks + 1),
@@ -102,11 +102,11 @@ def _weights(checklist: Checklist, model: ModelConfig, form: Form) -> int:
     total = sum(target.nbytes for target in targets)
     for linear in checklist.linears:
         stored, shared = linear.loaded, linear.loaded is embedding
-        kept = _kernel_bytes(linear, form) if form.kernels else packed_bytes(stored, int8=form.int8)
+        kept = _kernel_bytes(linear, form) if form.operand_bytes else packed_bytes(stored, int8=form.int8)
         if kept is None:
             continue
         # A head that is the embedding: the embedding is kept beside it, unless kernels read it from the head.
-        replaced = not shared or (form.kernels and not form.int8)
+        replaced = not shared or (form.operand_bytes and not form.int8)
         total += kept - (stored.nbytes if replaced else 0)
     return total
 
@@ -126,8 +126,7 @@ def _kernel_rooms(model: ModelConfig, limits: SchedulerLimits, form: Form) -> in
     """Rooms that the kernels' program takes once, and the sampler's moment."""
     hidden, heads = model.hidden_size, model.num_heads * model.head_dim
     inner, qkv = model.intermediate_size, heads + 2 * model.num_kv_heads * model.head_dim
-    item = 1 if form.int8 else form.dtype.itemsize
-    row = 4 * (hidden + qkv + model.head_dim) + item * (hidden + heads + inner)
+    row = 4 * (hidden + qkv + model.head_dim) + form.operand_bytes * (hidden + heads + inner)
     if form.int8:
         row += 4 * (heads + inner)
     scores = _sampled(model, limits, FRESH_SCORE_BYTES) + 4 * limits.max_logit_lines * model.vocab_size

@@ -112,7 +112,7 @@ class GvisorRuntime:
             undo.callback(log.close)
             undo.callback(self._remove_state, spec.name)
             try:
-                claim, family = self._create(spec.name, bundle, cgroup, log)
+                claim, family = self._create(spec, bundle, cgroup, log)
             except ProcessError as error:
                 log.close()  # reads all remaining runsc output
                 raise start_error(spec.name, error, bundle, log) from error
@@ -133,13 +133,17 @@ class GvisorRuntime:
             raise why from error
         return sandbox
 
-    def _create(self, name: str, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> tuple[Claim, frozenset[int]]:
-        """Run ``runsc create``, claim its process and move it into the cgroup; all or nothing."""
+    def _create(self, spec: SandboxSpec, bundle: Bundle, cgroup: Cgroup, log: LogPipe) -> tuple[Claim, frozenset[int]]:
+        """Run ``runsc create``, claim its process and move it into the cgroup; all or nothing.
+
+        Sentry, gofer and stubs are descendants of this command and so inherit its processors.
+        """
         with self._reaper.adopting():
             before = self._reaper.orphans()
             mark = f"--bundle={bundle.path}"
             try:
-                run(self._command.create(name, bundle), timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd)
+                command = self._command.create(spec.name, bundle)
+                run(command, timeout_s=_VERB_TIMEOUT_S, stdio=log.write_fd, cpus=spec.cpus)
                 log.close_write()
                 pid = int(bundle.pid_file.read_text())
                 new = self._reaper.orphans() - before

@@ -144,6 +144,9 @@ class SandboxSpec:
     """Size of /tmp and of /dev/shm, each; their pages count towards the sandbox's memory."""
     gpu: GpuAccess | None = None
     """GPU access; None for nearly all sandboxes: no device, library or runsc flag then concerns a GPU."""
+    cpus: tuple[int, ...] = ()
+    """Processors of the host that its processes are pinned to; empty: all of the supervisor's. No part of the OCI
+    configuration, so that a checkpoint is valid on all processors of its machine."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -156,6 +159,8 @@ class SandboxSpec:
             raise IsolationError("an argument of the sandbox's program contains a NUL byte")
         if self.tmpfs_bytes <= 0:
             raise IsolationError("tmpfs_bytes must be positive")
+        if any(cpu < 0 for cpu in self.cpus):
+            raise IsolationError("a processor's number must not be negative")
         targets = [mount.target for mount in self.all_mounts()]
         if len(set(targets)) != len(targets):
             raise IsolationError(f"sandbox {self.name} has two mounts on one target")

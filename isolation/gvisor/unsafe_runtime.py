@@ -60,7 +60,9 @@ class UnsafeRuntime:
             raise SandboxStartError(f"a sandbox named {spec.name} exists already") from error
         log = LogPipe(spec.name, on_line)
         try:
-            child = start(host_argv(spec), env=host_environment(spec), stdio=log.write_fd, own_group=True)
+            child = start(
+                host_argv(spec), env=host_environment(spec), stdio=log.write_fd, own_group=True, cpus=spec.cpus
+            )
         except ProcessError as error:
             log.close()
             record.rmdir()

@@ -46,10 +46,10 @@ class CgroupTree:
         """
         mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
         own = parse_own_groups(Path("/proc/self/cgroup").read_text())
-        unified = _own_directory(mounts, own, "")
+        unified = own_directory(mounts, own, "")
         if unified is not None and "memory" in words(unified / "cgroup.controllers"):
             return cls.make_v2(_delegated_base(unified), name)
-        directories = {name: _own_directory(mounts, own, name) for name in CONTROLLERS}
+        directories = {name: own_directory(mounts, own, name) for name in CONTROLLERS}
         return cls.make_v1({key: path for key, path in directories.items() if path}, name)
 
     @classmethod
@@ -163,14 +163,24 @@ def parse_own_groups(text: str) -> dict[str, str]:
     return groups
 
 
-def _own_directory(mounts: Mapping[str, tuple[str, Path]], own: Mapping[str, str], controller: str) -> Path | None:
+def own_directory(
+    mounts: Mapping[str, tuple[str, Path]], own: Mapping[str, str], controller: str, root: Path = Path("/")
+) -> Path | None:
+    """Return the directory of this process's group, or None where this process cannot see it.
+
+    Args:
+        mounts: from ``parse_mountinfo``.
+        own: from ``parse_own_groups``.
+        controller: name of the controller; empty for v2.
+        root: folder that the mount points are below.
+    """
     if controller not in mounts or controller not in own:
         return None
-    root, point = mounts[controller]
-    below = os.path.relpath(own[controller], root)
+    top, point = mounts[controller]
+    below = os.path.relpath(own[controller], top)
     if below.startswith(".."):
         return None
-    directory = point / below
+    directory = root / point.relative_to("/") / below
     return directory if directory.is_dir() else None
 
 

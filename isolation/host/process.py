@@ -7,9 +7,10 @@ that the reaper of orphans (``isolation.host.reaper``) never takes their exit st
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ def run(
     env: Mapping[str, str] = MINIMAL_ENVIRONMENT,
     cwd: Path | None = None,
     stdio: int | None = None,
+    cpus: Collection[int] = (),
 ) -> Completed:
     """Run a program to completion.
 
@@ -58,11 +60,12 @@ def run(
         env: the whole environment.
         cwd: working directory; that of this process when None.
         stdio: descriptor for both outputs, inherited by processes that the program leaves running; captured when None.
+        cpus: processors that it and what it leaves running are pinned to; see ``start``.
 
     Raises:
         ProcessError: it could not be started, timed out, or (with ``check``) failed.
     """
-    child = start(argv, env=env, cwd=cwd, stdio=subprocess.PIPE if stdio is None else stdio)._process
+    child = start(argv, env=env, cwd=cwd, stdio=subprocess.PIPE if stdio is None else stdio, cpus=cpus)._process
     try:
         out, err = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -116,6 +119,7 @@ def start(
     stdio: int | None = None,
     own_group: bool = False,
     descriptors: Sequence[int] = (),
+    cpus: Collection[int] = (),
 ) -> Child:
     """Start a program whose end the caller handles; prefer ``spawn``.
 
@@ -126,6 +130,8 @@ def start(
         stdio: descriptor for both outputs; /dev/null when None.
         own_group: make it the leader of a new session, so that it and its children can be ended together.
         descriptors: further descriptors that it inherits, under the same numbers.
+        cpus: processors that it and its descendants are pinned to; all of this thread's when empty, or when this thread
+            may use none of them any more.
 
     Raises:
         ProcessError: it could not be started.
@@ -133,16 +139,17 @@ def start(
     target = subprocess.DEVNULL if stdio is None else stdio
     with _children_lock:
         try:
-            child = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=target,
-                stderr=target,
-                env=dict(env),
-                cwd=cwd,
-                start_new_session=own_group,
-                pass_fds=tuple(descriptors),
-            )
+            with _pinned(cpus):
+                child = subprocess.Popen(
+                    list(argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=target,
+                    stderr=target,
+                    env=dict(env),
+                    cwd=cwd,
+                    start_new_session=own_group,
+                    pass_fds=tuple(descriptors),
+                )
         except OSError as error:
             raise ProcessError(argv, None, problem=f"could not be started ({error.strerror})") from error
         _owned.add(child.pid)
@@ -170,6 +177,23 @@ def owned_children() -> Iterator[frozenset[int]]:
     """Yield the children whose exit status belongs to this module; no child starts while the block runs."""
     with _children_lock:
         yield frozenset(_owned)
+
+
+@contextmanager
+def _pinned(cpus: Collection[int]) -> Iterator[None]:
+    """Pin the calling thread while the block runs: a child inherits this with the fork, before its first thread."""
+    before = os.sched_getaffinity(0)
+    usable = before.intersection(cpus)
+    if not usable:
+        yield
+        return
+    os.sched_setaffinity(0, usable)
+    try:
+        yield
+    finally:
+        # Refused only when all these processors were taken away meanwhile; the kernel has then chosen others.
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 def _end(child: subprocess.Popen[bytes], *, grace_s: float) -> None:

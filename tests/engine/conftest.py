@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.backends.native.library import Library, open_library
-from engine.backends.native.manifest import processor_features
+from engine.backends.native.library import Library, UnusableKernelsError, open_library
+from engine.backends.native.manifest import MANIFEST, VARIANTS
 from tests.compiled_kernels import compiled
-
-VARIANTS = {"native": (), "no tiles": ("-mno-amx-tile",), "no dot products": ("-march=x86-64-v3",)}
-"""Compiler flags that leave out what a machine, or its sandbox, may not have."""
+from tests.engine.backends.native.emulated import EmulatedLibrary, build
 
 
 @pytest.fixture(scope="session")
-def kernel_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories of compiled kernels by variant; skips where there is no compiler."""
-    made: dict[str, Path] = {}
+def kernel_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Directory of compiled kernels, with all variants or with the named one; skips where there is no compiler, or by
+    name what this processor does not run."""
 
-    def get(variant: str = "native") -> Path:
-        if "x86" in "".join(VARIANTS[variant]) and "avx2" not in processor_features():
-            pytest.skip("not an x86-64-v3 machine")
-        if variant not in made:
-            made[variant] = compiled(pytestconfig, tmp_path_factory, VARIANTS[variant])
-        return made[variant]
+    @cache
+    def get(variant: str = "") -> Path:
+        whole = compiled(pytestconfig, tmp_path_factory)
+        if not variant:
+            return whole
+        _open(whole, variant)
+        folder = tmp_path_factory.mktemp("kernels")
+        shutil.copy(whole / f"kernels-{variant}.so", folder)
+        lines = (whole / MANIFEST).read_text().splitlines(keepends=True)
+        wanted = (line for line in lines if line.startswith("sources ") or line.split()[1] == variant)
+        (folder / MANIFEST).write_text("".join(wanted))
+        return folder
 
     return get
 
 
-@pytest.fixture(scope="session")
-def open_kernels(kernel_dir: Callable[[str], Path]) -> Callable[[str], Library]:
-    """Opened libraries by variant, with two threads each."""
-    opened: dict[str, Library] = {}
+def _open(folder: Path, variant: str) -> Library:
+    try:
+        return open_library(str(folder), 2, variant)
+    except UnusableKernelsError as error:
+        pytest.skip(str(error))
 
-    def get(variant: str = "native") -> Library:
-        if variant not in opened:
-            opened[variant] = open_library(str(kernel_dir(variant)), 2)
-        return opened[variant]
+
+@pytest.fixture(scope="session")
+def open_kernels(
+    kernel_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Library | EmulatedLibrary]:
+    """Opened libraries by variant, with two threads each; one for another kind of machine is emulated. Skips, by name,
+    those that this processor does not run."""
+    emulated = {one.name: one for one in VARIANTS if one.machine != platform.machine()}
+
+    @cache
+    def get(variant: str = "") -> Library | EmulatedLibrary:
+        if variant in emulated:
+            return build(emulated[variant], tmp_path_factory.mktemp("emulated"), _open(kernel_dir(), ""))
+        return _open(kernel_dir(), variant)
 
     return get
 

@@ -16,12 +16,10 @@ import statistics
 import sys
 import time
 from array import array
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from appliance.operator.bench.memory_speed import read_rates
 from engine.backends.common.host_runner import HostRunner
 from engine.config import EngineConfig
 from engine.core.engine import Engine
@@ -29,27 +27,7 @@ from engine.startup.load import load_engine
 from isolation.ipc.engine import Submit
 from isolation.ipc.sampling import Sampling
 
-PROBE_BYTES = 1 << 30
-"""Memory that is read to find its speed: many times the largest cache."""
-
-PROBE_ROUNDS = 5
-
 NAMESPACE = bytes(32)
-
-
-def read_bytes_per_s() -> float:
-    """The best rate at which all cores together read memory: each sums a part of its own."""
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(1)
-    memory = torch.ones(PROBE_BYTES // 8, dtype=torch.int64)
-    parts = memory.chunk(cores)
-    best = 0.0
-    with ThreadPoolExecutor(cores) as pool:
-        for _ in range(PROBE_ROUNDS):
-            began = time.perf_counter()
-            list(pool.map(torch.sum, parts))
-            best = max(best, PROBE_BYTES / (time.perf_counter() - began))
-    return best
 
 
 def cache_bytes() -> int:
@@ -118,7 +96,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         prefix_caching=False,
         kernels=options.kernels,
     )
-    rate = read_bytes_per_s()
+    [rate] = read_rates(len(os.sched_getaffinity(0)))
     engine = load_engine(config)
     runner = engine.runner
     assert isinstance(runner, HostRunner), "this configuration names a model"

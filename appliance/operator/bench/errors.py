@@ -21,3 +21,7 @@ class TraceError(BenchError):
 
 class TargetError(BenchError):
     """The server under test does not answer as one that can be measured."""
+
+
+class CardError(BenchError):
+    """A machine card cannot be read, or does not fit the command line."""

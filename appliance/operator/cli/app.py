@@ -79,8 +79,16 @@ def _group(name: str, help_text: str, panel: str) -> typer.Typer:
     return group
 
 
-def _add(panel: str, name: str, function: object, epilog: str, to: typer.Typer = app) -> None:
-    register = to.command(name, cls=HelpCommand, epilog=epilog, rich_help_panel=panel)
+def _add(
+    panel: str,
+    name: str,
+    function: object,
+    epilog: str,
+    to: typer.Typer = app,
+    *,
+    kind: type[HelpCommand] = HelpCommand,
+) -> None:
+    register = to.command(name, cls=kind, epilog=epilog, rich_help_panel=panel)
     register(function)  # type: ignore[type-var]  # any function that typer can read
 
 
@@ -95,7 +103,7 @@ _add(WATCH, "traces", traces.traces, traces.EXAMPLES)
 _add(WATCH, "logs", logs.logs, logs.EXAMPLES)
 _add(WATCH, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(WATCH, "bundle", bundle.bundle, bundle.EXAMPLES)
-_add(WATCH, "bench", bench.bench, bench.EXAMPLES)
+_add(WATCH, "bench", bench.bench, bench.EXAMPLES, kind=bench.BenchCommand)
 _add(WATCH, "selftest", selftest.selftest, selftest.EXAMPLES)
 _config = _group("config", "List configuration keys, show values and their origins.", GOVERN)
 _add("Commands", "reference", config.reference, config.REFERENCE_EXAMPLES, _config)

@@ -1,4 +1,5 @@
-"""What ``athanor bench`` does: start a server or take the given one, play the loads, show and keep the figures."""
+"""What ``athanor bench`` does: write a card of the machine, start a server or take the given one, play the loads, show
+and keep the figures."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.version import VERSION
 from appliance.operator.bench import metrics, report, workload
 from appliance.operator.bench.client import Client
-from appliance.operator.bench.errors import BenchError, TargetError
+from appliance.operator.bench.errors import BenchError, CardError, TargetError
 from appliance.operator.bench.run import play
 from appliance.operator.cli import exits
 from appliance.operator.cli.bench_target import Target, own_appliance
@@ -56,6 +57,10 @@ class Wish:
     pid: int | None
     json_file: Path | None
     plots: Path | None
+    record: Path | None
+    """File for a card of this machine; None for no card."""
+    note: str
+    """Note on that card."""
 
 
 def run(wish: Wish) -> int:
@@ -67,6 +72,7 @@ def run(wish: Wish) -> int:
         results: list[Figures] = []
         if wish.plots is not None:
             _check_plots()
+        _record(wish)
         if over_http:
             with _target(wish) as target:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -90,6 +96,19 @@ def run(wish: Wish) -> int:
     except OSError as error:
         fail(exits.REFUSED, f"cannot write {error.filename}: {error.strerror}")
     return exits.REFUSED if any(one.failed for one in results) else exits.OK
+
+
+def _record(wish: Wish) -> None:
+    """Write the card that was asked for: before the loads, while the machine is as quiet as it will be."""
+    from appliance.operator.cli import bench_record
+
+    if wish.record is None:
+        if wish.note:
+            raise CardError("--note is for a card of this machine; add --record")
+        return
+    _say("this machine: facts, speed of its memory ...")
+    wish.record.write_text(bench_record.record(wish.note).to_json())
+    errors().print(f"wrote {wish.record}", style="dim", soft_wrap=True)
 
 
 @contextlib.contextmanager

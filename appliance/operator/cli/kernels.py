@@ -25,16 +25,18 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the ke
 
 
 def build(directory: Directory) -> None:
-    """Compile the kernels that engines use on this machine, for any model.
+    """Compile the kernels that engines use on a CPU, for any model.
 
-    Needs a C compiler. Run it again after an upgrade and on every machine: an engine that finds
-    kernels of another version or processor computes without them and says so in the log.
+    Needs a C compiler. One library is made for each kind of processor of this machine's
+    architecture; an engine takes the best that its processor runs. Run it again after an upgrade:
+    an engine that finds kernels of another version computes without them and says so in the log.
     """
     from appliance.operator import kernels
 
     with os_errors_as(f"cannot write to {directory}"):
         built = kernels.build(directory)
-    output().print(f"{built.library} ({built.library_bytes // 1024} KiB)", soft_wrap=True)
+    for one in built:
+        output().print(f"{one.library} ({one.library_bytes // 1024} KiB)", soft_wrap=True)
 
 
 def gpu(

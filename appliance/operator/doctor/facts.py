@@ -195,8 +195,8 @@ class Kernels:
     problem: str = ""
     stale: bool = False
     """They are of other sources."""
-    missing_features: tuple[str, ...] = ()
-    """What they use and this processor lacks."""
+    best: str = ""
+    """Name of the best library that this processor runs; empty when it runs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +285,8 @@ class ServiceFacts:
     exporters: tuple[Exporter, ...]
     running: Running
     gpu_kernels: tuple[GpuKernelFacts, ...] = ()
+    threads: tuple[str, ...] = ()
+    """Threads of the engines with the reason for their number, each line once, as seen from this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from isolation.errors import ProcessError, RuntimeNotFoundError
 from isolation.gpu.gpu_facts import look_at_gpus
 from isolation.gvisor.runsc import default_candidates, find_runsc
 from isolation.host.cgroup import CONTROLLERS
-from isolation.host.cgroup_tree import parse_mountinfo, parse_own_groups
+from isolation.host.cgroup_tree import own_directory, parse_mountinfo, parse_own_groups
 from isolation.host.process import run
 
 TRIAL_S = 20.0
@@ -118,7 +118,7 @@ def _namespaces() -> UserNamespaces:
 def _cgroups() -> Cgroups:
     """Cgroup in which a supervisor started from here would make its groups; makes none."""
     mounts, own = parse_mountinfo(_read("/proc/self/mountinfo")), parse_own_groups(_read("/proc/self/cgroup"))
-    directories = {name: directory for name in ("", *CONTROLLERS) if (directory := _directory(mounts, own, name))}
+    directories = {name: directory for name in ("", *CONTROLLERS) if (directory := own_directory(mounts, own, name))}
     unified = directories.pop("", None)
     if unified is not None:
         present = _read(unified / "cgroup.controllers").split()
@@ -130,15 +130,6 @@ def _cgroups() -> Cgroups:
     writable = all(os.access(path, os.W_OK) for path in directories.values())
     first = str(next(iter(directories.values())))
     return Cgroups(version=1, controllers=tuple(directories), directory=first, writable=writable)
-
-
-def _directory(mounts: dict[str, tuple[str, Path]], own: dict[str, str], controller: str) -> Path | None:
-    if controller not in mounts or controller not in own:
-        return None
-    root, point = mounts[controller]
-    below = os.path.relpath(own[controller], root)
-    path = point / below
-    return path if not below.startswith("..") and path.is_dir() else None
 
 
 def _limits() -> ProcessLimits:

@@ -42,6 +42,8 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     for model in service.models:
         yield check_model(model)
     yield check_memory(service.models, service.sandbox_bytes, memory, running=service.running.answers)
+    for line in service.threads:
+        yield Subject(Area.SERVICE, "threads").ok(line)
     yield check_kernels(service.kernels)
     for disk in service.disks:
         yield check_disk(disk)
@@ -211,15 +213,14 @@ def check_kernels(kernels: Kernels) -> Finding:
             means="engines compute with plain tensor operations, which is slower",
             mend=f"{build}    # then sandbox: kernels: in athanor.yaml",
         )
-    if kernels.missing_features:
-        what = f"compiled for another processor: this one has no {', '.join(kernels.missing_features)}"
-    else:
-        what = kernels.problem or ("compiled from other sources than this version's" if kernels.stale else "")
+    what = kernels.problem or ("compiled from other sources than this version's" if kernels.stale else "")
+    if not what and not kernels.best:
+        what = "compiled for other processors than this one"
     if what:
         return Subject(Area.SERVICE, "kernels").warning(
             what, means="engines compute with plain tensor operations, which is slower", mend=build
         )
-    return Subject(Area.SERVICE, "kernels").ok("of this version and processor")
+    return Subject(Area.SERVICE, "kernels").ok(f"of this version; {kernels.best} is for this processor")
 
 
 def check_disk(disk: Disk) -> Finding:

@@ -32,7 +32,9 @@ from appliance.operator.doctor.facts import (
 )
 from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder
+from appliance.supervisor.layout import engine_place, role_threads
 from isolation.errors import RootfsError
+from isolation.ipc.messages import Role
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import load_policy
@@ -72,7 +74,14 @@ def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> Se
         exporters=tuple(find_exporters(notify.telemetry_environment())),
         running=running,
         gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
+        threads=_threads(config),
     )
+
+
+def _threads(config: ApplianceConfig) -> tuple[str, ...]:
+    """Plan the engines' threads as a supervisor started from here would; engines on equal nodes have one line."""
+    places = (engine_place(config, model) for model in config.models)
+    return tuple(dict.fromkeys(role_threads(config, Role.ENGINE, place).reason for place in places))
 
 
 def _ports(config: ApplianceConfig) -> Iterator[Port]:
@@ -221,11 +230,9 @@ def _kernels(config: ApplianceConfig) -> Kernels:
     folder = config.sandbox.kernels
     if folder is None:
         return Kernels()
-    if not (folder / "kernels.so").is_file():
+    if not kernels.is_there(folder):
         return Kernels(path=str(folder), problem=f"there are none in {folder}")
-    return Kernels(
-        path=str(folder), stale=not kernels.is_current(folder), missing_features=kernels.missing_features(folder)
-    )
+    return Kernels(path=str(folder), stale=not kernels.is_current(folder), best=kernels.best_for(folder))
 
 
 def _image(config: ApplianceConfig) -> Image:

@@ -50,6 +50,8 @@ class Forward(Protocol):
     """Whether ``__call__`` compares stamps itself, before it computes anything."""
     writes_code: bool
     """See ``Capabilities``."""
+    operand_bytes: int
+    """Bytes of a number that compiled products are fed; 0: plain operations compute."""
     compresses: bool
     """Whether some weights are kept in fewer bytes than they are published in."""
 

@@ -63,7 +63,8 @@ class Form:
 
     dtype: torch.dtype
     int8: bool = False
-    kernels: bool = False
+    operand_bytes: int = 0
+    """Bytes of a number that kernels' products are fed; 0: plain operations compute."""
     compresses: bool = False
     """Whether the kernels compress bfloat16; the estimate assumes usual weights."""
 
@@ -109,7 +110,7 @@ def form_of(config: EngineConfig, runner: HostRunner) -> Form:
     return Form(
         dtype=runner.model.dtype,
         int8=config.quantization == "int8",
-        kernels=runner.forward.checks_owners,
+        operand_bytes=runner.forward.operand_bytes,
         compresses=runner.forward.compresses,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 
-ABI = 4
+ABI = 5
 PANEL = 32
 """Outputs that lie side by side in a packed weight."""
 

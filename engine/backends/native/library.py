@@ -1,9 +1,10 @@
 """Finds, checks and opens the compiled kernels; anything wrong with them is a reason to do without, never a failure.
 
-A kernel directory holds a library and its manifest (``manifest.py``): the digests of the sources that it was compiled
-from and of the library itself, and the processor features that the compiler was allowed to use. The directory comes
-from the operator, read-only; it is opened before the lock-down. What the features do not tell is tried: the library
-runs one product with each instruction that it was compiled for, and says whether they exist here.
+A kernel directory holds one library for each kind of processor (``manifest.VARIANTS``) and a manifest with the digests
+of their sources and of the files. The directory comes from the operator, read-only; it is opened before the
+lock-down. The best library whose features this processor shows is taken. What a sandbox may hide is tried: the library
+runs one product with each instruction that it was compiled for, and where one of them does not exist the next library
+is taken.
 
 ``ctypes`` lets go of the interpreter lock during a call, and a call costs a microsecond.
 """
@@ -12,11 +13,21 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from dataclasses import dataclass
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.backends.native.abi import Program, Step, Verdict, layout
-from engine.backends.native.manifest import LIBRARY, MANIFEST, processor_features, source_digest
+from engine.backends.native.manifest import (
+    MANIFEST,
+    TILES,
+    Variant,
+    libraries_of,
+    processor_features,
+    source_digest,
+    variants_of,
+)
 from engine.errors import ForeignBlockError, UnsupportedError
 
 MAX_MANIFEST_BYTES = 16 << 10
@@ -27,7 +38,7 @@ HIDDEN_FEATURES = ("amx", "avx512_bf16", "avx512_fp16", "avx512ifma", "avx_vnni"
 decides about those that it uses."""
 
 DOT_PRODUCTS = 2
-TILES = 4
+HAS_TILES = 4
 """Bits of what ``athanor_probe`` answers; 0 is unusable, 1 usable."""
 
 
@@ -42,12 +53,33 @@ class Library:
     handle: ctypes.CDLL
     threads: int
     abilities: int
+    variant: str
+    """Name of the variant that was opened."""
+
+    @property
+    def has_dot_products(self) -> bool:
+        """Whether it multiplies bfloat16 and bytes as they are; else operands are float32 and 16 bits wide."""
+        return bool(self.abilities & DOT_PRODUCTS)
 
     @property
     def description(self) -> str:
         """For people: which instructions, how many threads."""
-        best = "tiles" if self.abilities & TILES else "dot products" if self.abilities & DOT_PRODUCTS else "vectors"
-        return f"compiled kernels with {best}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        best = "tiles" if self.abilities & HAS_TILES else "dot products" if self.abilities & DOT_PRODUCTS else "vectors"
+        return f"compiled kernels {self.variant} with {best}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def started(self, threads: int) -> Library:
+        """Return this library with so many threads.
+
+        Raises:
+            UnusableKernelsError: there are more already, or they cannot be had.
+        """
+        if self.handle.athanor_start(threads) != threads:
+            raise UnusableKernelsError(f"{threads} threads cannot be had")
+        return replace(self, threads=threads)
+
+    def release(self) -> None:
+        """Give back what was opened for a trial; only while it has no threads besides the caller's."""
+        self.handle.athanor_release()
 
     def run(self, program: Program, step: Step) -> None:
         """Run one step; the interpreter lock is free meanwhile.
@@ -71,41 +103,67 @@ class Library:
         return count
 
 
-def open_library(directory: str, threads: int) -> Library:
-    """Open the kernels of a directory. At most one library a process: its threads stay.
+def open_library(directory: str, threads: int, only: str = "") -> Library:
+    """Open the best kernels of a directory for this processor, with so many threads, the caller's own among them.
+
+    Args:
+        directory: where ``athanor kernels build`` has put them.
+        threads: a process never has fewer of a library than before.
+        only: name of the variant to open; empty: the best that there is.
 
     Raises:
-        UnusableKernelsError: missing, of other sources, damaged, or for another processor; the message says which.
+        UnusableKernelsError: missing, of other sources, damaged, or for other processors; the message says which.
+    """
+    return next(open_libraries(directory, only)).started(threads)
+
+
+def open_libraries(directory: str, only: str = "") -> Iterator[Library]:
+    """Open all kernels of a directory that this processor runs, the best first, with the caller's thread alone.
+
+    Raises:
+        UnusableKernelsError: there are none; as ``open_library``.
     """
     folder = Path(directory)
-    manifest = _read_manifest(folder / MANIFEST)
-    if manifest.get("sources") != source_digest():
+    manifest = _read(folder / MANIFEST, MAX_MANIFEST_BYTES).decode("utf-8", "replace").splitlines()
+    if f"sources {source_digest()}" not in manifest:
         raise UnusableKernelsError("they were compiled from other sources than this engine's; compile them again")
-    data = _read(folder / LIBRARY, MAX_LIBRARY_BYTES)
-    if hashlib.sha256(data).hexdigest() != manifest.get("library"):
-        raise UnusableKernelsError(f"{LIBRARY} is not the file that {MANIFEST} describes; compile them again")
-    lacking = sorted(set(manifest.get("features", "").split()) - processor_features())
+    digests, reasons, opened = libraries_of(manifest), [], False
+    for variant in variants_of(platform.machine()):
+        if variant.name not in digests or only not in ("", variant.name):
+            continue
+        try:
+            library = _open(folder, variant, digests[variant.name])
+        except UnusableKernelsError as error:
+            reasons.append(f"{variant.name}: {error}")
+            continue
+        opened = True
+        yield library
+    if not opened:
+        wanted = f"named {only}" if only else f"for {platform.machine()}"
+        raise UnusableKernelsError("; ".join(reasons) or f"there are none {wanted}; compile them again")
+
+
+def _open(folder: Path, variant: Variant, digest: str) -> Library:
+    lacking = sorted(set(variant.features) - processor_features())
     lacking = [name for name in lacking if not name.startswith(HIDDEN_FEATURES)]
     if lacking:
         raise UnusableKernelsError(f"they need {', '.join(lacking[:4])}, which this processor lacks")
+    path = folder / variant.library
+    if hashlib.sha256(_read(path, MAX_LIBRARY_BYTES)).hexdigest() != digest:
+        raise UnusableKernelsError(f"{path.name} is not the file that {MANIFEST} describes; compile them again")
     try:
-        handle = ctypes.CDLL(str(folder / LIBRARY))
+        handle = ctypes.CDLL(str(path))
     except OSError as error:
-        raise UnusableKernelsError(f"{LIBRARY} cannot be loaded: {error}") from error
+        raise UnusableKernelsError(f"{path.name} cannot be loaded: {error}") from error
     handle.athanor_layout.restype = ctypes.c_int64
     if handle.athanor_layout() != layout():
-        raise UnusableKernelsError(f"{LIBRARY} has another interface than this engine's; compile them again")
+        raise UnusableKernelsError(f"{path.name} has another interface than this engine's; compile them again")
     abilities = handle.athanor_probe()
     if not abilities:
         raise UnusableKernelsError("this processor does not know their instructions")
-    if handle.athanor_start(threads) != threads:
-        raise UnusableKernelsError(f"{threads} threads cannot be had")
-    return Library(handle, threads, abilities)
-
-
-def _read_manifest(path: Path) -> dict[str, str]:
-    lines = _read(path, MAX_MANIFEST_BYTES).decode("utf-8", "replace").splitlines()
-    return {name: value for name, _, value in (line.partition(" ") for line in lines)}
+    if variant.name == TILES and not abilities & HAS_TILES:
+        raise UnusableKernelsError("this machine, or its sandbox, refuses tiles")
+    return Library(handle, handle.athanor_start(1), abilities, variant.name)
 
 
 def _read(path: Path, most: int) -> bytes:

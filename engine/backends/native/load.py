@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 
 import torch
 
 from engine.backends.common.loading import Loaded, LoadSource, load_on_host, sizes
 from engine.backends.common.storage import KvStorage
-from engine.backends.native.library import UnusableKernelsError, open_library
+from engine.backends.native.library import UnusableKernelsError, open_libraries
 from engine.backends.native.plain_form import check_supported
 from engine.backends.native.program import NativeModel
+from engine.backends.native.trial import Heads, try_forms
 from engine.config import EngineConfig
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.model.layers.decoder import Decoder
@@ -47,12 +49,30 @@ def load(source: LoadSource) -> Loaded:
 
 
 def make_forward(config: EngineConfig, model: Decoder, storage: KvStorage, limits: SchedulerLimits) -> NativeModel:
-    """The program over a storage; takes the model's matrices over.
+    """The program over a storage, in the form that is fastest here; takes the model's matrices over.
 
     Raises:
-        UnusableKernelsError: the library or the model cannot be used.
+        UnusableKernelsError: the library or the model cannot be used, or plain operations are faster.
     """
-    library = open_library(config.kernels, config.threads)
+    layer = check_supported(model, limits.max_context)[0]
+    int8 = config.quantization == "int8"
     # Only sampling is left to tensor operations; a second pool of threads would slow the kernels' own down.
     torch.set_num_threads(1)
-    return NativeModel(library, model, storage, limits, int8=config.quantization == "int8")
+    try:
+        trial = try_forms(
+            # Only the best library: another one's numbers differ in their last bits, and what is a little faster today
+            # may not be tomorrow, when a deterministic request is sent again.
+            islice(open_libraries(config.kernels), 1),
+            (layer.qkv, layer.out, layer.gate_up, layer.down),
+            Heads(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim),
+            most_rows=limits.max_num_seqs,
+            int8=int8,
+        )
+        best = trial.best
+        if best.library is None:
+            raise UnusableKernelsError(f"they are slower here: {trial}")
+        library = best.library.started(config.threads)
+    except UnusableKernelsError:
+        torch.set_num_threads(config.threads)
+        raise
+    return NativeModel(library, model, storage, limits, int8=int8, compressed=best.compressed, trial=str(trial))

@@ -25,6 +25,12 @@ INPUT_STEP = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 64}
 TYPES = {torch.float32: Type.F32, torch.bfloat16: Type.BF16, torch.int8: Type.INT8}
 """Names of the dtypes on the other side."""
 
+FED = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.int8: torch.int16}
+"""What products are fed by kernels without dot products: bfloat16 as float32, bytes as numbers of 16 bits."""
+
+FED_TO_DOTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.int8: torch.uint8}
+"""What products are fed by kernels with dot products."""
+
 ZERO_BYTE = 128
 """Activations travel as unsigned bytes around this."""
 

@@ -2,7 +2,8 @@
 
 ``NativeModel`` takes over a loaded and not yet packed model, matrix by matrix, so that its weights are never in memory
 twice. The plain tensor code of ``engine.model`` is the specification of what the program computes; sums and the
-residual stream are float32 here, and what a product is fed has the weights' dtype.
+residual stream are float32 here, and what a product is fed has the weights' dtype, or float32 where the processor
+multiplies no bfloat16.
 
 A program may quantise its products to int8. Activations then get a scale for each row, from that row alone: what a
 neighbour in the batch holds can not move a request's numbers.
@@ -23,7 +24,7 @@ from engine.backends.common.storage import KvStorage
 from engine.backends.native.abi import Kind, Mode, Op, Program, Step
 from engine.backends.native.compression import compress
 from engine.backends.native.library import Library
-from engine.backends.native.packing import TYPES, Packed, interleave, pack, padded_inputs
+from engine.backends.native.packing import FED, FED_TO_DOTS, TYPES, Packed, interleave, pack, padded_inputs
 from engine.backends.native.plain_form import PlainLayer, check_supported
 from engine.core.scheduler.limits import SchedulerLimits
 from engine.core.scheduler.plan import StepPlan
@@ -44,10 +45,12 @@ SOLO_PRODUCTS = 32 << 20
 class Builder:
     """Collects operations and keeps alive what they point to."""
 
-    def __init__(self, *, max_tokens: int, dtype: torch.dtype) -> None:
+    def __init__(self, *, max_tokens: int, dtype: torch.dtype, dots: bool) -> None:
         self.ops: list[Op] = []
         self.dtype = dtype
-        """Dtype of operands: float32, bfloat16 or int8."""
+        """Dtype of weights: float32, bfloat16 or int8."""
+        self.fed = (FED_TO_DOTS if dots else FED)[dtype]
+        """Dtype of operands."""
         self._rows = -(-max_tokens // SPARE_ROWS) * SPARE_ROWS
         self._kept: list[Tensor] = []
 
@@ -64,8 +67,7 @@ class Builder:
 
     def operand(self, width: int) -> tuple[int, int]:
         """Room for rows that a product is fed, and for their scales."""
-        dtype = torch.uint8 if self.dtype == torch.int8 else self.dtype
-        rows = torch.zeros(self._rows, padded_inputs(width, self.dtype), dtype=dtype)
+        rows = torch.zeros(self._rows, padded_inputs(width, self.dtype), dtype=self.fed)
         return self.keep(rows), self.floats(1)
 
     def add(self, kind: Kind, **fields: object) -> None:
@@ -107,14 +109,34 @@ class NativeModel:
     writes_code = False
 
     def __init__(
-        self, library: Library, model: Decoder, storage: KvStorage, limits: SchedulerLimits, *, int8: bool = False
+        self,
+        library: Library,
+        model: Decoder,
+        storage: KvStorage,
+        limits: SchedulerLimits,
+        *,
+        int8: bool = False,
+        compressed: bool = True,
+        trial: str = "",
     ) -> None:
+        """Take the matrices of the model over.
+
+        Args:
+            library: opened kernels.
+            model: loaded, and not packed.
+            storage: the KV memory.
+            limits: of a step.
+            int8: quantise the weights.
+            compressed: hold bfloat16 weights in fewer bytes where that loses nothing.
+            trial: why this form was chosen, for people.
+        """
         layers = check_supported(model, limits.max_context)
         self.model = model
         self._library = library
+        self._compressed = compressed
         self._step = Step()
         dtype = torch.int8 if int8 else model.dtype
-        self._builder = Builder(max_tokens=limits.max_num_batched_tokens, dtype=dtype)
+        self._builder = Builder(max_tokens=limits.max_num_batched_tokens, dtype=dtype, dots=library.has_dot_products)
         self._logits = torch.zeros(limits.max_logit_lines, limits.vocab_size)
         self._best = torch.zeros(limits.max_logit_lines, dtype=torch.int64)
         self._products = self._stored_bytes = self._held_bytes = 0
@@ -122,7 +144,8 @@ class NativeModel:
         self._tables: BlockTables | None = None
         """Those whose addresses the step has."""
         self._build(model, layers)
-        self.description, self.compresses = self._describe(), self._held_bytes < self._stored_bytes
+        self.description, self.compresses = self._describe(trial), self._held_bytes < self._stored_bytes
+        self.operand_bytes = self._builder.fed.itemsize
         ops = self._builder.ops
         self._ops = (Op * len(ops))(*ops)
         self._counters = torch.zeros((len(ops) + 1) * CACHE_LINE + CACHE_LINE, dtype=torch.uint8)
@@ -175,11 +198,11 @@ class NativeModel:
         self._library.run(self._program, step)
         return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 
-    def _describe(self) -> str:
-        """Which kernels compute, and the share of the weights' bytes that they keep, for people."""
+    def _describe(self, trial: str) -> str:
+        """Which kernels compute and why, and the share of the weights' bytes that they keep, for people."""
         stored, held = self._stored_bytes, self._held_bytes
         kept = f"; weights in {round(100 * held / stored)} % of their bytes, without loss" if held < stored else ""
-        return self._library.description + kept
+        return self._library.description + kept + (f"; {trial}" if trial else "")
 
     def touch(self) -> None:
         """Write every page of the logits once more."""
@@ -280,7 +303,7 @@ class NativeModel:
         linear.release()
         packed = pack(weight, bias, int8=self._builder.dtype == torch.int8)
         del weight
-        compressed = compress(self._library, packed)
+        compressed = compress(self._library, packed) if self._compressed else packed
         self._stored_bytes += packed.weight.nbytes
         self._held_bytes += compressed.weight.nbytes
         return replace(compressed, outputs=outputs)

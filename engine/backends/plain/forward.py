@@ -38,6 +38,7 @@ class PlainForward:
     """A model's own forward pass over paged KV memory."""
 
     checks_owners = False
+    operand_bytes = 0
     compresses = False
 
     def __init__(self, model: Decoder, storage: KvStorage, description: str = "plain operations") -> None:

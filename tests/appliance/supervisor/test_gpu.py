@@ -12,6 +12,7 @@ from appliance.common.catalog import embedded_model, read_model
 from appliance.common.config import ApplianceConfig
 from appliance.common.errors import StartError
 from appliance.supervisor import gpu as gpu_module
+from appliance.supervisor import layout as layout_module
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.gpu import GUEST_GPU_KERNELS, gpu_kernels, with_gpu
 from isolation.gpu.gpu_facts import GpuFacts
@@ -19,6 +20,7 @@ from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import Runsc
 from isolation.gvisor.spec import Limits, Rootfs, SandboxSpec
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
+from isolation.host.cores import Cores, Cpu
 from isolation.ipc.messages import Role
 from tests.isolation.gpu.gpu_machine import FACTS, RUNSC
 
@@ -55,6 +57,15 @@ def test_the_engine_gets_it_and_the_text_sandbox_never(tmp_path: Path, monkeypat
     for plan in (text, own_text):
         assert plan.spec.gpu is None
         assert not [mount for mount in plan.spec.all_mounts() if "nvidia" in mount.target or "gpu" in mount.target]
+
+
+def test_an_engine_on_a_gpu_is_not_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two nodes an engine without a GPU is pinned to one; the card of an engine with one may be beside the other."""
+    two_nodes = Cores(tuple(Cpu(number, number, number // 4) for number in range(8)), 8)
+    monkeypatch.setattr(layout_module, "read_cores", lambda: two_nodes)
+    _, _, (plain, _) = plans(tmp_path, monkeypatch, FACTS, gpu="off")
+    _, _, (engine, _) = plans(tmp_path, monkeypatch, FACTS, gpu="auto")
+    assert (plain.spec.cpus, engine.spec.cpus) == ((0, 1, 2, 3), ())
 
 
 @pytest.mark.parametrize(("facts", "asked"), [(FACTS, "off"), (GpuFacts(), "auto")])

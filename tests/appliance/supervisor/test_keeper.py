@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.common.control import Control, SandboxDown, SandboxUse
 from appliance.supervisor import keeper as keeper_module
@@ -87,6 +88,31 @@ async def test_a_stop_reaches_a_boot_in_its_thread(monkeypatch: pytest.MonkeyPat
     async with asyncio.timeout(20):
         await running
     assert await keeper.first_boot == "not wanted"
+
+
+async def test_the_log_shows_an_engines_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of a ready engine has the number with its reason, and its processors if it is pinned; a text sandbox's
+    line has neither."""
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event) -> Booted:
+        return Booted(Sandbox(), None, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    reason = "2 threads: 3 physical cores of NUMA node 1"
+    cases = [("", (), {}), (reason, (), {"threads": reason})]
+    cases += [(reason, (4, 5, 6), {"threads": reason, "pinned_to": "4-6"})]
+    for threads, cpus, expected in cases:
+        keeper = make([])
+        keeper.plan = replace(keeper.plan, threads=threads, spec=SimpleNamespace(cpus=cpus))  # type: ignore[arg-type]
+        with capture_logs() as lines:
+            running = asyncio.create_task(keeper.run())
+            async with asyncio.timeout(20):
+                await keeper.first_boot
+                keeper.stop()
+                await running
+        ready = next(line for line in lines if line["event"] == "sandbox is ready")
+        assert {name: ready[name] for name in ("threads", "pinned_to") if name in ready} == expected
 
 
 async def test_a_sandbox_that_cannot_be_removed_does_not_end_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:

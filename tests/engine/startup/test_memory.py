@@ -78,12 +78,12 @@ def run(root: Path, folder: Path, kernels: str, kv_bytes: int, dtype: str) -> di
     ],
 )
 def test_what_is_predicted_is_held(
-    backend: str, dtype: str, shape: dict[str, int], kernel_dir: Callable[[str], Path], root: Path, tmp_path: Path
+    backend: str, dtype: str, shape: dict[str, int], kernel_dir: Callable[..., Path], root: Path, tmp_path: Path
 ) -> None:
     """An engine with 95 MiB of weights in float32, or 240 in bfloat16, and 32 MiB of KV holds what was predicted,
     within one in a hundred, beside what a tiny one holds (libraries, threads); control: a fortieth less predicted would
     not be within it. Of the full counts: what else runs on the machine can move a heap's holes by two in a hundred."""
-    kernels = str(kernel_dir("native")) if backend == "compiled" else ""
+    kernels = str(kernel_dir()) if backend == "compiled" else ""
     results = []
     for name, fields, kv_bytes in (("tiny", {}, MIB), ("large", shape, 32 * MIB)):
         folder = tmp_path / name

@@ -51,11 +51,11 @@ print(json.dumps({{"counts": counts, "control": faults() - before, "backend": en
 
 
 @pytest.mark.parametrize("backend", ["plain", "compiled"])
-def test_decoding_faults_no_pages(backend: str, kernel_dir: Callable[[str], Path], root: Path, tmp_path: Path) -> None:
+def test_decoding_faults_no_pages(backend: str, kernel_dir: Callable[..., Path], root: Path, tmp_path: Path) -> None:
     """With the sandbox's environment: 60 steps of 8 sequences take next to no minor fault, first service
     after the warm-up included; control: fresh memory in the same process faults."""
     save_model(tmp_path, model_config(vocab_size=20_000, hidden_size=64))
-    kernels = str(kernel_dir("native")) if backend == "compiled" else ""
+    kernels = str(kernel_dir()) if backend == "compiled" else ""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(root), str(tmp_path), kernels],
         env=dict(guest_environment(threads=1)),

@@ -20,8 +20,9 @@ from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import RunscCommand, find_runsc
 from isolation.gvisor.spec import Mount
 from isolation.host.cgroup_tree import parse_mountinfo, parse_own_groups
+from isolation.host.cores import format_cpu_list
 from isolation.host.process import run
-from isolation.host.reaper import children
+from isolation.host.reaper import children, descendants
 from isolation.host.rundir import parent_group
 
 pytestmark = pytest.mark.runsc
@@ -124,6 +125,32 @@ def test_walls(runtime, make_spec, probe_code, tmp_path):
     assert inside["setuid"] == inside["chroot"] == "PermissionError"
     assert inside["core"] == [0, 0]
     assert inside["hostname"] == "sandbox"
+
+
+def processors_of(pids: set[int]) -> set[str]:
+    """Lists of the processors that the threads of these processes may use."""
+    found = set()
+    for status in (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/status")):
+        found |= {line.split()[1] for line in status.read_text().splitlines() if line.startswith("Cpus_allowed_list")}
+    return found
+
+
+def test_every_process_of_a_sandbox_is_pinned(runtime, make_spec, printed):
+    """All threads of sentry, gofer and stubs have the processors of the spec; without any they have all of ours."""
+    on_line, lines, arrived = printed
+    ours = os.sched_getaffinity(0)
+    if len(ours) < 2:
+        pytest.skip("one processor: there is nothing to choose")
+    for name, cpus, expected in (("free", (), ours), ("pinned", (max(ours),), {max(ours)})):
+        arrived.clear()
+        sandbox = runtime.boot(replace(make_spec(name, SLEEP), cpus=cpus), on_line=on_line)
+        wait_for_line(lines, arrived)
+        family = sandbox.peer_pids | descendants(sandbox.pid)
+        found = processors_of(family)
+        sandbox.delete()
+        assert len(family) > 2, "sentry, gofer and at least one stub"
+        assert found == {format_cpu_list(expected)}
+    assert os.sched_getaffinity(0) == ours
 
 
 def json_line(lines: tuple[str, ...]) -> list[str]:

@@ -183,9 +183,9 @@ def test_damage_that_nobody_looked_for_is_no_sandbox(runtime, make_spec, meeting
 
 
 def test_a_sandbox_of_another_shape_is_another_identity(runtime, make_spec) -> None:
-    """Name, place and limits of a sandbox do not matter to a checkpoint; program, environment and mounts do."""
+    """Name, place, limits and processors do not matter to a checkpoint; program, environment and mounts do."""
     spec = make_spec("one", MEET)
-    same = replace(spec, name="two", limits=replace(spec.limits, cpu_quota_cores=0.5))
+    same = replace(spec, name="two", limits=replace(spec.limits, cpu_quota_cores=0.5), cpus=(0,))
     assert runtime.identity(spec) == runtime.identity(same)
     others = [
         replace(spec, argv=(*spec.argv, "x")),

@@ -60,6 +60,12 @@ def test_limits_that_cannot_work_are_refused(values):
         Limits(**values)
 
 
+def test_a_negative_processor_is_refused():
+    """Processors are numbered from 0."""
+    with pytest.raises(IsolationError, match="negative"):
+        replace(SPEC, cpus=(0, -1))
+
+
 def test_argv_runs_a_module_and_nothing_of_the_sites():
     """No site-packages, no user site, no current directory on the path."""
     assert ROOTFS.argv("engine.text", "--x") == (

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_limits_that_need_no_cgroup_hold(unsafe, make_spec):
     assert sandbox.wait(30) == 0
     sandbox.delete()
     assert json.loads(sandbox.output_tail()[0]) == [[300, 300], True]
+
+
+def test_a_program_is_pinned(unsafe, make_spec):
+    """It has the processors of its spec; one without any has all of ours."""
+    ours = sorted(os.sched_getaffinity(0))
+    if len(ours) < 2:
+        pytest.skip("one processor: there is nothing to choose")
+    spec = make_spec("x", "import os; print(sorted(os.sched_getaffinity(0)))")
+    for cpus, expected in (((), ours), ((ours[-1],), ours[-1:])):
+        sandbox = unsafe.boot(replace(spec, cpus=cpus))
+        assert sandbox.wait(30) == 0
+        sandbox.delete()
+        assert sandbox.output_tail() == (str(expected),)
 
 
 def test_delete_ends_the_whole_group(unsafe, make_spec, run_dir):

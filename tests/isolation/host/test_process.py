@@ -102,3 +102,20 @@ def test_children_are_known_as_ours_while_they_live():
         assert child.pid in owned
     with owned_children() as owned:
         assert child.pid not in owned
+
+
+def test_processors_are_those_of_the_child_alone():
+    """A child runs on the processors it is given and nowhere else; without any it has all of ours, and so have we after
+    the start. Processors that we may not use are left out."""
+    ours = os.sched_getaffinity(0)
+    if len(ours) < 2:
+        pytest.skip("one processor: there is nothing to choose")
+    code = python("import os; print(sorted(os.sched_getaffinity(0)))")
+    last = max(ours)
+    assert run(code, timeout_s=20).stdout == f"{sorted(ours)}\n"
+    assert run(code, timeout_s=20, cpus=(last,)).stdout == f"[{last}]\n"
+    assert run(code, timeout_s=20, cpus=(last, 99_999)).stdout == f"[{last}]\n"
+    assert run(code, timeout_s=20, cpus=(99_999,)).stdout == f"{sorted(ours)}\n"
+    with pytest.raises(ProcessError, match="could not be started"):
+        run(["/no/such/program"], timeout_s=1, cpus=(last,))
+    assert os.sched_getaffinity(0) == ours

@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ATHANOR_ABI 4
+#define ATHANOR_ABI 5
 #define PANEL 32 /* outputs that lie side by side in a packed weight */
 
 enum { KIND_EMBED, KIND_ANGLES, KIND_NORM, KIND_LINEAR, KIND_ROPE, KIND_ATTEND, KIND_QUANTISE, KIND_BEST };
@@ -74,6 +74,32 @@ typedef struct {
 #define ATTEND_POSITIONS 16     /* context positions of one tile */
 #define MAX_DIM 512
 #define MAX_GROUP 64            /* query heads that share a key-value head */
+
+/* Products of bfloat16 and of bytes in one instruction. */
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define HAVE_DOT 1
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define HAVE_DOT 1
+#endif
+
+/* What a product with weights of a dtype is fed. Where those instructions are missing, bfloat16 weights are widened as
+ * they are read and meet float32; int8 weights meet numbers of 16 bits, of each four the first and third before the
+ * second and fourth. */
+static inline int64_t fed_type(int64_t dtype) {
+#if defined(HAVE_DOT)
+    return dtype;
+#else
+    return dtype == TYPE_BF16 ? TYPE_F32 : dtype;
+#endif
+}
+
+static inline int64_t fed_bytes(int64_t dtype) {
+#if defined(HAVE_DOT)
+    return dtype == TYPE_BF16 ? 2 : dtype == TYPE_INT8 ? 1 : 4;
+#else
+    return dtype == TYPE_INT8 ? 2 : 4;
+#endif
+}
 
 int64_t padded_inputs(int64_t inputs, int64_t dtype);
 void run_linear(const athanor_op *op, const context *at, int64_t rows);

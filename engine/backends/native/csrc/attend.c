@@ -10,10 +10,13 @@
 
 #include <math.h>
 
+#define SCORES (ATTEND_POSITIONS / LANES) /* vectors of scores of a tile */
+#define CHAINS (SCORES > 2 ? 2 : 4)       /* sums that a score is made of, so that they need not wait for each other */
+
 typedef struct {
     int64_t rows;   /* query rows: tokens of the stretch times heads of the group */
     int64_t group;
-    int64_t vectors; /* of 16 numbers in a padded head */
+    int64_t vectors; /* of LANES numbers in a padded head */
     float *queries, *sums, *keys, *values;
     float *largest, *totals;
 } tile;
@@ -41,67 +44,114 @@ static void expect_rows(const char *from, int64_t count, int64_t stride_bytes, i
         for (int64_t b = 0; b < bytes; b += 64) prefetch(from + p * stride_bytes + b);
 }
 
-/* 16 x 16 numbers, rows to columns: in four rounds pairs of rows at distance 1, 2, 4, 8 trade their halves. */
-#define TRADE(low, high, distance, first, second)                           \
-    do {                                                                    \
-        vf kept = __builtin_shuffle(low, high, (vi)first);                  \
-        high = __builtin_shuffle(low, high, (vi)second);                    \
-        low = kept;                                                         \
-    } while (0)
+/* LANES x LANES numbers, rows to columns: in each round pairs of rows at distance 1, 2, 4, 8 trade their halves. */
+#if LANES == 16
+#define LOW_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define HIGH_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#define LOW_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HIGH_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define LOW_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define HIGH_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define LOW_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#elif LANES == 8
+#define LOW_1 0, 8, 2, 10, 4, 12, 6, 14
+#define HIGH_1 1, 9, 3, 11, 5, 13, 7, 15
+#define LOW_2 0, 1, 8, 9, 4, 5, 12, 13
+#define HIGH_2 2, 3, 10, 11, 6, 7, 14, 15
+#define LOW_4 0, 1, 2, 3, 8, 9, 10, 11
+#define HIGH_4 4, 5, 6, 7, 12, 13, 14, 15
+#else
+#define LOW_1 0, 4, 2, 6
+#define HIGH_1 1, 5, 3, 7
+#define LOW_2 0, 1, 4, 5
+#define HIGH_2 2, 3, 6, 7
+#endif
+
+#define TRADE(distance)                                                                      \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & distance)) {          \
+        vf low = __builtin_shufflevector(row[i], row[i + distance], LOW_##distance);         \
+        row[i + distance] = __builtin_shufflevector(row[i], row[i + distance], HIGH_##distance); \
+        row[i] = low;                                                                        \
+    }
 
 static void transpose(float *block, int64_t stride) {
-    const vi first[4] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
-                         {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-                         {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-                         {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}};
-    const vi second[4] = {{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31},
-                          {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31},
-                          {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31},
-                          {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}};
     vf row[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) row[i] = load(block + i * stride);
-#pragma GCC unroll 4
-    for (int round = 0; round < 4; round++)
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-            if (!(i >> round & 1)) TRADE(row[i], row[i + (1 << round)], round, first[round], second[round]);
+    TRADE(1)
+    TRADE(2)
+#if LANES >= 8
+    TRADE(4)
+#endif
+#if LANES >= 16
+    TRADE(8)
+#endif
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) store(block + i * stride, row[i]);
 }
 
-/* Take `count` positions, starting at `start`, into the running softmax of every query row. The keys lie transposed,
- * 16 numbers of a head at a time. `vectors` is a constant where this is inlined with one. */
+/* Scores of one query row for the positions of a tile. Of its keys each square of LANES positions and LANES numbers of a
+ * head lies transposed: row d of the square holds number d of all its positions. */
+INLINE void score(const float *query, const tile *t, int64_t vectors, vf *scores) {
+    const int64_t padded = vectors * LANES;
+    vf parts[SCORES][CHAINS];
+#pragma GCC unroll 4
+    for (int s = 0; s < SCORES; s++)
+#pragma GCC unroll 4
+        for (int c = 0; c < CHAINS; c++) parts[s][c] = splat(0);
+    for (int64_t v = 0; v < vectors; v++)
+#pragma GCC unroll 16
+        for (int d = 0; d < LANES; d++) {
+            const vf number = splat(query[v * LANES + d]);
+#pragma GCC unroll 4
+            for (int s = 0; s < SCORES; s++) {
+                const float *keys = t->keys + (s * LANES + d) * padded + v * LANES;
+                parts[s][d % CHAINS] = fma_of(number, load(keys), parts[s][d % CHAINS]);
+            }
+        }
+#pragma GCC unroll 4
+    for (int s = 0; s < SCORES; s++)
+        scores[s] = CHAINS == 4 ? (parts[s][0] + parts[s][1]) + (parts[s][2] + parts[s][3]) : parts[s][0] + parts[s][1];
+}
+
+/* Take `count` positions, starting at `start`, into the running softmax of every query row. `vectors` is a constant where
+ * this is inlined with one. */
 INLINE void take_tile(const tile *t, int64_t vectors, int64_t start, int64_t count, const int64_t *positions) {
-    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     int64_t padded = vectors * LANES;
+    vi lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
     for (int64_t r = 0; r < t->rows; r++) {
         int64_t seen = least(count, positions[r / t->group] - start + 1);
         if (seen <= 0) continue;
-        const float *query = t->queries + r * padded;
-        vf parts[4] = {splat(0), splat(0), splat(0), splat(0)};
-        for (int64_t v = 0; v < vectors; v++)
-#pragma GCC unroll 16
-            for (int64_t d = 0; d < LANES; d++)
-                parts[d % 4] = fma16(splat(query[v * LANES + d]), load(t->keys + d * padded + v * LANES), parts[d % 4]);
-        vi hidden = lanes >= (int32_t)seen;
-        vf score = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-        score = (vf)(((vi)score & ~hidden) | ((vi)splat(-INFINITY) & hidden));
-        float best = max16(score), before = t->largest[r];
+        vf scores[SCORES];
+        score(t->queries + r * padded, t, vectors, scores);
+        vf top = splat(-INFINITY);
+#pragma GCC unroll 4
+        for (int s = 0; s < SCORES; s++) {
+            scores[s] = choose(lanes >= (int32_t)(seen - s * LANES), splat(-INFINITY), scores[s]);
+            top = larger_of(scores[s], top);
+        }
+        float best = most_of(top), before = t->largest[r];
         best = best > before ? best : before;
-        vf weight = exp16(score - splat(best));
-        float shrink = exp16(splat(before - best))[0];
+        float weights[ATTEND_POSITIONS] __attribute__((aligned(64)));
+        vf total = splat(0);
+#pragma GCC unroll 4
+        for (int s = 0; s < SCORES; s++) {
+            vf weight = exp_of(scores[s] - splat(best));
+            store(weights + s * LANES, weight);
+            total += weight;
+        }
+        float shrink = exp_of(splat(before - best))[0];
         t->largest[r] = best;
-        t->totals[r] = t->totals[r] * shrink + sum16(weight);
-        float weights[LANES] __attribute__((aligned(64)));
-        store(weights, weight);
+        t->totals[r] = t->totals[r] * shrink + sum_of(total);
         float *sum = t->sums + r * padded;
         for (int64_t v = 0; v < vectors; v++) {
             vf even = load(sum + v * LANES) * splat(shrink), odd = splat(0);
 #pragma GCC unroll 8
-            for (int64_t p = 0; p < LANES; p += 2) {
-                even = fma16(splat(weights[p]), load(t->values + p * padded + v * LANES), even);
-                odd = fma16(splat(weights[p + 1]), load(t->values + (p + 1) * padded + v * LANES), odd);
+            for (int64_t p = 0; p < ATTEND_POSITIONS; p += 2) {
+                even = fma_of(splat(weights[p]), load(t->values + p * padded + v * LANES), even);
+                odd = fma_of(splat(weights[p + 1]), load(t->values + (p + 1) * padded + v * LANES), odd);
             }
             store(sum + v * LANES, even + odd);
         }
@@ -110,10 +160,10 @@ INLINE void take_tile(const tile *t, int64_t vectors, int64_t start, int64_t cou
 
 static void take(const tile *t, int64_t start, int64_t count, const int64_t *positions) {
     switch (t->vectors) {
-    case 1: take_tile(t, 1, start, count, positions); break;
-    case 2: take_tile(t, 2, start, count, positions); break;
-    case 4: take_tile(t, 4, start, count, positions); break;
-    case 8: take_tile(t, 8, start, count, positions); break;
+    case 16 / LANES: take_tile(t, 16 / LANES, start, count, positions); break;
+    case 32 / LANES: take_tile(t, 32 / LANES, start, count, positions); break;
+    case 64 / LANES: take_tile(t, 64 / LANES, start, count, positions); break;
+    case 128 / LANES: take_tile(t, 128 / LANES, start, count, positions); break;
     default: take_tile(t, t->vectors, start, count, positions);
     }
 }
@@ -152,7 +202,8 @@ static void attend_stretch(const athanor_op *op, const context *at, int64_t firs
         }
         if (dim % LANES) /* the transposition has filled what lies behind a head with other positions' numbers */
             for (int64_t p = 0; p < count; p++) memset(t.keys + p * padded + dim, 0, (padded - dim) * 4);
-        for (int64_t v = 0; v < vectors; v++) transpose(t.keys + v * LANES, padded);
+        for (int64_t s = 0; s < SCORES; s++)
+            for (int64_t v = 0; v < vectors; v++) transpose(t.keys + s * LANES * padded + v * LANES, padded);
         take(&t, start, count, step->positions + first);
         start += count;
     }
@@ -163,7 +214,7 @@ static void attend_stretch(const athanor_op *op, const context *at, int64_t firs
         const float *sum = t.sums + r * padded;
         for (int64_t d = 0; d < dim; d++) {
             float value = sum[d] / t.totals[r];
-            if (op->dtype == TYPE_BF16)
+            if (fed_type(op->dtype) == TYPE_BF16)
                 ((uint16_t *)op->out)[place + d] = one_to_bf16(value);
             else
                 ((float *)op->out)[place + d] = value;

@@ -3,7 +3,9 @@
 
 #define SAMPLED 4 /* one group of so many is looked at to choose the palette: others in the next chunk */
 
-#if defined(__AVX512BW__)
+#define NONE 255   /* no place in the palette */
+
+#if defined(HAVE_EXPAND)
 /* The sixteen upper bytes that are most frequent in a sample of every chunk: padding lies in some of them only. */
 static void choose_palette(const uint16_t *weights, int64_t chunks, uint8_t *palette) {
     int64_t seen[256] = {0};
@@ -18,18 +20,6 @@ static void choose_palette(const uint16_t *weights, int64_t chunks, uint8_t *pal
         seen[best] = -1;
     }
 }
-
-/* Which of 64 bytes are in the palette, and their indices. */
-static __mmask64 look_up(__m512i bytes, const uint8_t *palette, __m512i *index) {
-    __mmask64 found = 0;
-    *index = _mm512_setzero_si512();
-    for (int i = 0; i < PALETTE; i++) {
-        __mmask64 same = _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8((char)palette[i]));
-        *index = _mm512_mask_mov_epi8(*index, same, _mm512_set1_epi8((char)i));
-        found |= same;
-    }
-    return found;
-}
 #endif
 
 /* Compress whole chunks of packed bfloat16 weights. `palette` has 16 bytes, `to` three quarters of the weights' bytes,
@@ -37,26 +27,29 @@ static __mmask64 look_up(__m512i bytes, const uint8_t *palette, __m512i *index) 
  * would be more, or when this processor cannot undo it in passing. */
 int64_t athanor_compress(const uint16_t *weights, int64_t chunks, uint8_t *palette, char *to, uint32_t *starts,
                          uint32_t *patches, int64_t most) {
-#if defined(__AVX512BW__)
+#if defined(HAVE_EXPAND)
+    uint8_t places[256];
     choose_palette(weights, chunks, palette);
+    memset(places, NONE, sizeof places);
+    for (int i = PALETTE - 1; i >= 0; i--) places[palette[i]] = (uint8_t)i;
     int64_t count = 0;
-    for (int64_t half = 0; half < chunks * CHUNK_WEIGHTS / 64; half++) {
-        const int64_t in_chunk = half % (CHUNK_WEIGHTS / 64);
-        const uint16_t *from = weights + half * 64;
-        char *chunk = to + half / (CHUNK_WEIGHTS / 64) * CHUNK_BYTES;
-        char *pairs = chunk + CHUNK_WEIGHTS + in_chunk / 2 * 64;
-        if (in_chunk == 0) starts[half / (CHUNK_WEIGHTS / 64)] = (uint32_t)count;
-        __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 32), mask = _mm512_set1_epi16(255), index;
-        __m512i low = _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask));
-        __m512i high = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-        __mmask64 missing = ~look_up(high, palette, &index);
-        _mm512_storeu_si512(chunk + in_chunk * 64, low);
-        if (in_chunk % 2) index = _mm512_or_si512(_mm512_slli_epi16(index, 4), _mm512_loadu_si512(pairs));
-        _mm512_storeu_si512(pairs, index);
-        for (; missing; missing &= missing - 1) {
-            int byte = __builtin_ctzll(missing), place = byte / 16 * 8 + byte % 8 + byte % 16 / 8 * 32;
-            if (count == most) return -1;
-            patches[count++] = (uint32_t)(in_chunk * 64 + place) << 16 | from[place];
+    for (int64_t c = 0; c < chunks; c++) {
+        char *chunk = to + c * CHUNK_BYTES;
+        starts[c] = (uint32_t)count;
+        for (int64_t unit = 0; unit < CHUNK_WEIGHTS; unit += 128) {
+            const uint16_t *from = weights + c * CHUNK_WEIGHTS + unit;
+            uint8_t high[128];
+            for (int i = 0; i < 128; i++) {
+                /* Of a lane's sixteen bytes eight are of the first 32 weights, eight of the second. */
+                const int place = (i & 64) | (i & 8) << 2 | (i & 48) >> 1 | (i & 7);
+                chunk[unit + i] = (char)from[place];
+                high[i] = places[from[place] >> 8];
+                if (high[i] != NONE) continue;
+                if (count == most) return -1;
+                high[i] = 0;
+                patches[count++] = (uint32_t)(unit + place) << 16 | from[place];
+            }
+            for (int i = 0; i < 64; i++) chunk[CHUNK_WEIGHTS + unit / 2 + i] = (char)(high[i] | high[i + 64] << 4);
         }
     }
     starts[chunks] = (uint32_t)count;

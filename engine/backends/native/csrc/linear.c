@@ -14,14 +14,16 @@
 
 #include <stddef.h>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-#define HAVE_DOT 1
-#endif
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__)
 #define HAVE_AMX 1
 #endif
 
-#define MOST_ROWS 12            /* 24 sums of 16 numbers in 32 registers */
+#define VECTORS (PANEL / LANES)        /* of one group of inputs of a panel */
+#define SUMS (REGISTERS / 4 * 3)       /* registers for sums; the others hold weights and a number of x */
+#define WHOLE_ROWS (SUMS / VECTORS)    /* rows that take a panel in one pass, their sums in registers */
+#define HALF_ROWS (2 * WHOLE_ROWS)     /* rows that take it in two passes, 16 outputs each */
+#define MOST_ROWS (WHOLE_ROWS >= 12 ? 12 : HALF_ROWS)
+#define STRETCH_GROUPS 64              /* of two passes: their weights stay in the first-level cache */
 #define BLOCK_BYTES (512 << 10) /* of x: stays in the second-level cache while panels pass */
 #define AHEAD 4096              /* bytes of weight asked for ahead of use, into the second-level cache */
 
@@ -32,88 +34,156 @@ int64_t padded_inputs(int64_t inputs, int64_t dtype) {
 
 INLINE int64_t item_bytes(int64_t dtype) { return dtype == TYPE_BF16 ? 2 : dtype == TYPE_INT8 ? 1 : 4; }
 
-INLINE vf load32(const void *from) { return load(from); }
+/* Bytes of x that one group of inputs takes: see fed_bytes. */
+INLINE int64_t group_bytes(int64_t dtype) { return 4 / item_bytes(dtype) * fed_bytes(dtype); }
 
-/* One group of inputs of one row times 16 outputs. */
-INLINE vf dot_bf16(vf sum, const void *x, vf w) {
-    uint32_t pair;
-    memcpy(&pair, x, 4);
-#if defined(HAVE_DOT)
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)w);
-#else
-    vf low = (vf)((vu)w << 16), high = (vf)((vu)w & 0xffff0000u);
-    sum = fma16(splat(one_from_bf16((uint16_t)pair)), low, sum);
-    return fma16(splat(one_from_bf16((uint16_t)(pair >> 16))), high, sum);
-#endif
-}
-
-INLINE vf dot_int8(vf sum, const void *x, vf w) {
-    uint32_t four;
-    memcpy(&four, x, 4);
-#if defined(HAVE_DOT)
-    return (vf)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)four), (__m512i)w);
-#else
-    vi total = (vi)sum, bytes = (vi)w;
-    for (int i = 0; i < 4; i++) total += ((bytes << (24 - 8 * i)) >> 24) * (int32_t)((four >> (8 * i)) & 255);
-    return (vf)total;
-#endif
-}
-
-INLINE vf dot_f32(vf sum, const void *x, vf w) {
+INLINE vf splat_at(const char *x) {
     float value;
     memcpy(&value, x, 4);
-    return fma16(splat(value), w, sum);
+    return splat(value);
 }
 
-/* A group of inputs of some rows times one panel. Every group is four bytes of x and 128 bytes of w in each dtype. */
-INLINE void add_group(int rows, int64_t dtype, const char *x, int64_t x_stride, const char *w, vf (*part)[2]) {
-    vf left = load32(w), right = load32(w + 64);
+#if defined(HAVE_DOT)
+/* Two bfloat16, or four int8, of a row times those of each output, added to its sum. */
+INLINE vf dot_of(vf sum, const char *x, vf w, int64_t dtype) {
+    int32_t together;
+    memcpy(&together, x, 4);
+#if defined(__x86_64__)
+    const __m512i same = _mm512_set1_epi32(together);
+    if (dtype == TYPE_BF16) return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)same, (__m512bh)w);
+    return (vf)_mm512_dpbusd_epi32((__m512i)sum, same, (__m512i)w);
+#else
+    const int32x4_t same = vdupq_n_s32(together);
+    if (dtype == TYPE_BF16) return (vf)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)same, (bfloat16x8_t)w);
+    return (vf)vusdotq_s32((int32x4_t)sum, (uint8x16_t)same, (int8x16_t)w);
+#endif
+}
+#endif
+
+/* Of each four int8 in a vector the first and third, or the second and fourth, as numbers of 16 bits. */
+INLINE vf pairs_of(vf bytes, int second) {
+    vs pairs = (vs)bytes;
+    return (vf)(second ? pairs >> 8 : (vs)((vs)((vus)pairs << 8) >> 8));
+}
+
+/* Two numbers of 16 bits of x, the same for every output, times two of each output, added to its sum. */
+INLINE vf add_pairs(vf sum, const char *x, vf w) {
+#if defined(__AVX512BW__) || LANES == 8 || (defined(__x86_64__) && LANES == 4)
+    int32_t pair;
+    memcpy(&pair, x, 4);
+#endif
+#if defined(__AVX512BW__)
+    return (vf)((vi)sum + (vi)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(pair)));
+#elif LANES == 8
+    return (vf)((vi)sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(pair)));
+#elif defined(__x86_64__) && LANES == 4
+    return (vf)((vi)sum + (vi)_mm_madd_epi16((__m128i)w, _mm_set1_epi32(pair)));
+#else
+    int16_t two[2];
+    memcpy(two, x, 4);
+    return (vf)((vi)sum + (((vi)w << 16) >> 16) * (int32_t)two[0] + ((vi)w >> 16) * (int32_t)two[1]);
+#endif
+}
+
+/* A group of inputs of some rows times `vectors` vectors of one panel's outputs: 128 bytes of w in each dtype. */
+INLINE void add_group(int rows, int vectors, int64_t dtype, const char *x, int64_t x_stride, const char *w,
+                      vf (*part)[VECTORS]) {
+    vf whole[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) whole[v] = load((const float *)w + v * LANES);
+#if defined(HAVE_DOT)
+    if (dtype != TYPE_F32) {
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
-        const char *four = x + r * x_stride;
-        if (dtype == TYPE_BF16) {
-            part[r][0] = dot_bf16(part[r][0], four, left);
-            part[r][1] = dot_bf16(part[r][1], four, right);
-        } else if (dtype == TYPE_INT8) {
-            part[r][0] = dot_int8(part[r][0], four, left);
-            part[r][1] = dot_int8(part[r][1], four, right);
-        } else {
-            part[r][0] = dot_f32(part[r][0], four, left);
-            part[r][1] = dot_f32(part[r][1], four, right);
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) part[r][v] = dot_of(part[r][v], x + r * x_stride, whole[v], dtype);
+        return;
+    }
+#endif
+    const int halves = dtype == TYPE_F32 ? 1 : 2; /* of each four bytes of w, taken one after the other */
+#pragma GCC unroll 2
+    for (int half = 0; half < halves; half++) {
+        vf taken[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            vu bits = (vu)whole[v];
+            if (dtype == TYPE_BF16)
+                taken[v] = (vf)(half ? bits & 0xffff0000u : bits << 16);
+            else if (dtype == TYPE_INT8)
+                taken[v] = pairs_of(whole[v], half);
+            else
+                taken[v] = whole[v];
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            const char *four = x + r * x_stride + half * 4;
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++)
+                part[r][v] = dtype == TYPE_INT8 ? add_pairs(part[r][v], four, taken[v])
+                                                : fma_of(splat_at(four), taken[v], part[r][v]);
         }
     }
 }
 
-/* `rows` rows times one panel; `rows`, `dtype` and `compressed` are constants where this is inlined. */
-INLINE void panel_rows(int rows, int64_t dtype, int compressed, const char *x, int64_t x_stride,
-                       const panel_weights *w, const char *next, int64_t groups, vf (*sums)[2]) {
-    vf part[MOST_ROWS][2];
+/* Add some groups of some rows times `vectors` vectors of a panel's outputs, from number `first` on, to sums. All but
+ * the addresses and `groups` are constants where this is inlined; `lines` are asked for at `next` while a group
+ * is multiplied. */
+INLINE void panel_pass(int rows, int first, int vectors, int64_t dtype, int lines, const char *x, int64_t x_stride,
+                       const char *w, const char *next, int64_t groups, vf (*sums)[VECTORS]) {
+    const int64_t step = group_bytes(dtype), skip = first * LANES * 4;
+    vf part[MOST_ROWS][VECTORS];
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) part[r][0] = part[r][1] = splat(0);
-    if (compressed) {
-        char plain[CHUNK_PLAIN] __attribute__((aligned(64)));
-        for (int64_t chunk = 0; chunk < groups / CHUNK_GROUPS; chunk++) {
-            expand(w, chunk, next + chunk * CHUNK_BYTES, plain);
-            for (int64_t g = 0; g < CHUNK_GROUPS; g++)
-                add_group(rows, dtype, x + (chunk * CHUNK_GROUPS + g) * 4, x_stride, plain + g * 128, part);
-        }
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) part[r][v] = sums[r][first + v];
+    for (int64_t g = 0; g < groups; g++) {
+#pragma GCC unroll 2
+        for (int line = 0; line < lines; line++) expect(next + (g * lines + line) * 64);
+        add_group(rows, vectors, dtype, x + g * step, x_stride, w + g * 128 + skip, part);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) sums[r][first + v] = part[r][v];
+}
+
+/* The same for all outputs of a panel: in two passes where one would need more registers than there are. */
+INLINE void panel_stretch(int rows, int64_t dtype, int lines, const char *x, int64_t x_stride, const char *w,
+                          const char *next, int64_t groups, vf (*sums)[VECTORS]) {
+    if (rows <= WHOLE_ROWS) {
+        panel_pass(rows, 0, VECTORS, dtype, lines, x, x_stride, w, next, groups, sums);
     } else {
-        for (int64_t g = 0; g < groups; g++) {
-            expect(next + g * 128);
-            expect(next + g * 128 + 64);
-            add_group(rows, dtype, x + g * 4, x_stride, w->at + g * 128, part);
-        }
+        const char *behind = next + groups * 64;
+        panel_pass(rows, 0, VECTORS / 2, dtype, lines / 2, x, x_stride, w, next, groups, sums);
+        panel_pass(rows, VECTORS / 2, VECTORS / 2, dtype, lines / 2, x, x_stride, w, behind, groups, sums);
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) sums[r][0] = part[r][0], sums[r][1] = part[r][1];
 }
 
-typedef void panel_function(const char *, int64_t, const panel_weights *, const char *, int64_t, vf (*)[2]);
+/* `rows` rows times one panel. */
+INLINE void panel_rows(int rows, int64_t dtype, int compressed, const char *x, int64_t x_stride,
+                       const panel_weights *w, const char *next, int64_t groups, vf (*sums)[VECTORS]) {
+    const int64_t step = group_bytes(dtype);
+    const int64_t most = compressed ? CHUNK_GROUPS : rows <= WHOLE_ROWS ? groups : STRETCH_GROUPS;
+    char plain[CHUNK_PLAIN] __attribute__((aligned(64)));
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = splat(0);
+    for (int64_t g = 0; g < groups; g += most) {
+        const char *here = w->at + g * 128;
+        if (compressed) {
+            expand(w, g / CHUNK_GROUPS, next + g / CHUNK_GROUPS * CHUNK_BYTES, plain);
+            here = plain;
+        }
+        panel_stretch(rows, dtype, compressed ? 0 : 2, x + g * step, x_stride, here, next + g * 128,
+                      least(most, groups - g), sums);
+    }
+}
+
+typedef void panel_function(const char *, int64_t, const panel_weights *, const char *, int64_t, vf (*)[VECTORS]);
 
 #define PANEL_FUNCTION(name, type, compressed, rows)                                                            \
     static void name##_##rows(const char *x, int64_t stride, const panel_weights *w, const char *next,          \
-                              int64_t groups, vf (*sums)[2]) {                                                  \
-        panel_rows(rows, type, compressed, x, stride, w, next, groups, sums);                                   \
+                              int64_t groups, vf (*sums)[VECTORS]) {                                            \
+        panel_rows(rows <= MOST_ROWS ? rows : 1, type, compressed, x, stride, w, next, groups, sums);           \
     }
 #define PANEL_FUNCTIONS(name, type, compressed)                                                                 \
     PANEL_FUNCTION(name, type, compressed, 1) PANEL_FUNCTION(name, type, compressed, 2)                         \
@@ -122,7 +192,7 @@ typedef void panel_function(const char *, int64_t, const panel_weights *, const 
     PANEL_FUNCTION(name, type, compressed, 7) PANEL_FUNCTION(name, type, compressed, 8)                         \
     PANEL_FUNCTION(name, type, compressed, 9) PANEL_FUNCTION(name, type, compressed, 10)                        \
     PANEL_FUNCTION(name, type, compressed, 11) PANEL_FUNCTION(name, type, compressed, 12)                       \
-    static panel_function *const name[MOST_ROWS + 1] = {                                                        \
+    static panel_function *const name[12 + 1] = {                                                               \
         0,        name##_1, name##_2, name##_3, name##_4,  name##_5,  name##_6,                                 \
         name##_7, name##_8, name##_9, name##_10, name##_11, name##_12};
 
@@ -181,42 +251,43 @@ INLINE void panel_tiles(int two, int64_t dtype, int compressed, const char *x, i
 #endif
 
 /* From raw sums of one row and panel to the result: scales, bias, then store, add, or gate. */
-INLINE void finish(const athanor_op *op, int64_t row, int64_t panel, vf left, vf right) {
-    int64_t column = panel * PANEL;
-    if (op->dtype == TYPE_INT8) {
-        vf scale = splat(op->in_scale[row]);
-        vf whole_left = __builtin_convertvector((vi)left, vf), whole_right = __builtin_convertvector((vi)right, vf);
-        left = (whole_left - load(op->sums + column)) * scale * load(op->scale + column);
-        right = (whole_right - load(op->sums + column + 16)) * scale * load(op->scale + column + 16);
-    }
-    if (op->bias) {
-        left += load(op->bias + column);
-        right += load(op->bias + column + 16);
+INLINE void finish(const athanor_op *op, int64_t row, int64_t panel, vf *sums) {
+    const int64_t column = panel * PANEL;
+    float ready[PANEL] __attribute__((aligned(64)));
+    for (int v = 0; v < VECTORS; v++) {
+        const int64_t place = column + v * LANES;
+        if (op->dtype == TYPE_INT8) {
+            vf whole = __builtin_convertvector((vi)sums[v], vf);
+            sums[v] = (whole - load(op->sums + place)) * splat(op->in_scale[row]) * load(op->scale + place);
+        }
+        if (op->bias) sums[v] += load(op->bias + place);
     }
     if (op->mode == MODE_SWIGLU) {
-        int64_t inner = op->outputs / 2, first = panel * 16, count = least(16, inner - first);
-        vf gated = silu16(left) * right;
-        if (op->dtype == TYPE_BF16) {
+        const int64_t inner = op->outputs / 2, first = panel * 16, count = least(16, inner - first);
+        for (int v = 0; v < VECTORS / 2; v++) store(ready + v * LANES, silu_of(sums[v]) * sums[v + VECTORS / 2]);
+        if (fed_type(op->dtype) == TYPE_BF16) {
             uint16_t *to = (uint16_t *)op->out + row * padded_inputs(inner, TYPE_BF16) + first;
-            vh half = to_bf16(gated);
-            memcpy(to, &half, count * 2);
+            for (int64_t i = 0; i < count; i += LANES) {
+                vh half = to_bf16(load(ready + i));
+                memcpy(to + i, &half, 2 * least(LANES, count - i));
+            }
         } else {
-            memcpy((float *)op->out + row * inner + first, &gated, count * 4);
+            const int64_t stride = op->dtype == TYPE_BF16 ? padded_inputs(inner, TYPE_BF16) : inner;
+            memcpy((float *)op->out + row * stride + first, ready, count * 4);
         }
         return;
     }
     float *to = (float *)op->out + row * op->outputs + column;
-    float both[PANEL] __attribute__((aligned(64)));
-    int64_t count = least(PANEL, op->outputs - column);
+    const int64_t count = least(PANEL, op->outputs - column);
     if (count == PANEL) {
-        if (op->mode == MODE_ADD) left += load(to), right += load(to + 16);
-        store(to, left);
-        store(to + 16, right);
+        for (int v = 0; v < VECTORS; v++) {
+            if (op->mode == MODE_ADD) sums[v] += load(to + v * LANES);
+            store(to + v * LANES, sums[v]);
+        }
         return;
     }
-    store(both, left);
-    store(both + 16, right);
-    for (int64_t i = 0; i < count; i++) to[i] = op->mode == MODE_ADD ? to[i] + both[i] : both[i];
+    for (int v = 0; v < VECTORS; v++) store(ready + v * LANES, sums[v]);
+    for (int64_t i = 0; i < count; i++) to[i] = op->mode == MODE_ADD ? to[i] + ready[i] : ready[i];
 }
 
 typedef struct {
@@ -257,25 +328,29 @@ static void one_panel(const athanor_op *op, const shape *of, int64_t panel, int6
             TILES(0, TYPE_BF16, 0) TILES(1, TYPE_BF16, 0) TILES(0, TYPE_BF16, 1) TILES(1, TYPE_BF16, 1)
             TILES(0, TYPE_INT8, 0) TILES(1, TYPE_INT8, 0)
 #undef TILES
-            for (int64_t r = m; r < least(last, m + 32); r++)
-                finish(op, r, panel, load(sums + (r - m) * PANEL), load(sums + (r - m) * PANEL + 16));
+            for (int64_t r = m; r < least(last, m + 32); r++) {
+                vf own[VECTORS] = {load(sums + (r - m) * PANEL), load(sums + (r - m) * PANEL + LANES)};
+                finish(op, r, panel, own);
+            }
         }
         return;
     }
 #endif
     for (int64_t piece = 0; piece < pieces; piece++) {
         int64_t m = first + (last - first) * piece / pieces, end = first + (last - first) * (piece + 1) / pieces;
-        vf sums[MOST_ROWS][2];
-        const char *next = start + (pieces == 1 ? AHEAD : piece + 1 == pieces ? of->panel_bytes : 0);
+        vf sums[MOST_ROWS][VECTORS];
+        const int64_t ahead = end - m <= WHOLE_ROWS ? AHEAD : STRETCH_GROUPS * 128;
+        const char *next = start + (pieces == 1 ? ahead : piece + 1 == pieces ? of->panel_bytes : 0);
         panel_function *const *functions = w.palette ? panel_bf16c : of->functions;
         functions[end - m](x + m * of->x_stride, of->x_stride, &w, next, of->groups, sums);
-        for (int64_t r = m; r < end; r++) finish(op, r, panel, sums[r - m][0], sums[r - m][1]);
+        for (int64_t r = m; r < end; r++) finish(op, r, panel, sums[r - m]);
     }
 }
 
 void run_linear(const athanor_op *op, const context *at, int64_t rows) {
     int64_t padded = padded_inputs(op->inputs, op->dtype), item = item_bytes(op->dtype);
-    shape of = {.groups = padded * item / 4, .x_stride = padded * item, .panel_bytes = padded * item * PANEL};
+    shape of = {.groups = padded * item / 4, .x_stride = padded * fed_bytes(op->dtype),
+                .panel_bytes = padded * item * PANEL};
     if (op->palette) of.panel_bytes = of.panel_bytes / CHUNK_PLAIN * CHUNK_BYTES;
     of.functions = op->dtype == TYPE_BF16 ? panel_bf16 : op->dtype == TYPE_INT8 ? panel_int8 : panel_f32;
 #if defined(HAVE_AMX)

@@ -18,6 +18,7 @@
 
 typedef struct {
     int threads;
+    unsigned first;                   /* steps run before the newest threads were made */
     float *scratch[MOST_THREADS];
     const athanor_program *program;
     const athanor_step *step;
@@ -32,6 +33,8 @@ static pool shared;
 static void pause_once(void) {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -91,7 +94,7 @@ static void run_share(const athanor_program *program, const athanor_step *step, 
 
 static void *work_forever(void *argument) {
     int thread = (int)(intptr_t)argument;
-    unsigned seen = 0;
+    unsigned seen = shared.first;
     for (;;) {
         sleep_while(&shared.work, seen++);
         run_share(shared.program, shared.step, thread, shared.threads);
@@ -147,24 +150,31 @@ int athanor_run(const athanor_program *program, const athanor_step *step) {
     return 0;
 }
 
-/* Make the threads. Call once. Gives the number of threads, or 0 when they cannot be had. */
+/* Have as many threads, the caller's own among them: those that are missing are made, and none is ever taken away. Call
+ * while no step runs. Gives their number; another one than was asked for when there are more, or they cannot be had. */
 int athanor_start(int threads) {
-    if (shared.threads || threads < 1 || threads > MOST_THREADS) return shared.threads;
-    for (int i = 0; i < threads; i++) {
-        if (posix_memalign((void **)&shared.scratch[i], 64, SCRATCH_FLOATS * sizeof(float))) return 0;
-        memset(shared.scratch[i], 0, SCRATCH_FLOATS * sizeof(float));
-    }
+    if (threads < 1 || threads > MOST_THREADS) return shared.threads;
     probe_amx();
-    shared.threads = threads;
-    for (int i = 1; i < threads; i++) {
+    shared.first = atomic_load(&shared.work);
+    while (shared.threads < threads) {
+        const int number = shared.threads;
         pthread_t thread;
-        if (pthread_create(&thread, 0, work_forever, (void *)(intptr_t)i)) {
-            shared.threads = 0;
-            return 0;
+        if (posix_memalign((void **)&shared.scratch[number], 64, SCRATCH_FLOATS * sizeof(float))) break;
+        memset(shared.scratch[number], 0, SCRATCH_FLOATS * sizeof(float));
+        if (number) {
+            if (pthread_create(&thread, 0, work_forever, (void *)(intptr_t)number)) break;
+            pthread_detach(thread);
         }
-        pthread_detach(thread);
+        shared.threads = number + 1;
     }
-    return threads;
+    return shared.threads;
+}
+
+/* Give back the memory of a library whose only thread is the caller's; athanor_start makes it usable again. */
+void athanor_release(void) {
+    if (shared.threads != 1) return;
+    free(shared.scratch[0]);
+    shared.threads = 0;
 }
 
 /* Bytes that a program's structures have here, for the other side to compare; then the ABI's number. */
@@ -194,7 +204,7 @@ int athanor_probe(void) {
     int tiles = probe_amx();
     if (!survives(try_dots)) return 0;
     int dots = 0;
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(HAVE_DOT)
     dots = 2;
 #endif
     return 1 + dots + 4 * tiles;

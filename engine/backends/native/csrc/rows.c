@@ -17,7 +17,7 @@ INLINE void put(void *row, int64_t dtype, int64_t index, float value) {
         ((float *)row)[index] = value;
 }
 
-INLINE void put16(void *row, int64_t dtype, int64_t index, vf value) {
+INLINE void put_vector(void *row, int64_t dtype, int64_t index, vf value) {
     if (dtype == TYPE_BF16)
         store_bf16((uint16_t *)row + index, value);
     else
@@ -26,7 +26,7 @@ INLINE void put16(void *row, int64_t dtype, int64_t index, vf value) {
 
 /* One row of numbers to unsigned bytes around 128 with a scale of its own: value = (byte - 128) * scale. A row with a
  * number that is not finite gets the scale NaN, and so makes nothing but NaN. */
-static void quantise(const float *row, int64_t count, uint8_t *bytes, float *scale) {
+static void quantise(const float *row, int64_t count, void *to, float *scale) {
     float largest = 0, broken = 0;
     for (int64_t i = 0; i < count; i++) {
         float size = fabsf(row[i]);
@@ -38,7 +38,12 @@ static void quantise(const float *row, int64_t count, uint8_t *bytes, float *sca
     for (int64_t i = 0; i < count; i++) {
         float value = row[i] * inverse;
         value = value > 127.0f ? 127.0f : value < -127.0f ? -127.0f : value == value ? value : 0.0f;
-        bytes[i] = (uint8_t)((int32_t)nearbyintf(value) + 128);
+        int32_t whole = (int32_t)nearbyintf(value) + 128;
+#if defined(HAVE_DOT)
+        ((uint8_t *)to)[i] = (uint8_t)whole;
+#else
+        ((int16_t *)to)[(i & ~3) | (i & 1) << 1 | (i & 2) >> 1] = (int16_t)whole;
+#endif
     }
 }
 
@@ -46,8 +51,8 @@ void run_quantise(const athanor_op *op, const context *at, int64_t rows) {
     MY_ROWS(at, rows, first, last);
     int64_t stride = padded_inputs(op->inputs, TYPE_INT8);
     for (int64_t i = first; i < last; i++)
-        quantise((const float *)op->in + i * op->inputs, op->inputs, (uint8_t *)op->out + i * stride,
-                 op->out_scale + i);
+        quantise((const float *)op->in + i * op->inputs, op->inputs,
+                 (char *)op->out + i * stride * fed_bytes(TYPE_INT8), op->out_scale + i);
 }
 
 /* A row of a compressed table: its panel's chunks are expanded one after the other. */
@@ -112,18 +117,17 @@ void run_norm(const athanor_op *op, const context *at, int64_t rows) {
     for (int64_t i = first; i < last; i++) {
         const float *row = (const float *)op->in + (op->wanted ? at->step->wanted[i] : i) * width;
         vf parts = splat(0);
-        for (int64_t k = 0; k < whole; k += LANES) parts = fma16(load(row + k), load(row + k), parts);
-        float total = sum16(parts);
+        for (int64_t k = 0; k < whole; k += LANES) parts = fma_of(load(row + k), load(row + k), parts);
+        float total = sum_of(parts);
         for (int64_t k = whole; k < width; k++) total += row[k] * row[k];
         float factor = 1.0f / sqrtf(total / (float)width + (float)op->number);
-        int64_t dtype = op->dtype == TYPE_INT8 ? TYPE_F32 : op->dtype;
-        void *out = dtype == TYPE_BF16     ? (void *)((uint16_t *)op->out + i * stride)
-                    : op->dtype == TYPE_F32 ? (void *)((float *)op->out + i * stride)
-                                            : (void *)at->scratch;
+        int64_t dtype = op->dtype == TYPE_INT8 ? TYPE_F32 : fed_type(op->dtype);
+        char *fed = (char *)op->out + i * stride * fed_bytes(op->dtype);
+        void *out = op->dtype == TYPE_INT8 ? (void *)at->scratch : fed;
         for (int64_t k = 0; k < whole; k += LANES)
-            put16(out, dtype, k, load(row + k) * splat(factor) * load(gain + k));
+            put_vector(out, dtype, k, load(row + k) * splat(factor) * load(gain + k));
         for (int64_t k = whole; k < width; k++) put(out, dtype, k, row[k] * factor * gain[k]);
-        if (op->dtype == TYPE_INT8) quantise(out, width, (uint8_t *)op->out + i * stride, op->out_scale + i);
+        if (op->dtype == TYPE_INT8) quantise(out, width, fed, op->out_scale + i);
     }
 }
 
@@ -139,8 +143,8 @@ INLINE void rotate(float *head, const float *cosines, const float *sines, int64_
 INLINE void normalise(float *head, const float *gain, int64_t dim, float eps) {
     int64_t whole = dim / LANES * LANES;
     vf parts = splat(0);
-    for (int64_t d = 0; d < whole; d += LANES) parts = fma16(load(head + d), load(head + d), parts);
-    float total = sum16(parts);
+    for (int64_t d = 0; d < whole; d += LANES) parts = fma_of(load(head + d), load(head + d), parts);
+    float total = sum_of(parts);
     for (int64_t d = whole; d < dim; d++) total += head[d] * head[d];
     float factor = 1.0f / sqrtf(total / (float)dim + eps);
     for (int64_t d = 0; d < dim; d++) head[d] = head[d] * factor * gain[d];
@@ -180,11 +184,10 @@ void run_best(const athanor_op *op, const context *at, int64_t rows) {
         vf most = splat(-INFINITY), broken = splat(0);
         for (int64_t k = 0; k < whole; k += LANES) {
             vf value = load(row + k);
-            vi larger = value > most;
-            most = (vf)(((vi)value & larger) | ((vi)most & ~larger));
+            most = larger_of(value, most);
             broken += value * splat(0);
         }
-        float best = max16(most), odd = sum16(broken);
+        float best = most_of(most), odd = sum_of(broken);
         for (int64_t k = whole; k < width; k++) {
             best = row[k] > best ? row[k] : best;
             odd += row[k] * 0.0f;

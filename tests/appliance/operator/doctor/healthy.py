@@ -58,7 +58,7 @@ SERVICE = ServiceFacts(
     access=(Access(path="/etc/athanor/pepper", purpose="pepper", mode=0o600, secret=True),),
     policy=Policy(path="/etc/athanor/policy.yaml", digest="9f86d081884c7d65", tenants=("alpha", "beta")),
     models=(Model(name="qwen3-8b", weight_bytes=16 * GIB, kv_bytes=8 * GIB),),
-    kernels=Kernels(path="/var/lib/athanor/kernels"),
+    kernels=Kernels(path="/var/lib/athanor/kernels", best="x86-64-v4-dot"),
     image=Image(path="/usr/lib/athanor/image", digest="ab" * 32, pinned="ab" * 32),
     exporters=(Exporter(signal="traces", endpoint="http://collector:4318"),),
     running=Running(
@@ -69,6 +69,7 @@ SERVICE = ServiceFacts(
         policy_digest="9f86d081884c7d65",
         cgroup="cgroup v2: memory, cpu, pids",
     ),
+    threads=("15 threads: 16 physical cores, one is left for the sandbox's kernel and the gateway",),
 )
 
 FACTS = DoctorFacts(version="0.1.0", machine=MACHINE, service=SERVICE, config=SERVICE.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
 from dataclasses import asdict, replace
@@ -54,6 +55,8 @@ def test_the_demo_is_seen_as_it_is(state: Path) -> None:
     assert secret == {"key table": 0o600, "pepper": 0o600}
     assert found.disks[0].total > found.disks[0].free > 0
     assert any("audit log" in disk.purpose for disk in found.disks)
+    assert len(found.threads) == 1
+    assert re.match(r"\d+ threads?: .*the sandbox's kernel and the gateway$", found.threads[0])
 
 
 def test_faults_on_disk_are_seen(state: Path) -> None:

@@ -12,19 +12,15 @@ from hypothesis import strategies as st
 from engine.backends.native.abi import Kind, Mode
 from engine.backends.native.compression import MOST_PANEL_BYTES, compress
 from engine.backends.native.library import Library
-from engine.backends.native.manifest import processor_features
 from engine.backends.native.packing import Packed, pack
-from engine.backends.native.program import Builder
 from tests.engine.backends.native import reference
-from tests.engine.backends.native.test_operations import feed, run
+from tests.engine.backends.native.test_operations import VARIANTS, builder, feed, run
 
-VARIANTS = ["native", "no tiles"]
-"""Those that compress: undoing it takes AVX-512."""
 FEW = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
-Open = Callable[[str], Library]
+Open = Callable[..., Library]
 
 
 def trained(outputs: int, inputs: int, *, odd: int = 0) -> torch.Tensor:
@@ -38,10 +34,8 @@ def trained(outputs: int, inputs: int, *, odd: int = 0) -> torch.Tensor:
 
 
 def compressed(library: Library, packed: Packed) -> Packed:
-    """The weight compressed; skips on a processor that never compresses."""
+    """The weight compressed."""
     result = compress(library, packed)
-    if result.compression is None and "avx512bw" not in processor_features():
-        pytest.skip("this processor cannot expand in passing")
     assert result.compression is not None
     return result
 
@@ -51,14 +45,14 @@ def compressed(library: Library, packed: Packed) -> Packed:
 def test_every_bit_comes_back(open_kernels: Open, outputs: int, inputs: int, odd: int) -> None:
     """What is compressed has three quarters of the bytes and expands to the same bits, NaN and signs of zeros too."""
     packed = pack(trained(outputs, inputs, odd=odd % (outputs * inputs // 200 + 1)))
-    small = compressed(open_kernels("native"), packed)
+    small = compressed(open_kernels(), packed)
     assert small.weight.nbytes == packed.weight.nbytes * 3 // 4
     assert torch.equal(reference.expand(small).weight.view(torch.int16), packed.weight.view(torch.int16))
 
 
 def test_what_does_not_pay_stays_as_it_is(open_kernels: Open) -> None:
     """Weights of all exponents, of other dtypes, or with rows longer than a thread's scratch are left alone."""
-    library = open_kernels("native")
+    library = open_kernels()
     wild = torch.arange(-32_768, 32_768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
     for packed in (
         pack(wild),
@@ -67,13 +61,6 @@ def test_what_does_not_pay_stays_as_it_is(open_kernels: Open) -> None:
         pack(torch.zeros(1, MOST_PANEL_BYTES // 64 + 32, dtype=torch.bfloat16)),
     ):
         assert compress(library, packed) is packed
-
-
-def test_a_processor_that_cannot_expand_in_passing_keeps_weights_as_they_are(open_kernels: Open) -> None:
-    """Kernels compiled for AVX2 compress nothing; those for this machine compress the same weight."""
-    packed = pack(trained(64, 64))
-    compressed(open_kernels("native"), packed)
-    assert compress(open_kernels("no dot products"), packed) is packed
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -85,11 +72,11 @@ def test_products_are_the_same_bits(open_kernels: Open, variant: str, rows: int)
     packed = pack(
         trained(outputs, inputs, odd=40).nan_to_num(0.5, 3.0, -3.0), torch.randn(outputs, generator=generator)
     )
-    room, scale = feed(torch.randn(rows, inputs, generator=generator), torch.bfloat16)
+    room, scale = feed(library, torch.randn(rows, inputs, generator=generator), torch.bfloat16)
     results = []
     for weight in (packed, compressed(library, packed)):
         out = torch.zeros(rows, outputs)
-        build = Builder(max_tokens=rows, dtype=torch.bfloat16)
+        build = builder(library, rows, torch.bfloat16)
         build.linear(weight, (room.data_ptr(), scale.data_ptr()), out.data_ptr(), Mode.STORE)
         run(library, build.ops, tokens=rows)
         results.append(out)
@@ -99,12 +86,12 @@ def test_products_are_the_same_bits(open_kernels: Open, variant: str, rows: int)
 
 def test_an_embedding_reads_the_compressed_head(open_kernels: Open) -> None:
     """A table shared with the head gives the rows of its tokens exactly."""
-    library, vocab, width = open_kernels("native"), 700, 77
+    library, vocab, width = open_kernels(), 700, 77
     table = trained(vocab, width, odd=60).nan_to_num(0.5, 3.0, -3.0)
     packed = compressed(library, pack(table))
     tokens = torch.randint(vocab, (9,), generator=torch.Generator().manual_seed(1))
     out = torch.zeros(len(tokens), width)
-    build = Builder(max_tokens=len(tokens), dtype=torch.bfloat16)
+    build = builder(library, len(tokens), torch.bfloat16)
     build.add(
         Kind.EMBED,
         dtype=packed.dtype,
@@ -120,7 +107,7 @@ def test_an_embedding_reads_the_compressed_head(open_kernels: Open) -> None:
 
 def test_the_palette_is_bounded_by_the_room_for_patches(open_kernels: Open) -> None:
     """The library stops, and writes nothing behind the room it was given, when there are more patches than that."""
-    library = open_kernels("native")
+    library = open_kernels()
     packed = pack(trained(64, 64, odd=30))
     chunks = packed.weight.numel() // 1_024
     palette = torch.zeros(16, dtype=torch.uint8)

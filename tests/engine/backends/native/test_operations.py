@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
 
 import numpy as np
@@ -11,15 +12,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.backends.native import manifest
 from engine.backends.native.abi import Kind, Mode, Op, Program, Step
 from engine.backends.native.library import Library
-from engine.backends.native.packing import TYPES, interleave, pack, padded_inputs
+from engine.backends.native.packing import FED, FED_TO_DOTS, TYPES, interleave, pack, padded_inputs
 from engine.backends.native.program import Builder
 from engine.errors import ForeignBlockError
 from engine.model.layers.layers import quantise_rows
 from tests.engine.backends.native import reference
 
-VARIANTS = ["native", "no tiles", "no dot products"]
+EMULATED = [one.name for one in manifest.VARIANTS if one.machine == "aarch64" != platform.machine()]
+VARIANTS = [
+    *(variant.name for variant in manifest.variants_of(platform.machine())),
+    *(pytest.param(name, marks=pytest.mark.full) for name in EMULATED),
+]
+"""This machine's, and in the full form those that are emulated."""
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 FEW = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -27,7 +34,7 @@ FEW = settings(
 BLOCK = 5
 """Tokens of a block in these tests: no divisor of the kernels' tile."""
 
-Open = Callable[[str], Library]
+Open = Callable[..., Library]
 
 
 def run(
@@ -78,7 +85,7 @@ def draw(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def feed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def feed(library: Library, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows in the form of an operand, with room for whole tiles, and their scales."""
     count, width = x.shape
     room = torch.zeros(-(-count // 32) * 32, padded_inputs(width, dtype), dtype=torch.float32)
@@ -88,9 +95,24 @@ def feed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
         room = torch.full(room.shape, 128, dtype=torch.uint8)
         room[:count, :width] = (numbers.int() + 128).to(torch.uint8)
         scale[:count] = scales.flatten()
-        return room, scale
+        return (room if library.has_dot_products else swapped(room).to(torch.int16)), scale
     room[:count, :width] = x
-    return room.to(dtype), scale
+    return room.to(dtype).to(fed(library, dtype)), scale
+
+
+def fed(library: Library, dtype: torch.dtype) -> torch.dtype:
+    """What a product with weights of a dtype is fed by these kernels."""
+    return (FED_TO_DOTS if library.has_dot_products else FED)[dtype]
+
+
+def swapped(rows: torch.Tensor) -> torch.Tensor:
+    """The second and the third of each four numbers exchanged, as kernels without dot products have their bytes."""
+    return rows.unflatten(1, (-1, 4))[:, :, [0, 2, 1, 3]].flatten(1)
+
+
+def builder(library: Library, rows: int, dtype: torch.dtype) -> Builder:
+    """A builder of operations for these kernels."""
+    return Builder(max_tokens=rows, dtype=dtype, dots=library.has_dot_products)
 
 
 def weight_of(generator: torch.Generator, outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
@@ -116,13 +138,13 @@ def test_products(
     generator = torch.Generator().manual_seed(rows * inputs + outputs)
     weight, x = weight_of(generator, outputs, inputs, dtype), draw(generator, rows, inputs)
     bias = draw(generator, outputs) if biased else None
-    packed = pack(weight, bias, int8=dtype == torch.int8)
-    room, scale = feed(x, dtype)
+    packed, library = pack(weight, bias, int8=dtype == torch.int8), open_kernels(variant)
+    room, scale = feed(library, x, dtype)
     out = draw(generator, rows, outputs)
     before = out.clone() if mode is Mode.ADD else 0.0
-    build = Builder(max_tokens=rows, dtype=dtype)
+    build = builder(library, rows, dtype)
     build.linear(packed, (room.data_ptr(), scale.data_ptr()), out.data_ptr(), mode)
-    run(open_kernels(variant), build.ops, tokens=rows)
+    run(library, build.ops, tokens=rows)
     seen = reference.operand(weight.float(), dtype)
     expected = reference.linear(reference.operand(x, dtype), seen, bias) + before
     assert torch.allclose(out, expected, atol=2e-4, rtol=1e-5)
@@ -139,14 +161,14 @@ def test_gated_products(
     generator = torch.Generator().manual_seed(rows + inputs * inner)
     gate, up = (weight_of(generator, inner, inputs, dtype) for _ in range(2))
     x = draw(generator, rows, inputs)
-    packed = pack(interleave(gate, up), int8=dtype == torch.int8)
-    room, scale = feed(x, dtype)
+    packed, library = pack(interleave(gate, up), int8=dtype == torch.int8), open_kernels(variant)
+    room, scale = feed(library, x, dtype)
     wide = padded_inputs(inner, dtype) if dtype != torch.int8 else inner
-    out = torch.zeros(rows, wide, dtype=torch.float32 if dtype == torch.int8 else dtype)
-    build = Builder(max_tokens=rows, dtype=dtype)
+    out = torch.zeros(rows, wide, dtype=torch.float32 if dtype == torch.int8 else fed(library, dtype))
+    build = builder(library, rows, dtype)
     build.linear(packed, (room.data_ptr(), scale.data_ptr()), out.data_ptr(), Mode.SWIGLU)
     build.ops[0].outputs = 2 * inner
-    run(open_kernels(variant), build.ops, tokens=rows)
+    run(library, build.ops, tokens=rows)
     gate, up = (reference.operand(part.float(), dtype) for part in (gate, up))
     expected = reference.swiglu(reference.operand(x, dtype), gate, up)
     slack = 0.01 if dtype == torch.bfloat16 else 1e-4
@@ -162,8 +184,9 @@ def test_norms(open_kernels: Open, variant: str, dtype: torch.dtype, rows: int, 
     """Norm and rounding to the operand's dtype; 8-bit rows keep their own scale."""
     generator = torch.Generator().manual_seed(rows * width)
     x, gain = draw(generator, rows, width) * size, draw(generator, width)
-    build = Builder(max_tokens=rows, dtype=dtype)
-    room, scale = feed(torch.zeros(rows, width), dtype)
+    library = open_kernels(variant)
+    build = builder(library, rows, dtype)
+    room, scale = feed(library, torch.zeros(rows, width), dtype)
     build.add(
         Kind.NORM,
         dtype=TYPES[dtype],
@@ -174,9 +197,10 @@ def test_norms(open_kernels: Open, variant: str, dtype: torch.dtype, rows: int, 
         output=room.data_ptr(),
         out_scale=scale.data_ptr(),
     )
-    run(open_kernels(variant), build.ops, tokens=rows)
+    run(library, build.ops, tokens=rows)
     expected = reference.norm(x, gain, 1e-5)
-    seen = room[:rows, :width].float()
+    swap = dtype == torch.int8 and not library.has_dot_products
+    seen = (swapped(room) if swap else room)[:rows, :width].float()
     if dtype == torch.int8:
         seen = (seen - 128) * scale[:rows, None]
         assert ((seen - expected).abs() <= 0.51 * scale[:rows, None] + 1e-6).all()
@@ -199,7 +223,7 @@ def test_rotation_and_attention(
 ) -> None:
     """A sequence computed in chunks of any size over scattered blocks, beside a row of its own: keys and values land in
     their slots, and every token sees exactly what is before it."""
-    generator = torch.Generator().manual_seed(length * dim + chunk)
+    generator, library = torch.Generator().manual_seed(length * dim + chunk), open_kernels(variant)
     num_heads, kv_heads = heads
     width = (num_heads + 2 * kv_heads) * dim
     qkv = draw(generator, length, width)
@@ -216,12 +240,12 @@ def test_rotation_and_attention(
         shape = {"heads": num_heads, "kv_heads": kv_heads, "dim": dim}
         turned = {"cosines": cosines.data_ptr(), "sines": sines.data_ptr()}
         places = {"keys": cache[0].data_ptr(), "values": cache[1].data_ptr()}
-        build = Builder(max_tokens=end - start, dtype=torch.float32)
+        build = builder(library, end - start, torch.float32)
         build.add(Kind.ANGLES, dim=dim, number=1.5, weight=frequencies.data_ptr(), **turned)
         build.add(Kind.ROPE, input=part.data_ptr(), **shape, **places, **turned)
         build.add(Kind.ATTEND, number=dim**-0.5, input=part.data_ptr(), output=out.data_ptr(), **shape, **places)
         run(
-            open_kernels(variant),
+            library,
             build.ops,
             tokens=end - start,
             positions=positions,
@@ -264,15 +288,15 @@ def test_a_broken_row_of_8_bits_stays_alone(open_kernels: Open, variant: str) ->
     """A row with an infinity or a NaN makes NaN of its own outputs; its neighbours' are as without it, bit for bit."""
     generator = torch.Generator().manual_seed(5)
     x, weight = draw(generator, 6, 90), draw(generator, 40, 90)
-    packed = pack(weight, int8=True)
+    packed, library = pack(weight, int8=True), open_kernels(variant)
 
     def product(rows: torch.Tensor) -> torch.Tensor:
-        room, scale = feed(torch.zeros_like(rows), torch.int8)
+        room, scale = feed(library, torch.zeros_like(rows), torch.int8)
         out = torch.zeros(len(rows), 40)
-        build = Builder(max_tokens=len(rows), dtype=torch.int8)
+        build = builder(library, len(rows), torch.int8)
         build.add(Kind.QUANTISE, inputs=90, input=rows.data_ptr(), output=room.data_ptr(), out_scale=scale.data_ptr())
         build.linear(packed, (room.data_ptr(), scale.data_ptr()), out.data_ptr(), Mode.STORE)
-        run(open_kernels(variant), build.ops, tokens=len(rows))
+        run(library, build.ops, tokens=len(rows))
         return out
 
     sound = product(x)
@@ -289,7 +313,7 @@ def test_a_broken_row_of_8_bits_stays_alone(open_kernels: Open, variant: str) ->
 
 def test_a_step_that_names_what_does_not_exist_is_refused(open_kernels: Open) -> None:
     """A slot, row or block beyond the program's memory ends the call before anything is computed."""
-    library = open_kernels("native")
+    library = open_kernels()
     run(library, [], tokens=2)
     with pytest.raises(AssertionError, match="does not exist"):
         run(library, [], tokens=2, slots=np.array([0, 5_000]))

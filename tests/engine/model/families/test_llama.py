@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=["plain", "compiled"])
-def kernels(request: pytest.FixtureRequest, kernel_dir: Callable[[str], Path]) -> str:
+def kernels(request: pytest.FixtureRequest, kernel_dir: Callable[..., Path]) -> str:
     """Where the kernels are; empty for the plain path."""
-    return str(kernel_dir("native")) if request.param == "compiled" else ""
+    return str(kernel_dir()) if request.param == "compiled" else ""
 
 
 def run_mixed(runner: object, tokens: dict[int, list[int]], prompts: dict[int, int], chunk: int) -> None:
@@ -92,7 +92,7 @@ def test_garbage_in_free_blocks_changes_nothing(kernels: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_compiled_rows_are_bit_equal_alone_and_in_any_company(
-    kind: str, kernel_dir: Callable[[str], Path], tmp_path: Path
+    kind: str, kernel_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
     """On compiled kernels a sequence's logits are the same bits alone, beside seven others, and chunked otherwise."""
     save_reference(tmp_path, num_attention_heads=8, num_key_value_heads=2, hidden_size=64)
@@ -100,7 +100,7 @@ def test_compiled_rows_are_bit_equal_alone_and_in_any_company(
     tokens = random_tokens(lengths)
     lines = {row: [*line, 0] for row, line in tokens.items()}
     dtype = "float32" if kind == "int8" else kind
-    given = {"kernels": str(kernel_dir("native")), "int8": kind == "int8"}
+    given = {"kernels": str(kernel_dir()), "int8": kind == "int8"}
     together, recorder = load_runner(tmp_path, lines, dtype, **given)
     run_mixed(together, {row: line[:-1] for row, line in tokens.items()}, dict.fromkeys(range(8), 20), chunk=7)
     for row in (0, 3):
@@ -114,13 +114,13 @@ def test_compiled_rows_are_bit_equal_alone_and_in_any_company(
 
 @pytest.mark.parametrize("backend", ["plain", "compiled"])
 def test_an_outlier_of_a_neighbour_moves_no_number_of_an_8_bit_model(
-    backend: str, kernel_dir: Callable[[str], Path], tmp_path: Path
+    backend: str, kernel_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
     """W8A8 scales activations by row: with a neighbour whose numbers are a thousand times larger, or too large to be
     squared, the others' logits are the same bits. Control: the neighbour's own are not."""
     reference = save_reference(tmp_path)
     tokens = random_tokens({0: 30, 1: 30, 2: 30})
-    kernels = str(kernel_dir("native")) if backend == "compiled" else ""
+    kernels = str(kernel_dir()) if backend == "compiled" else ""
 
     def logits_with(factor: float) -> dict[tuple[int, int], torch.Tensor]:
         with torch.no_grad():
@@ -144,11 +144,11 @@ def test_an_outlier_of_a_neighbour_moves_no_number_of_an_8_bit_model(
 
 
 @pytest.mark.parametrize("backend", ["plain", "compiled"])
-def test_8_bit_logits_stay_near(backend: str, kernel_dir: Callable[[str], Path], tmp_path: Path) -> None:
+def test_8_bit_logits_stay_near(backend: str, kernel_dir: Callable[..., Path], tmp_path: Path) -> None:
     """W8A8 of a random model: logits differ from float32 by a few hundredths of their spread, and do differ."""
     reference = save_reference(tmp_path)
     tokens = random_tokens({0: 40})
-    kernels = str(kernel_dir("native")) if backend == "compiled" else ""
+    kernels = str(kernel_dir()) if backend == "compiled" else ""
     runner, recorder = load_runner(tmp_path, {0: [*tokens[0], 0]}, kernels=kernels, int8=True)
     run_mixed(runner, {0: tokens[0][:-1]}, {0: 20}, chunk=9)
     with torch.no_grad():

@@ -1,0 +1,88 @@
+"""Threads of an engine: how many, on which processors, and why. Pure.
+
+An engine computes with one thread for each physical core: hyper-threads share a core's arithmetic units, and threads
+that meet at barriers wait for the slowest. One core is left free when there are several, because the sandbox's kernel
+and the gateway must be quick; where there are two with hyper-threads, their second threads serve instead, since one
+core of two is half of the machine. On a machine with several NUMA nodes an engine stays on one: memory belongs to the
+node whose thread touches it first, so that weights and KV are then local to all threads that read them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from isolation.host.cores import Cores, Cpu
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """Threads of one program in a sandbox."""
+
+    count: int
+    """Compute threads, at least one."""
+    cpus: tuple[int, ...] = ()
+    """Processors that the sandbox is pinned to; empty: all that the supervisor may use."""
+    reason: str = ""
+    """Why the number is what it is, as one line for people; empty where there was no choice."""
+
+
+SINGLE_THREAD = ThreadPlan(1)
+"""Plan of a program that computes in one thread, such as a text sandbox's."""
+
+
+def plan_threads(machine: Cores, limit: float = 0.0, place: int = 0) -> ThreadPlan:
+    """Plan the threads of an engine.
+
+    Args:
+        machine: processors that the supervisor may use, and its quota.
+        limit: most cores of the sandbox (``sandbox.cores``); 0: no limit.
+        place: position of the engine among the engines, which take the nodes in turn.
+    """
+    nodes = _by_node(machine.cpus)
+    cpus = nodes[place % len(nodes)]
+    cores = len({cpu.core for cpu in cpus})
+    what = _describe(machine, cpus, cores, several=len(nodes) > 1)
+    bounds = [(cores, what), *_limits(machine.quota, limit, what)]
+    usable, why = min(bounds, key=lambda bound: bound[0])
+    if usable == 2 and cores == 2 and len(cpus) == 4:
+        count, rest = 2, "their second threads are left for"
+    else:
+        count, rest = max(1, usable - 1), "one is left for" if usable > 1 else "shared with"
+    reason = f"{_plural(count, 'thread')}: {why}, {rest} the sandbox's kernel and the gateway"
+    return ThreadPlan(count, tuple(cpu.number for cpu in cpus) if len(nodes) > 1 else (), reason)
+
+
+def _by_node(cpus: tuple[Cpu, ...]) -> list[tuple[Cpu, ...]]:
+    """Group processors by node; the node with the most physical cores first, then the one with the lower number."""
+    nodes: dict[int, list[Cpu]] = defaultdict(list)
+    for cpu in cpus:
+        nodes[cpu.node].append(cpu)
+    order = sorted(nodes, key=lambda node: (-len({cpu.core for cpu in nodes[node]}), node))
+    return [tuple(nodes[node]) for node in order]
+
+
+def _describe(machine: Cores, cpus: tuple[Cpu, ...], cores: int, *, several: bool) -> str:
+    notes = []
+    if len(cpus) > cores:
+        notes.append(f"{len(cpus)} hyper-threads")
+    if len(machine.cpus) < machine.online:
+        notes.append(f"{len(machine.cpus)} of {machine.online} processors are allowed")
+    node = f" of NUMA node {cpus[0].node}" if several else ""
+    return f"{_plural(cores, 'physical core')}{node}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _limits(quota: float | None, limit: float, what: str) -> Iterator[tuple[int, str]]:
+    """Bounds beside the number of cores, each with its reason. A part of a core is none: a thread that gets half of one
+    would keep all others waiting at each barrier."""
+    if quota is not None:
+        whole = max(1, int(quota))
+        yield whole, f"a cgroup quota of {quota:g} cores allows {whole} of {what}"
+    if limit:
+        whole = max(1, int(limit))
+        yield whole, f"sandbox.cores {limit:g} allows {whole} of {what}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
