@@ -8,6 +8,10 @@ zeros. torch's fused attention works through keys in stretches of that width, so
 roundings; what it cannot compute (soft-caps, sinks, values of another width than keys) goes through the same stretches
 here.
 
+Rows of queries, keys and values are padded to whole cache lines: on some processors a product rounds in another order
+where its operands begin elsewhere within a line (MKL on AMD, widths that are no multiple of 4), and a row's place in a
+tile, or its block's, would then show in its numbers.
+
 Shape suffixes as in ``engine.backends.attention``; N is ``TILE``.
 """
 
@@ -28,6 +32,10 @@ TILE = 16
 
 STRETCH = 512
 """Positions that torch's fused attention takes at a time on a CPU (``kvSplitSize``)."""
+
+
+LINE_BYTES = 64
+"""Bytes of a cache line, and of the widest register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,7 @@ class TileAttention:
         q_nkgd = q_nhd.reshape(TILE, k_nkd.shape[1], -1, q_nhd.shape[2])
         blocks, mask = reach.blocks, reach.mask
         if len(blocks) == 1:
-            keys, values = self._gather(place, blocks, tile.length)
-            return _attend(q_nkgd, keys.expand(TILE, -1, -1, -1), values.expand(TILE, -1, -1, -1), mask, rule)
+            return _attend(q_nkgd, *self._gather(place, blocks, tile.length), mask, rule)
         # As many tokens at a time as the gather buffers hold: each is computed by itself in any case.
         room = storage.gather_blocks * storage.layout.block_size
         step = max(1, room // (blocks.shape[1] * storage.keys[place].shape[1]))
@@ -90,27 +97,40 @@ class TileAttention:
 
 
 def _attend(q_bkgd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
-    """Attention of each token by itself; gives ``(B, H * V)``."""
-    if rule.plain and k_bksd.shape[3] == v_bksv.shape[3]:
-        result = F.scaled_dot_product_attention(q_bkgd, k_bksd, v_bksv, attn_mask=mask, scale=rule.scale)
-    else:
-        result = _weigh(q_bkgd, k_bksd, v_bksv, mask, rule)
-    return result.reshape(len(q_bkgd), -1)
+    """Attention of each token by itself, to keys and values of its own or of all; gives ``(B, H * V)``."""
+    rows, width = len(q_bkgd), v_bksv.shape[3]
+    attend = _fused if rule.plain and k_bksd.shape[3] == width else _weigh
+    result = attend(_lined(q_bkgd), k_bksd, v_bksv, mask, rule)
+    return result[..., :width].reshape(rows, -1)
+
+
+def _lined(rows: Tensor) -> Tensor:
+    """Rows padded with zeros to whole cache lines, where they are not."""
+    missing = -rows.shape[-1] % (LINE_BYTES // rows.itemsize)
+    return F.pad(rows, (0, missing)) if missing else rows
+
+
+def _fused(q_bkgd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
+    """Attention by torch's own kernel."""
+    keys, values = (_lined(one).expand(len(q_bkgd), -1, -1, -1) for one in (k_bksd, v_bksv))
+    return F.scaled_dot_product_attention(q_bkgd, keys, values, attn_mask=mask, scale=rule.scale)
 
 
 def _weigh(q_bkgd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
     """Compute attention piece by piece with a running maximum (Milakov and Gimelshein, arXiv 1805.02867), in
     float32."""
-    rows, heads, group, _ = q_bkgd.shape
+    (rows, heads, group, _), line = q_bkgd.shape, LINE_BYTES // q_bkgd.itemsize
     most = torch.full((rows, heads, group, 1), torch.finfo(torch.float32).min)
     if rule.sinks is not None:
         most = rule.sinks.float().view(1, heads, group, 1).expand(rows, -1, -1, -1)
     # A sink takes part in the sum and brings no value.
     whole = torch.zeros_like(most) if rule.sinks is None else torch.ones_like(most)
-    result = torch.zeros(rows, heads, group, v_bksv.shape[3])
+    result = torch.zeros(rows, heads, group, -(-v_bksv.shape[3] // line) * line)
     for start in range(0, k_bksd.shape[2], STRETCH):
         part = slice(start, start + STRETCH)
-        scores = torch.matmul(q_bkgd, k_bksd[:, :, part].transpose(2, 3)).float().mul_(rule.scale)
+        # Contiguous in any case: a product transposes what is expanded in another way than what is not.
+        keys, values = (_lined(one[:, :, part]).expand(rows, -1, -1, -1).contiguous() for one in (k_bksd, v_bksv))
+        scores = torch.matmul(q_bkgd, keys.transpose(2, 3)).float().mul_(rule.scale)
         if rule.cap:
             scores.div_(rule.cap).tanh_().mul_(rule.cap)
         scores += mask[..., part].float()
@@ -118,6 +138,6 @@ def _weigh(q_bkgd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor, rule: A
         weights = torch.exp(scores - larger)
         fade = torch.exp(most - larger)
         whole = whole * fade + weights.sum(-1, keepdim=True)
-        result = result * fade + torch.matmul(weights.to(v_bksv.dtype), v_bksv[:, :, part]).float()
+        result = result * fade + torch.matmul(weights.to(values.dtype), values).float()
         most = larger
     return (result / whole).to(q_bkgd.dtype)

@@ -27,6 +27,10 @@ from engine.model.layers.decoder import Decoder
 PROBE_PLACES = (0, 1, 6, 7, TILE - 1)
 """Places of a tile at which ``is_exact`` looks: ends, and where kernels of 6, 7 or 8 rows meet."""
 
+PROBE_CONTEXT = 24
+"""Tokens that the probes of ``is_exact`` attend to: to a single one every score gives the weight 1, and an order of
+roundings in the scores would not show."""
+
 
 class _Part(NamedTuple):
     """Tokens ``start .. stop`` of a step, at most ``TILE``; of one prompt or of decoding rows."""
@@ -78,7 +82,7 @@ class Tiles:
         for place in PROBE_PLACES:
             token_ids = draw.integers(0, vocab, TILE)
             token_ids[place] = vocab // 2
-            arrays = _probe(token_ids, layout.tables)
+            arrays = _probe(token_ids, layout.tables, self._model.config.max_positions)
             logits = self._compute(arrays, _Part(0, TILE, prompt=False), np.arange(TILE))
             seen.add(logits[place].float().numpy().tobytes())
         return len(seen) == 1
@@ -151,15 +155,16 @@ def _padded(values: Ints) -> Ints:
     return padded
 
 
-def _probe(token_ids: Ints, groups: tuple[KvGroup, ...]) -> StepArrays:
-    """A tile of first tokens that are written nowhere and attend to the null block."""
+def _probe(token_ids: Ints, groups: tuple[KvGroup, ...], most: int) -> StepArrays:
+    """A tile of tokens that are written nowhere and attend to the null block, again and again."""
     zeros = np.zeros(TILE, dtype=np.int64)
+    context = min(PROBE_CONTEXT, most)
     return StepArrays(
         token_ids=token_ids,
-        positions=zeros,
+        positions=np.full(TILE, context - 1),
         slots=(zeros[:0],) * len(groups),
         rows=zeros,
-        tables=tuple(BlockTables(1, 1, group.block_size) for group in groups),
+        tables=tuple(BlockTables(1, context, group.block_size) for group in groups),
         stamps=zeros[:0],
         wanted=np.arange(TILE),
         num_decode=TILE,
