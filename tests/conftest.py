@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+"""No example is timed: on a busy machine the first one of a run takes any time."""
 
 os.environ["OMP_WAIT_POLICY"] = "passive"
 """For torch's threads, before it is loaded: beside another worker a thread that spins until the others are there takes
