@@ -34,7 +34,7 @@ SHORT, FULL = 300, 100_000
 """Number of mutations, all kinds together, in the short and the full form."""
 
 ENTRIES, BATCH = 48, 4
-"""Of the check's log: small, so that the full form comes to each place of it many times, in minutes."""
+"""Size of the check's log: small, so that the full form comes to each place of it many times, in minutes."""
 
 SEED = 10
 SMALL_SEGMENT = 3_000

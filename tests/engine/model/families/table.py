@@ -109,7 +109,9 @@ FAMILIES: dict[str, Row] = {
         ranks=("window 8",),
         full=("linear, mqa", "five to one", "gqa 4"),
     ),
-    "granite": Row("Granite", GRANITE_CASES, ranks=("all", "tied, mqa"), full=("none", "gqa 3", "tied, mqa")),
+    "granite": Row(
+        "Granite", GRANITE_CASES, compiled=("none",), ranks=("all", "tied, mqa"), full=("none", "gqa 3", "tied, mqa")
+    ),
     "olmo2": Row("Olmo2", OLMO2_CASES, ranks=("gqa 2", "mha", "mqa"), full=("mha", "gqa 3, yarn")),
     "phi3": Row(
         "Phi3",
