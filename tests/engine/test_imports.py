@@ -20,6 +20,7 @@ ALLOWED = {
     "backends/native/abi.py": {"ctypes"},
     "backends/native/library.py": {"ctypes"},
     "backends/native/program.py": {"ctypes"},
+    "backends/native/trial.py": {"ctypes"},
 }
 """Modules that may use one of them: to attach to the host, to open kernels, to lock down, to trim the heap."""
 JSON_READERS = {

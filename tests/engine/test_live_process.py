@@ -49,6 +49,7 @@ ALLOWED = {
     "engine.backends.native.abi": {"ctypes"},
     "engine.backends.native.library": {"ctypes"},
     "engine.backends.native.program": {"ctypes"},
+    "engine.backends.native.trial": {"ctypes"},
     "engine.model.checkpoint.config": {"json"},
     "engine.model.checkpoint.safetensors": {"json"},
 }

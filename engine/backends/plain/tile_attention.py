@@ -37,6 +37,9 @@ STRETCH = 512
 LINE_BYTES = 64
 """Bytes of a cache line, and of the widest register."""
 
+GROUP = 8
+"""Queries of a key-value head are padded to a multiple of this in torch's fused attention."""
+
 
 @dataclass(frozen=True, slots=True)
 class TileReach:
@@ -111,9 +114,15 @@ def _lined(rows: Tensor) -> Tensor:
 
 
 def _fused(q_bkgd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
-    """Attention by torch's own kernel."""
+    """Attention by torch's own kernel.
+
+    Its threads have their buffers one behind the other, each as long as the number of queries says: eight make every
+    thread's begin at a cache line, and so a row's numbers do not tell which thread has computed it.
+    """
+    group = q_bkgd.shape[2]
+    padded = F.pad(q_bkgd, (0, 0, 0, -group % GROUP))
     keys, values = (_lined(one).expand(len(q_bkgd), -1, -1, -1) for one in (k_bksd, v_bksv))
-    return F.scaled_dot_product_attention(q_bkgd, keys, values, attn_mask=mask, scale=rule.scale)
+    return F.scaled_dot_product_attention(padded, keys, values, attn_mask=mask, scale=rule.scale)[:, :, :group]
 
 
 def _weigh(q_bkgd: Tensor, k_bksd: Tensor, v_bksv: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:

@@ -60,9 +60,12 @@ WINDOWS = (
     ("layers", tuple(layer for reach in REACHES for layer in uniform_layers(1, 2, 8, reach))),
 )
 WIDE = (("num_heads", 8), ("num_kv_heads", 2), ("head_dim", 16), ("hidden_size", 128), ("intermediate_size", 288))
+ALONE = (("num_heads", 2), ("num_kv_heads", 2), ("head_dim", 16))
+"""A head of its own for each query: torch's threads then have buffers of an odd length."""
 SETTINGS = [
     Setting("plain"),
     Setting("plain odd two threads", threads=2, shape=ODD),
+    Setting("plain alone two threads", threads=2, shape=ALONE),
     Setting("plain bf16", dtype=torch.bfloat16, shape=WIDE),
     Setting("plain int8", quantization="int8"),
     Setting("plain windows", shape=WINDOWS),
