@@ -84,8 +84,11 @@ def test_kernels_of_another_build_are_refused(kernel_dir: Callable[..., Path], t
     """Other sources and another file are told; where one library is damaged the next best is taken."""
     folder = copy(kernel_dir(), tmp_path)
     runnable = [one.variant for one in open_libraries(str(folder))]
-    (folder / f"kernels-{runnable[0]}.so").write_bytes(b"other")
-    assert [one.variant for one in open_libraries(str(folder))] == runnable[1:] or len(runnable) == 1
+    path = folder / f"kernels-{runnable[0]}.so"
+    path.unlink()  # the process has mapped it: what is written over would be read
+    path.write_bytes(b"other")
+    if runnable[1:]:
+        assert [one.variant for one in open_libraries(str(folder))] == runnable[1:]
     with pytest.raises(UnusableKernelsError, match="not the file"):
         open_library(str(folder), 2, runnable[0])
     edit(folder, "sources ", "sources 0")
