@@ -29,7 +29,7 @@ class MachineCard:
     best_kernel_variant: str | None = None
     """The best variant of the compiled kernels whose features the processor has; empty where it has those of none."""
     cgroup_cpu_cores: float | None = None
-    """Cores that the cgroup of this process may use; 0: no limit."""
+    """Cores that the cgroup of this process may use; 0: no limit that can be seen."""
     cgroup_version: int | None = None
     """Version of the cgroup hierarchy that limits processor time; 0: none is mounted."""
     date: str | None = None

@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
@@ -16,7 +15,8 @@ from appliance.operator.bench.machine_card import MachineCard
 from appliance.operator.bench.processor import look_at_processor, memory_gib
 from isolation.errors import RuntimeNotFoundError
 from isolation.gvisor.runsc import find_runsc
-from isolation.host.cgroup_tree import parse_mountinfo, parse_own_groups
+from isolation.host.cgroup_tree import parse_mountinfo
+from isolation.host.cores import read_quota
 from isolation.host.process import MINIMAL_ENVIRONMENT, run
 
 SPEED_TIMEOUT_S = 300.0
@@ -75,39 +75,10 @@ def record(note: str) -> MachineCard:
 
 def cgroup_limit(root: Path = ROOT) -> tuple[int, float]:
     """Read the version of the hierarchy that limits processor time (0: none is mounted), and the cores that this
-    process's group and those above it allow (0: no limit)."""
+    process's group and those above it allow (0: no limit that can be seen)."""
     mounts = parse_mountinfo(_read(root / "proc/self/mountinfo"))
-    own = parse_own_groups(_read(root / "proc/self/cgroup"))
-    controller = "cpu" if "cpu" in mounts else ""
-    if controller not in mounts:
-        return 0, 0.0
-    version = 1 if controller else 2
-    limits = [
-        limit
-        for group in _groups(root, mounts[controller], own.get(controller, "/"))
-        if (limit := _limit(group, version))
-    ]
-    return version, min(limits, default=0.0)
-
-
-def _groups(root: Path, mount: tuple[str, Path], own: str) -> Iterator[Path]:
-    """Directories of a group and of all above it, up to the mount point."""
-    top, point = mount
-    below = Path(os.path.relpath(own, top))
-    # A group outside of what is mounted, as a container may see it: only the mount itself can be read.
-    below = Path() if ".." in below.parts else below
-    for part in (below, *below.parents):
-        yield root / point.relative_to("/") / part
-
-
-def _limit(group: Path, version: int) -> float:
-    """Cores that one group allows; 0 without a limit of its own."""
-    if version == 2:
-        words = _read(group / "cpu.max").split()
-    else:
-        words = [_read(group / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    quota, period = (int(word) if word.isdigit() else 0 for word in (*words, "", "")[:2])
-    return round(quota / period, 2) if quota and period else 0.0
+    version = 1 if "cpu" in mounts else 2 if "" in mounts else 0
+    return version, round(read_quota(root) or 0.0, 2)
 
 
 def _memory_speed() -> MemorySpeed:

@@ -174,14 +174,14 @@ MOUNT_1 = "31 1 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
                 "proc/self/cgroup": "0::/\n",
                 "sys/fs/cgroup/cpu.max": "50000 100000\n",
             },
-            (2, 0.5),
+            (2, 0.0),
         ),
     ],
 )
 def test_the_least_limit_of_a_group_and_those_above_counts(
     files: dict[str, str], expected: tuple[int, float], tmp_path: Path
 ) -> None:
-    """No cgroups, no limit, version 2 with the limit above, version 1, and a container's view of a group outside."""
+    """No cgroups, no limit, version 2 with the limit above, version 1; a group that is not mounted tells none."""
     assert cgroup_limit(write(tmp_path, files)) == expected
 
 

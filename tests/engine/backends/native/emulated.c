@@ -1,5 +1,5 @@
 /* Runs one step of a program that lies in another process's memory, of which the parts that it names were copied to a
- * file: for kernels of a processor that this machine has not, under an emulator.
+ * file: for kernels of a processor that this machine is not, under an emulator.
  *
  * The file holds a header, the regions' addresses there, and their bytes. Pointers of the structures are moved to where
  * the regions lie here. Afterwards the bytes are written back, and the answer of athanor_run is the exit status.
