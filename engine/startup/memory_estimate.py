@@ -2,8 +2,9 @@
 
 Three parts: weights in the form in which they are multiplied, the KV cache, and buffers. What a step needs for a moment
 is counted among the buffers, since an engine keeps what it once took: the larger of what layers and sampler take for a
-moment. Not counted is what the process holds without a model: the interpreter and
-its libraries, with what oneDNN sets up for 16-bit products on the plain path (some 15 MiB).
+moment. Not counted is what the process holds without a model: the interpreter and its libraries, with what oneDNN sets
+up for 16-bit products on the plain path (some 15 MiB) and the copies of operands that MKL keeps from one product to the
+next (up to 6 MiB a thread).
 
 Memory of loading is given back (``engine.startup.load.release_free_memory``): packing a matrix takes its copy before
 the old form is freed, and the heap would keep as much as the largest matrices of a model.

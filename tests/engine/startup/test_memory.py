@@ -32,10 +32,11 @@ WIDE = LARGE | {"vocab_size": 100_000}
 
 PROBE = """
 import gc, json, sys
+import torch
 sys.path.insert(0, sys.argv[1])
 from engine.config import EngineConfig
 from engine.backends.common.loading import form_of
-from engine.startup.load import load_engine
+from engine.startup.load import load_engine, release_free_memory
 from engine.startup.memory_estimate import predict_memory
 
 def held():
@@ -44,6 +45,11 @@ def held():
 
 config = EngineConfig(model_dir=sys.argv[2], model_digest="00", kernels=sys.argv[3], kv_bytes=int(sys.argv[4]),
                       max_num_seqs=8, max_num_batched_tokens=64, dtype=sys.argv[5])
+# What libraries keep for products is theirs, whatever the model: once large products were made, it grows no more.
+for dtype in (torch.float32, torch.bfloat16):
+    for rows in (1, 16, 64):
+        torch.nn.functional.linear(torch.ones(rows, 512, dtype=dtype), torch.ones(8192, 512, dtype=dtype))
+release_free_memory()
 before = held()
 engine = load_engine(config)
 gc.collect()
@@ -81,8 +87,9 @@ def test_what_is_predicted_is_held(
     backend: str, dtype: str, shape: dict[str, int], kernel_dir: Callable[..., Path], root: Path, tmp_path: Path
 ) -> None:
     """An engine with 95 MiB of weights in float32, or 240 in bfloat16, and 32 MiB of KV holds what was predicted,
-    within one in a hundred, beside what a tiny one holds (libraries, threads); control: a fortieth less predicted would
-    not be within it. Of the full counts: what else runs on the machine can move a heap's holes by two in a hundred."""
+    within two in a hundred, beside what a tiny one holds (libraries, threads); control: a twentieth less predicted
+    would not be within it. A heap's holes move with what the kernels' trial had time for: by 4 MiB between equal runs.
+    """
     kernels = str(kernel_dir()) if backend == "compiled" else ""
     results = []
     for name, fields, kv_bytes in (("tiny", {}, MIB), ("large", shape, 32 * MIB)):
@@ -94,5 +101,5 @@ def test_what_is_predicted_is_held(
     grown, predicted = large["held"] - tiny["held"], large["need"] - tiny["need"]
     assert 31 * MIB < large["kv"] <= 32 * MIB
     print(f"{backend} {dtype}: {100 * (predicted - grown) / grown:+.2f} %")
-    assert abs(predicted - grown) < grown / 100, results
-    assert abs(predicted * 39 / 40 - grown) > grown / 100
+    assert abs(predicted - grown) < grown / 50, results
+    assert abs(predicted * 19 / 20 - grown) > grown / 50
