@@ -5,7 +5,8 @@
 Three sources are tried in this order, each announced:
 
 1. an existing runsc: in the target directory, then on PATH;
-2. gVisor's own release, pinned by version and SHA-512;
+2. gVisor's own release, pinned by version and SHA-512: an archive of ``runsc`` and the programs that it starts from the
+   folder ``gvisor-bin`` beside it (since the summer of 2026; issue 13718 of google/gvisor);
 3. Debian's package of a newer release than this machine's, downloaded by apt with the machine's own settings (mirror,
     proxy, keys), pinned by SHA-256. The machine's apt state is unchanged; no root needed.
 
@@ -23,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -33,14 +35,24 @@ from pathlib import Path
 MIN_VERSION = 20_240_701
 """Release date of the oldest usable runsc; equal to the number in isolation.gvisor.runsc."""
 
-RELEASE = "20260420.0"
-RELEASE_URL = "https://storage.googleapis.com/gvisor/releases/release/{release}/{machine}/runsc"
+RELEASE = "20260928.0"
+RELEASE_URL = "https://storage.googleapis.com/gvisor/releases/release/{release}/{machine}/gvisor.tar.bz2"
 RELEASE_SHA512 = {
     "x86_64": (
-        "9efeefada7b9a7bcc21dc3a1ad3531d11dfac267808cced45d047aab742f15ec"
-        "b91b2bb635dea78a4ae36817f76e5ed223b7ad80f3165f15dd24de9b0c95726f"
-    )
+        "c8d3a9fd4d4c4f5b8ff213caa4517356be128d18659ec4cde37828fe797f61a9"
+        "725a602a846c81a8ed19c057a996515d31c081eba343ed4613a89951ba32ed59"
+    ),
+    "aarch64": (
+        "926538a4f20056d44838f230297ecec9192db2562e2523a207295f706b761267"
+        "25f2ff7b4e59d747147510c5714057eeec862a0f77d43bf625746592b5f51b00"
+    ),
 }
+SIDECARS = "gvisor-bin"
+"""Folder beside runsc with the programs that it starts."""
+SENTRY = "gvisor_sentry"
+"""The one of them that is every sandbox's kernel."""
+SIDECARS_SINCE = 20_260_831
+"""Release date from which runsc comes with that folder; equal to the number in isolation.gvisor.runsc."""
 CONNECT_TIMEOUT_S = 8
 """Seconds after which an unreachable network is given up."""
 
@@ -50,8 +62,8 @@ DEBIAN_SHA256 = {"x86_64": "3c25a5130dfac2f71237d5baad56ac86a255de87a0400f11b36a
 APT_TIMEOUT_S = 300
 
 _CHUNK_BYTES = 1 << 20
-_MAX_BYTES = 256 << 20
-"""Largest download in bytes; no runsc is larger."""
+_MAX_BYTES = 512 << 20
+"""Largest download in bytes, and largest program in one; an archive of 2026 has some 120 MB."""
 
 
 class StepError(Exception):
@@ -67,7 +79,7 @@ def version_of(path: Path) -> int:
     """Return the release date of a runsc.
 
     Raises:
-        StepError: it does not run, reports no date, or is too old.
+        StepError: it does not run, reports no date, is too old, or lacks the programs that it starts.
     """
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True)
@@ -78,6 +90,8 @@ def version_of(path: Path) -> int:
         raise StepError(f"{path} tells no release date")
     if int(match[1]) < MIN_VERSION:
         raise StepError(f"{path} is of {match[1]}; {MIN_VERSION} or newer is needed")
+    if int(match[1]) >= SIDECARS_SINCE and not (path.resolve().parent / SIDECARS / SENTRY).exists():
+        raise StepError(f"{path} lacks {SIDECARS}/{SENTRY} beside it, without which it starts no sandbox")
     return int(match[1])
 
 
@@ -89,6 +103,19 @@ def install(source: Path, into: Path) -> None:
     new.chmod(0o755)
     version_of(new)
     os.replace(new, into / "runsc")
+
+
+def install_folder(source: Path, into: Path, name: str) -> None:
+    """Put a release's folder into the target directory, then link its runsc there atomically: a runsc never stands
+    beside the programs of another release. Folders of other releases stay, since a running sandbox may use one."""
+    into.mkdir(parents=True, exist_ok=True)
+    folder = into / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source, folder)
+    version_of(folder / "runsc")
+    link = into / f".runsc.{os.getpid()}"
+    link.symlink_to(Path(name, "runsc"))
+    os.replace(link, into / "runsc")
 
 
 def from_this_machine(into: Path, scratch: Path) -> str:
@@ -115,19 +142,59 @@ def from_gvisor(into: Path, scratch: Path) -> str:
         raise StepError(f"no checksum is pinned for {machine}")
     url = RELEASE_URL.format(release=RELEASE, machine=machine)
     say(f"downloading gVisor's release {RELEASE}")
-    target = scratch / "runsc"
+    archive = scratch / "gvisor.tar.bz2"
     try:
-        with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer, target.open("wb") as file:
+        with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer, archive.open("wb") as file:
             while chunk := answer.read(_CHUNK_BYTES):
                 file.write(chunk)
                 if file.tell() > _MAX_BYTES:
                     raise StepError(f"{url} gives more than {_MAX_BYTES} bytes")
     except (urllib.error.URLError, OSError) as error:
         raise StepError(f"not reachable ({error})") from error
-    check_digest(target, "sha512", RELEASE_SHA512[machine])
-    target.chmod(0o755)
-    install(target, into)
+    check_digest(archive, "sha512", RELEASE_SHA512[machine])
+    unpack(archive, scratch / "release")
+    install_folder(scratch / "release", into, f"gvisor-{RELEASE}")
+    try_sandbox(into / "runsc", scratch)
     return f"installed gVisor's release {RELEASE}"
+
+
+def try_sandbox(runsc: Path, scratch: Path) -> None:
+    """Run a trial sandbox, so that a release that cannot run here leaves its place to another.
+
+    Raises:
+        StepError: it did not run; the runsc is taken away.
+    """
+    flags = [f"--root={scratch}", "--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=none"]
+    flags += ["--directfs=false"] if os.geteuid() == 0 else ["--rootless"]
+    try:
+        command([os.fspath(runsc), *flags, "do", "/bin/true"], scratch)
+    except StepError as error:
+        runsc.unlink()
+        raise StepError(f"a trial sandbox did not run here: {error}") from error
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack runsc and the programs that it starts from a release's archive; nothing else in it is written.
+
+    Raises:
+        StepError: the archive cannot be read, or has no runsc.
+    """
+    (into / SIDECARS).mkdir(parents=True)
+    try:
+        with tarfile.open(archive, "r:*") as members:
+            for member in members:
+                place = Path(member.name)
+                if not member.isfile() or place.parts not in (("runsc",), (SIDECARS, place.name)):
+                    continue
+                content = members.extractfile(member)
+                assert content is not None, "it is a file"
+                with (into / place).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                (into / place).chmod(0o755)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise StepError(f"{archive.name} cannot be unpacked ({error})") from error
+    if not (into / "runsc").exists():
+        raise StepError(f"{archive.name} has no runsc")
 
 
 def from_debian(into: Path, scratch: Path) -> str:

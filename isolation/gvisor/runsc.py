@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,16 @@ from isolation.host.process import MINIMAL_ENVIRONMENT, run
 
 MIN_VERSION = 20_240_701
 """Release date of the oldest usable runsc: systrap by default, lisafs, a usable nvproxy."""
+
+SIDECARS_SINCE = 20_260_831
+"""Release date from which runsc is an archive: it starts programs from the folder ``gvisor-bin`` beside it, the sentry
+among them (google/gvisor, issue 13718)."""
+
+STRICT_SIDECARS_SINCE = 20_260_914
+"""Release date from which ``--sidecar-usage-policy=STRICT`` is known to be there."""
+
+SENTRY = Path("gvisor-bin", "gvisor_sentry")
+"""A sandbox's kernel, beside a runsc of such a release."""
 
 _VERSION_TIMEOUT_S = 10.0
 _HINT = "run `python images/runsc.py --into .venv/bin`, or install the package runsc (Debian 13 or newer)"
@@ -53,14 +64,37 @@ def find_runsc(candidates: Sequence[Path] | None = None) -> Runsc:
         except (ProcessError, ValueError) as error:
             problems.append(f"{path}: {error}")
             continue
-        if version >= MIN_VERSION:
+        if problem := _unusable(path, version):
+            problems.append(f"{path} is of {version}{problem}")
+        else:
             return Runsc(path.absolute(), version)
-        problems.append(f"{path} is of {version}, older than {MIN_VERSION}")
     nowhere = "beside the interpreter or on the system's path"
     if candidates is not None:
         nowhere = f"at {', '.join(map(str, candidates))}, which the configuration names"
     found = "; ".join(problems) or f"there is none {nowhere}"
     raise RuntimeNotFoundError(f"no usable runsc: {found}", hint=_HINT)
+
+
+def _unusable(path: Path, version: int) -> str:
+    """Why a runsc that runs cannot be used; empty when it can."""
+    if version < MIN_VERSION:
+        return f", older than {MIN_VERSION}"
+    if version < SIDECARS_SINCE:
+        return ""
+    if sidecars(path) is None:
+        return f" and lacks {SENTRY} beside it; unpack the release's whole archive"
+    # As root the sentry is started by uid 65534, by its path: what may not be entered ends in "permission denied".
+    closed = [parent for parent in path.resolve().parents if not parent.stat().st_mode & stat.S_IXOTH]
+    if closed and os.geteuid() == 0:
+        return f" and starts its sentry as another user, who may not enter {closed[-1]}; move it, or chmod o+x"
+    return ""
+
+
+def sidecars(runsc: Path) -> Path | None:
+    """Return the folder of the programs that a runsc starts; None where a release has none. runsc looks for it beside
+    its own file, with links resolved."""
+    sentry = runsc.resolve().parent / SENTRY
+    return sentry.parent if sentry.exists() else None
 
 
 def default_candidates() -> tuple[Path, ...]:
@@ -140,6 +174,8 @@ class RunscCommand:
             "--ignore-cgroups",
             # A stuck task ends the sandbox instead of hanging it.
             "--watchdog-action=panic",
+            # Never the slow copies inside runsc, nor any that it would fetch: what is missing is an error.
+            *(["--sidecar-usage-policy=STRICT"] if self.version >= STRICT_SIDECARS_SINCE else ()),
             *(self._gpu_flags() if gpu else ()),
         ]
 

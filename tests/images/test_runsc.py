@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import platform
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from images import runsc
-from isolation.gvisor.runsc import MIN_VERSION
+from isolation.gvisor.runsc import MIN_VERSION, SENTRY, SIDECARS_SINCE
 
 DEB822 = """\
 # the machine's own
@@ -45,6 +53,104 @@ def fake(path: Path, version: str) -> Path:
     path.write_text(f"#!/bin/sh\necho runsc version {version}\n")
     path.chmod(0o755)
     return path
+
+
+def archive(path: Path, runsc_text: str, **others: bytes) -> Path:
+    """A release's archive: runsc, the programs beside it, and what else a caller names."""
+    programs = {
+        "runsc": runsc_text.encode(),
+        "containerd-shim-runsc-v1": b"shim",
+        "gvisor-bin/gvisor_sentry": b"sentry",
+    }
+    with tarfile.open(path, "w:bz2") as file:
+        for name, content in {**programs, **others}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder behind a real HTTP server that the script takes for gVisor's bucket; nothing is on PATH."""
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(runsc, "RELEASE_URL", f"http://127.0.0.1:{server.server_port}/{{release}}.tar.bz2")
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+        monkeypatch.setattr(runsc, "STEPS", {"gVisor's release": runsc.from_gvisor})
+        yield folder
+        server.shutdown()
+
+
+def publish(bucket: Path, monkeypatch: pytest.MonkeyPatch, runsc_text: str, **others: bytes) -> None:
+    """Put an archive into the bucket and its digest into the script."""
+    content = archive(bucket / f"{runsc.RELEASE}.tar.bz2", runsc_text, **others).read_bytes()
+    monkeypatch.setattr(runsc, "RELEASE_SHA512", {platform.machine(): hashlib.sha512(content).hexdigest()})
+
+
+GOOD = f"#!/bin/sh\necho runsc version release-{runsc.RELEASE}\n"
+
+
+def test_a_release_is_installed_with_the_programs_beside_it(bucket, tmp_path, monkeypatch, capsys):
+    """runsc is a link into a folder of its release, so that it never stands beside another's programs; nothing else of
+    the archive is written, links and paths that lead outside least of all. Run again, the script keeps it."""
+    publish(bucket, monkeypatch, GOOD, **{"../outside": b"x", "gvisor-bin/../../outside": b"x"})
+    into = tmp_path / "into"
+    assert runsc.main(["--into", str(into)]) == 0, capsys.readouterr().out
+    assert (into / "runsc").readlink() == Path(f"gvisor-{runsc.RELEASE}/runsc")
+    found = sorted(str(path.relative_to(into)) for path in into.rglob("*") if path.is_file())
+    assert found == [f"gvisor-{runsc.RELEASE}/gvisor-bin/gvisor_sentry", f"gvisor-{runsc.RELEASE}/runsc", "runsc"]
+    assert (into / "runsc").resolve().parent.joinpath(SENTRY).stat().st_mode & 0o777 == 0o755
+    assert not list(tmp_path.rglob("outside"))
+    monkeypatch.setattr(runsc, "STEPS", {"this machine": runsc.from_this_machine})
+    assert runsc.main(["--into", str(into)]) == 0
+    assert "is there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f'{GOOD}[ "$1" = --version ] || {{ echo no seccomp here >&2; exit 1; }}\n',
+            "a trial sandbox did not run here",
+        ),
+        ("#!/bin/sh\nexit 3\n", "does not run"),
+    ],
+)
+def test_a_release_that_cannot_run_here_leaves_its_place_to_another(text, said, bucket, tmp_path, monkeypatch, capsys):
+    """The trial, not the download, decides; nothing is left that the next step would take for installed."""
+    publish(bucket, monkeypatch, text)
+    assert runsc.main(["--into", str(tmp_path / "into")]) == 1
+    assert said in capsys.readouterr().out
+    assert not (tmp_path / "into/runsc").exists()
+
+
+@pytest.mark.parametrize("content", [b"no archive", b""])
+def test_a_broken_archive_is_said(content, tmp_path):
+    """Also one with the right digest."""
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(runsc.StepError, match="cannot be unpacked"):
+        runsc.unpack(tmp_path / "a", tmp_path / "out")
+
+
+def test_a_runsc_without_its_programs_is_not_linked(tmp_path, monkeypatch, capsys):
+    """A runsc of 2026 that was copied alone starts nothing; one of before needs nothing beside it."""
+    (tmp_path / "bin").mkdir()
+    fake(tmp_path / "bin/runsc", f"release-{runsc.RELEASE}")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(runsc, "STEPS", {"this machine": runsc.from_this_machine})
+    assert runsc.main(["--into", str(tmp_path / "into")]) == 1
+    assert "lacks gvisor-bin/gvisor_sentry beside it" in capsys.readouterr().out
+    (tmp_path / "bin/gvisor-bin").mkdir()
+    (tmp_path / "bin/gvisor-bin/gvisor_sentry").touch()
+    assert runsc.main(["--into", str(tmp_path / "into")]) == 0
 
 
 def test_deb822_entries():
@@ -131,8 +237,9 @@ def test_wrong_digest_is_not_used(tmp_path):
 
 
 def test_numbers_agree_with_the_appliance():
-    """The script and the appliance ask for the same release."""
-    assert runsc.MIN_VERSION == MIN_VERSION
+    """The script and the appliance ask for the same release and the same programs beside it."""
+    assert (runsc.MIN_VERSION, runsc.SIDECARS_SINCE) == (MIN_VERSION, SIDECARS_SINCE)
+    assert Path(runsc.SIDECARS, runsc.SENTRY) == SENTRY
 
 
 @pytest.mark.full

@@ -90,10 +90,11 @@ def _runsc(wanted: str) -> Runsc:
         return Runsc(problem=str(error).partition("\n")[0])
     with tempfile.TemporaryDirectory(prefix="athanor-doctor-", ignore_cleanup_errors=True) as root:
         flags = [f"--root={root}", "--platform=systrap", "--network=none", "--ignore-cgroups"]
-        rootless = [] if os.geteuid() == 0 else ["--rootless"]
+        # As the supervisor has it: with root the sandbox is another user, who has to reach runsc's programs.
+        flags.append("--directfs=false" if os.geteuid() == 0 else "--rootless")
         problem = ""
         try:
-            done = run([str(found.path), *flags, *rootless, "do", "/bin/true"], timeout_s=TRIAL_S, check=False)
+            done = run([str(found.path), *flags, "do", "/bin/true"], timeout_s=TRIAL_S, check=False)
             if done.returncode != 0:
                 problem = _last_words(done.stderr) or f"status {done.returncode}"
         except ProcessError as error:

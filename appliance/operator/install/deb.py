@@ -28,7 +28,7 @@ from appliance.operator.install.closure import package_files, requirement_closur
 from appliance.operator.install.rendering import PACKAGE_PLACE, SHIPPED_COMMAND, render
 from appliance.operator.install.sources import read_sources, source_folder
 from isolation.errors import ProcessError, RuntimeNotFoundError
-from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.runsc import find_runsc, sidecars
 from isolation.host.process import MINIMAL_ENVIRONMENT, run
 
 HOME = "usr/lib/athanor"
@@ -140,11 +140,7 @@ def fill(root: Path, app: typer.Typer, *, slim: bool, say: Say) -> None:
         prependdir="/",
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
-    try:
-        shutil.copyfile(find_runsc().path, home / "bin" / "runsc")
-    except RuntimeNotFoundError as error:
-        raise ConfigError(str(error)) from error
-    (home / "bin" / "runsc").chmod(0o755)
+    _copy_runsc(home / "bin")
     shutil.copytree(embedded_model(), home / "share/athanor/models" / embedded_model().name)
     shutil.copytree(source_folder(), home / "share/athanor/systemd")
     for file in render(read_sources(source_folder()), SHIPPED_COMMAND, PACKAGE_PLACE):
@@ -155,6 +151,18 @@ def fill(root: Path, app: typer.Typer, *, slim: bool, say: Say) -> None:
     command.parent.mkdir()
     command.write_text(COMMAND)
     command.chmod(0o755)
+
+
+def _copy_runsc(into: Path) -> None:
+    """Copy this installation's runsc, with the programs that its release starts."""
+    try:
+        runsc = find_runsc().path
+    except RuntimeNotFoundError as error:
+        raise ConfigError(str(error)) from error
+    shutil.copyfile(runsc, into / "runsc")
+    (into / "runsc").chmod(0o755)
+    if (folder := sidecars(runsc)) is not None:
+        shutil.copytree(folder, into / folder.name)
 
 
 def _copy_requirements(site: Path, say: Say) -> None:

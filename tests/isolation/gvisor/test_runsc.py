@@ -8,7 +8,7 @@ import pytest
 
 from isolation.errors import RuntimeNotFoundError
 from isolation.gvisor.bundle import Bundle, Profile
-from isolation.gvisor.runsc import MIN_VERSION, RunscCommand, find_runsc, parse_version
+from isolation.gvisor.runsc import MIN_VERSION, RunscCommand, find_runsc, parse_version, sidecars
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,33 @@ def test_error_says_what_is_wrong_and_how_to_get_one(tmp_path):
     assert f"of 20230101, older than {MIN_VERSION}" in text
     assert "ended with status 3" in text
     assert "images/runsc.py --into" in text
+
+
+def test_a_release_of_2026_needs_its_programs_beside_it(tmp_path, monkeypatch):
+    """Copied alone it is refused, with the mend; unpacked whole it is taken, also through a link. As root its folder
+    has to be open to the user that the sentry becomes; without root it need not be."""
+    home = tmp_path / "opt"
+    (home / "gvisor-bin").mkdir(parents=True)
+    runsc = fake(home / "runsc", "release-20260928.0")
+    (tmp_path / "link").symlink_to(runsc)
+    with pytest.raises(RuntimeNotFoundError, match="lacks gvisor-bin/gvisor_sentry beside it; unpack"):
+        find_runsc([runsc])
+    (home / "gvisor-bin/gvisor_sentry").touch()
+    monkeypatch.setattr("os.geteuid", lambda: 1_000)
+    assert find_runsc([tmp_path / "link"]).version == 20260928
+    assert sidecars(tmp_path / "link") == home / "gvisor-bin"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    home.chmod(0o700)
+    with pytest.raises(RuntimeNotFoundError, match="may not enter .*chmod"):
+        find_runsc([runsc])
+
+
+def test_missing_programs_are_an_error_where_runsc_can_be_told_so():
+    """From the first release that is known to have the flag; older ones would refuse it."""
+    (with_flag, without) = (
+        RunscCommand(Path("/r"), Path("/run"), Profile.ROOT, version).flags() for version in (20260928, 20240729)
+    )
+    assert set(with_flag) - set(without) == {"--sidecar-usage-policy=STRICT"}
 
 
 @pytest.mark.runsc
