@@ -55,7 +55,7 @@ MAX_PROBLEMS = 100
 SHOWN_SUM = 200
 """Characters repeated in a message from the end of a sum that is too large."""
 
-DIGEST_DOMAIN = "athanor policy 3"
+DIGEST_DOMAIN = "athanor policy 4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,9 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
             if written and tenants[tenant_id].deterministic.value != content.deterministic:
                 message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
                 problems.append(file.problem((*path, "deterministic"), message))
+            if content.freeze_idle and tenants[tenant_id].isolation_class.exact:
+                message = "a thaw shows that nobody was served; class strict shows nothing of others: leave it out"
+                problems.append(file.problem((*path, "freeze_idle"), message))
             if tenants[tenant_id].isolation_class.partitions:
                 _check_partition(file, path, content.kv, problems)
             else:
@@ -285,6 +288,7 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
         limits=Limits(**content.limits.model_dump()),
         features=Features(**content.features.model_dump()),
+        freeze_idle=content.freeze_idle,
         kv=_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv),
     )
 

@@ -160,6 +160,8 @@ class Tenant:
     deterministic: Determinism
     limits: Limits
     features: Features = Features()
+    freeze_idle: bool = False
+    """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()
     group: str | None = None
     """Id of the tenant's sharing group, if it is in one."""

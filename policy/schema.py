@@ -166,6 +166,12 @@ class TenantSchema(_Strict):
         "its tenant's, never for more. Between tenants of one priority the weight decides.",
     )
     features: FeaturesSchema = Field(default_factory=FeaturesSchema)
+    freeze_idle: bool = Field(
+        default=False,
+        description="Whether sandboxes that this tenant uses may be frozen while nobody uses them, so that they take "
+        "no processor time. A shared one is frozen only where all its tenants allow it. The first request after that "
+        "waits a few milliseconds, which shows its sender that nobody was served for a while; class strict refuses it.",
+    )
     deterministic: Literal["never", "allowed", "always"] = Field(
         default="never",
         description="Whether tokens and log-probabilities are the same bits alone and in any batch: never, for "

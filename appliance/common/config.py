@@ -211,6 +211,9 @@ class SandboxConfig(_Section):
     step_timeout_s: Annotated[float, Field(ge=5, le=3_600), SECONDS] = 300.0
     """Time without a finished step after which an engine that has work counts as hung and is restarted. It must exceed
     the engine's longest step."""
+    freeze_after_s: Annotated[float, Field(ge=5, le=86_400), SECONDS] = 30.0
+    """Time without a request after which a model's sandboxes are frozen, where the policy allows it (`freeze_idle`) and
+    the machine has cgroups for it."""
     own_engines: Annotated[int, Field(ge=0, le=64), Unit("engines")] = 1
     """Most engines of tenants of class dedicated that are resident at once, beside the shared ones. When more tenants
     need one, the engine that is idle longest is ended."""

@@ -1,11 +1,11 @@
 """Messages between gateway and supervisor: typed, one datagram each, with descriptors beside them.
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
-says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly four
-things: namespace keys, the end of a sandbox that misbehaved, and the coming and going of the sandboxes that the policy
-grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside of
-engines, and reports what belongs into the audit log. There is no message that names a program or a file or reads a key
-of another kind, so a taken-over gateway gains nothing here.
+says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly five
+things: namespace keys, the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of
+the sandboxes that the policy grants to single tenants, which the supervisor looks up for itself. Besides, it says
+whose KV may be kept outside of engines, and reports what belongs into the audit log. There is no message that names a
+program or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 6
+CONTROL_VERSION = 7
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -99,6 +99,17 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Freeze:
+    """Gateway: nobody uses this sandbox, so it may be frozen (1), or something is about to be sent to it (0)."""
+
+    model: str
+    role: str
+    generation: int
+    frozen: int
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Want:
     """Gateway: a request needs the sandboxes of its own that this tenant's class asks for, of this model."""
 
@@ -159,6 +170,17 @@ class SandboxUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen:
+    """Supervisor: a sandbox is frozen now (1) or not (0), which also answers a ``Freeze`` that cannot be followed."""
+
+    model: str
+    role: str
+    generation: int
+    frozen: int
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Audited:
     """Gateway: entries for the audit log (``appliance.common.audit.entry.to_wire``), and the number lost before
     them."""
@@ -184,8 +206,8 @@ class SpillState:
     figures: dict[str, int]
 
 
-FromGateway = Attach | NamespaceQuery | Retention | Fault | Want | Release | Audited
-FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | AuditState | SpillState
+FromGateway = Attach | NamespaceQuery | Retention | Fault | Freeze | Want | Release | Audited
+FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | Frozen | AuditState | SpillState
 Control = FromGateway | FromSupervisor
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(FromGateway), *get_args(FromSupervisor))}

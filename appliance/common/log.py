@@ -8,12 +8,14 @@ OpenTelemetry) end in the same place.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
+import traceback
 from enum import Enum
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
@@ -78,6 +80,21 @@ def configure(
     root.setLevel(level)
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def report_callbacks(loop: asyncio.AbstractEventLoop) -> None:
+    """Log what a callback or a forgotten task of the event loop ended with: the error's type and its place. asyncio's
+    own report would show arguments, and with them what tenants wrote; it is silenced."""
+    log = structlog.get_logger(__name__)
+
+    def report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        frames = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
+        places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
+        kind = type(error).__name__ if error is not None else "none"
+        log.error("a callback of the event loop failed, which is a defect", error=kind, at=", ".join(places))
+
+    loop.set_exception_handler(report)
 
 
 class _Handler(logging.StreamHandler[TextIO | JournalStream]):

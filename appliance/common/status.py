@@ -34,6 +34,8 @@ class SandboxStatus:
     """When it entered its state; None where there is no such sandbox."""
     cause: str = ""
     """Why it is not ready, as the supervisor or the link said."""
+    frozen: bool = False
+    """Whether it is frozen because nobody uses it; it is ready all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

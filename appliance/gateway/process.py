@@ -15,9 +15,10 @@ import structlog
 
 from appliance.common import notify
 from appliance.common.config import ApplianceConfig
-from appliance.common.control import AuditState, Control, Namespaces, SpillState, Welcome
+from appliance.common.control import AuditState, Control, Frozen, Namespaces, SpillState, Welcome
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
+from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
@@ -28,6 +29,7 @@ from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
+from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
@@ -83,11 +85,14 @@ class Gateway:
         self._service = GatewayService(self._models, Ledger(policy, {}), self._telemetry, self._audit, tenant_sandboxes)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill = SpillGauges()
+        self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
+        self._freezer.apply(policy, self._models)
         takers: dict[type[Control], Callable[[Any], None]] = {
             Welcome: self._namespaces.attached,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
+            Frozen: self._freezer.take,
         }
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
         self._certificate = certificate_dates(config.listen.tls)
@@ -111,6 +116,7 @@ class Gateway:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        report_callbacks(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         # Handled from the first moment on: unhandled it would end the process.
@@ -128,7 +134,8 @@ class Gateway:
             self._follow_policy()
             gauges = Gauges(self._service, self._sandboxes, self._spill, self._telemetry, self._certificate)
             step_timeout_s = self._config.sandbox.step_timeout_s
-            background.append(self._keep(watch_engines(self._state, gauges, step_timeout_s), "watch over engines"))
+            watching = watch_engines(self._state, gauges, step_timeout_s, self._freeze)
+            background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
             # A prefix that cannot be published is no reason not to serve.
@@ -210,8 +217,15 @@ class Gateway:
         policy = self._service.ledger.policy
         self._namespaces.set_retention(retention_of(policy))
         self._service.tenant_sandboxes.reconsider(policy)
+        self._freezer.apply(policy, self._models)
         self._service.share_out()
         self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models)
+
+    def _freeze(self) -> None:
+        self._freezer.look(self._sandboxes.every)
+
+    def _count_thaw(self, model: str) -> None:
+        self._telemetry.count(names.SANDBOX_THAWS, model=model)
 
     def _audit_policy(self, outcome: str, digest: str) -> None:
         tenants = len(self._service.ledger.policy.tenants)

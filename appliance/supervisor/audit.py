@@ -19,7 +19,7 @@ import structlog
 
 from appliance.common.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError
-from appliance.common.control import REFUSED, Audited, AuditState, Control, SandboxDown, SandboxUp
+from appliance.common.control import REFUSED, Audited, AuditState, Control, Frozen, SandboxDown, SandboxUp
 from appliance.common.errors import ControlError
 from appliance.supervisor.sandbox_output import MARK
 
@@ -165,7 +165,8 @@ def watching(
     model_digests: dict[str, str],
     image: str,
 ) -> Callable[[Control, tuple[int, ...]], bool]:
-    """``publish`` that also records what keepers publish: which sandboxes came up, once each, and which went down.
+    """``publish`` that also records what keepers publish: which sandboxes came up, once each, which were frozen or
+    thawed, and which went down.
 
     Args:
         publish: sends to the gateway.
@@ -176,12 +177,12 @@ def watching(
     seen: dict[tuple[str, str, str], int] = {}
 
     def publish_and_record(message: Control, fds: tuple[int, ...]) -> bool:
-        if isinstance(message, SandboxUp | SandboxDown):
+        if isinstance(message, SandboxUp | SandboxDown | Frozen):
             up = isinstance(message, SandboxUp)
             place = message.model, message.role, message.tenant
             if not up or seen.get(place) != message.generation:
                 # A sandbox's last words are its own, and might repeat what it was given.
-                cause = "" if isinstance(message, SandboxUp) else message.cause.partition(MARK)[0]
+                cause = message.cause.partition(MARK)[0] if isinstance(message, SandboxDown) else ""
                 record(
                     entry(
                         "sandbox",
@@ -202,7 +203,9 @@ def watching(
     return publish_and_record
 
 
-def _state(message: SandboxUp | SandboxDown) -> str:
+def _state(message: SandboxUp | SandboxDown | Frozen) -> str:
+    if isinstance(message, Frozen):
+        return "frozen" if message.frozen else "thawed"
     if isinstance(message, SandboxUp):
         return "up"
     return REFUSED if message.state == REFUSED else "down"

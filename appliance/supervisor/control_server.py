@@ -16,6 +16,7 @@ from appliance.common.control import (
     Audited,
     Control,
     Fault,
+    Freeze,
     NamespaceQuery,
     Namespaces,
     Release,
@@ -47,13 +48,13 @@ class ControlServer:
         welcome: Welcome,
         on_attach: Callable[[], None],
         on_leave: Callable[[], None],
-        on_wish: Callable[[Fault | Want | Release], None],
+        on_wish: Callable[[Fault | Freeze | Want | Release], None],
         *,
         on_audited: Callable[[Audited], None] = lambda _: None,
         on_keys: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``on_wish`` is called for sandboxes that shall end or come, ``on_audited`` with entries for the audit log,
-        ``on_keys`` with the number of namespace keys given out."""
+        """``on_wish`` is called for sandboxes that shall end, rest or come, ``on_audited`` with entries for the audit
+        log, ``on_keys`` with the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_wish = on_attach, on_leave, on_wish
@@ -175,7 +176,7 @@ class ControlServer:
             self._on_audited(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
-        elif isinstance(message, Fault | Want | Release):
+        elif isinstance(message, Fault | Freeze | Want | Release):
             self._on_wish(message)
         else:
             raise ControlError(f"{type(message).__name__} is not for the supervisor")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.common.control import RESTORED, Control, SandboxDown, SandboxUp, SandboxUse
+from appliance.common.control import RESTORED, Control, Frozen, SandboxDown, SandboxUp, SandboxUse
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.lifecycle import Event, Life, State
 from appliance.supervisor.spill_port import SpillPort
@@ -79,6 +79,8 @@ class Keeper:
         self._stopping = asyncio.Event()
         self._reason = "ended"
         """Why the last life ended, for the gateway's count."""
+        self._busy = False
+        """Whether the sandbox computed when its load was read last."""
         self._abandon = threading.Event()
         """Set with ``_stopping``, for the boot in its thread."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -175,7 +177,7 @@ class Keeper:
         loop.add_reader(pidfd, self._end, _End("the process ended"))
         watches = [asyncio.create_task(self._watch_memory(booted.sandbox), name=f"memory of {self.plan.name}")]
         if self.plan.role is Role.ENGINE:  # A text worker is never busy for long.
-            watches.append(asyncio.create_task(_watch_load(booted.sandbox), name=f"load of {self.plan.name}"))
+            watches.append(asyncio.create_task(self._watch_load(booted.sandbox), name=f"load of {self.plan.name}"))
         if self._stopping.is_set():
             self._end(_End("stopped", counted=False))
         try:
@@ -224,6 +226,17 @@ class Keeper:
         if generation == self.life.generation:
             self._end(_End(f"ended at the gateway's word: {reason}", reason="fault"))
 
+    def freeze(self, generation: int, *, frozen: bool) -> None:
+        """Freeze this generation of the sandbox, unless it computes, or let it go on; tells the gateway what it is."""
+        booted = self._booted
+        if booted is None or generation != self.life.generation:
+            return
+        done = frozen and not self._busy and booted.sandbox.freeze()
+        if not frozen:
+            booted.sandbox.thaw()
+        name, plan = self.plan.role_name, self.plan
+        self._publish(Frozen(plan.model, name, generation, int(done), plan.tenant), ())
+
     def stop(self) -> None:
         """End for good; ``run`` returns once everything is cleaned up."""
         self._stopping.set()
@@ -257,6 +270,16 @@ class Keeper:
                 self._publish(message, ())
             await asyncio.sleep(MEMORY_PERIOD_S)
 
+    async def _watch_load(self, sandbox: Sandbox) -> None:
+        """Tell the sandbox whether it is busy, whenever that changes."""
+        watch, self._busy = LoadWatch(time.monotonic(), sandbox.processor_s()), False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            busy = watch.look(time.monotonic(), sandbox.processor_s())
+            if busy is not None:
+                self._busy = busy
+                sandbox.settle(busy=busy)
+
     async def _nap(self, delay_s: float) -> None:
         try:
             await asyncio.wait_for(self._stopping.wait(), delay_s)
@@ -280,13 +303,3 @@ class LoadWatch:
             return None
         self._busy = busy
         return busy
-
-
-async def _watch_load(sandbox: Sandbox) -> None:
-    """Tell the sandbox whether it is busy, whenever that changes."""
-    watch = LoadWatch(time.monotonic(), sandbox.processor_s())
-    while True:
-        await asyncio.sleep(LOOK_S)
-        busy = watch.look(time.monotonic(), sandbox.processor_s())
-        if busy is not None:
-            sandbox.settle(busy=busy)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.common.control import REFUSED, Fault, Release, SandboxDown, Want
+from appliance.common.control import REFUSED, Fault, Freeze, Release, SandboxDown, Want
 from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.keeper import Keeper, Publish
@@ -85,6 +85,12 @@ class Residents:
         for (key, _), held in self._held.items():
             if key == (fault.model, fault.tenant) and held.keeper.plan.role_name == fault.role:
                 held.keeper.fault(fault.generation, fault.reason)
+
+    def freeze(self, wish: Freeze) -> None:
+        """Freeze a sandbox that nobody uses, or let it go on."""
+        for (key, _), held in self._held.items():
+            if key == (wish.model, wish.tenant) and held.keeper.plan.role_name == wish.role:
+                held.keeper.freeze(wish.generation, frozen=bool(wish.frozen))
 
     def offer(self) -> None:
         """Hand ready sandboxes to the gateway that has attached."""

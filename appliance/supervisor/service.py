@@ -18,9 +18,10 @@ from appliance.common.audit.entry import entry
 from appliance.common.audit.log import open_log
 from appliance.common.catalog import ModelFiles, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
-from appliance.common.control import CONTROL_VERSION, AuditState, Fault, Release, SpillState, Want, Welcome
+from appliance.common.control import CONTROL_VERSION, AuditState, Fault, Freeze, Release, SpillState, Want, Welcome
 from appliance.common.errors import StartError
 from appliance.common.image.check import check, resolve
+from appliance.common.log import report_callbacks
 from appliance.common.model_digests import DigestCache
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.schema import check as check_state
@@ -104,10 +105,11 @@ async def supervise(config: ApplianceConfig) -> None:
 
 
 def _stop_signal() -> asyncio.Event:
-    """Event that SIGTERM and SIGINT set."""
-    stop = asyncio.Event()
+    """Event that SIGTERM and SIGINT set. What fails in the event loop is logged from now on."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    report_callbacks(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
     return stop
 
 
@@ -203,21 +205,24 @@ def _gateway_left(keepers: list[Keeper], residents: Residents) -> None:
         keeper.gateway_left()
 
 
-def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Want | Release) -> None:
-    """Carry out a request of the gateway: end a sandbox, or boot or release a tenant's own sandboxes."""
+def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Freeze | Want | Release) -> None:
+    """Carry out a request of the gateway: end or freeze a sandbox, or boot or release a tenant's own sandboxes."""
     if isinstance(wish, Want):
         residents.want(wish)
     elif isinstance(wish, Release):
         residents.release(wish)
-    elif wish.tenant:
+    elif isinstance(wish, Fault) and wish.tenant:
         residents.fault(wish)
-    for keeper in keepers:
-        if isinstance(wish, Fault) and (keeper.plan.model, keeper.plan.role_name, "") == (
-            wish.model,
-            wish.role,
-            wish.tenant,
-        ):
-            keeper.fault(wish.generation, wish.reason)
+    elif isinstance(wish, Freeze) and wish.tenant:
+        residents.freeze(wish)
+    else:
+        for keeper in keepers:
+            if (keeper.plan.model, keeper.plan.role_name) != (wish.model, wish.role):
+                continue
+            if isinstance(wish, Fault):
+                keeper.fault(wish.generation, wish.reason)
+            else:
+                keeper.freeze(wish.generation, frozen=bool(wish.frozen))
 
 
 async def _first_boots(keepers: list[Keeper], stop: asyncio.Event) -> None:

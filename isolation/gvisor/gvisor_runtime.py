@@ -198,6 +198,7 @@ class GvisorRuntime:
 
     def cleanup_stale(self) -> tuple[str, ...]:
         """Remove what a killed supervisor left behind; see ``isolation.host.rundir``."""
+        self._tree.thaw()
         names = set(self._directory.end_stale_processes())
         names |= set(self._tree.cleanup())
         names |= set(self._directory.wipe())
@@ -289,10 +290,19 @@ class GvisorSandbox:
             held = self._parts.cgroup.memory_bytes()
         return proportional_bytes(self.pid) if held is None else held
 
+    def freeze(self) -> bool:
+        """Freeze sentry, stubs and gofer by their cgroup; False where there is none. Not after ``delete`` has begun."""
+        return self._parts.cgroup.freeze()
+
+    def thaw(self) -> None:
+        """Let a frozen one go on. Idempotent."""
+        self._parts.cgroup.thaw()
+
     def kill(self) -> None:
-        """SIGKILL to the sentry; its stubs and gofer end with it."""
+        """SIGKILL to the sentry, which is thawed for it; its stubs and gofer end with it."""
         with self._lock:
             if self.pidfd >= 0 and self.poll() is None:
+                self.thaw()
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def output_tail(self) -> tuple[str, ...]:
@@ -301,6 +311,7 @@ class GvisorSandbox:
 
     def save(self, folder: Path) -> None:
         """Write its memory into the folder and end the sandbox; see ``Sandbox.save``."""
+        self.thaw()
         try:
             self._runtime.save(self.name, folder)
         finally:

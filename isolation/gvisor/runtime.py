@@ -74,6 +74,12 @@ class Sandbox(Protocol):
     def memory_bytes(self) -> int:
         """Return the memory in bytes that its limit counts, where one is enforced; 0 after its end."""
 
+    def freeze(self) -> bool:
+        """Stop all its processes where they are; False where this machine cannot. It ends only when killed."""
+
+    def thaw(self) -> None:
+        """Let a frozen one go on. Idempotent."""
+
     def kill(self) -> None:
         """End it now (SIGKILL to the sandbox process). Idempotent; returns before the end."""
 

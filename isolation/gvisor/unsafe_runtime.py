@@ -140,6 +140,13 @@ class UnsafeSandbox:
         """Return the memory in bytes of the program and its descendants."""
         return proportional_bytes(self.pid) if self.poll() is None else 0
 
+    def freeze(self) -> bool:
+        """Return False: a plain process has no group of its own that could be frozen."""
+        return False
+
+    def thaw(self) -> None:
+        """Do nothing: it is never frozen."""
+
     def kill(self) -> None:
         """Send SIGKILL to its process group."""
         with self._lock:

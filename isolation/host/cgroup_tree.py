@@ -13,7 +13,7 @@ from pathlib import Path
 
 from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
-from isolation.host.cgroup import CONTROLLERS, Cgroup, CgroupSupport, remove_group, words
+from isolation.host.cgroup import CONTROLLERS, FREEZER, Cgroup, CgroupSupport, remove_group, words, write_freezer
 
 _LEAF = "supervisor"
 """Name of the leaf for the supervisor's own process on v2, where a group with children may hold no process."""
@@ -49,7 +49,8 @@ class CgroupTree:
         unified = own_directory(mounts, own, "")
         if unified is not None and "memory" in words(unified / "cgroup.controllers"):
             return cls.make_v2(_delegated_base(unified), name)
-        directories = {name: own_directory(mounts, own, name) for name in CONTROLLERS}
+        # The freezer first: what a killed supervisor left frozen does not end in the other groups before it is thawed.
+        directories = {name: own_directory(mounts, own, name) for name in (FREEZER, *CONTROLLERS)}
         return cls.make_v1({key: path for key, path in directories.items() if path}, name)
 
     @classmethod
@@ -62,10 +63,12 @@ class CgroupTree:
             try:
                 (base / name).mkdir(exist_ok=True)
             except OSError as error:
-                problems.append(f"{controller} ({error.strerror})")
+                if controller != FREEZER:
+                    problems.append(f"{controller} ({error.strerror})")
             else:
                 parents[controller] = base / name
-        support = CgroupSupport(1 if parents else 0, tuple(parents), ", ".join(problems))
+        enforced = tuple(key for key in parents if key != FREEZER)
+        support = CgroupSupport(1 if parents else 0, enforced, ", ".join(problems))
         return cls(parents, support)
 
     @classmethod
@@ -93,7 +96,8 @@ class CgroupTree:
             return cls.nothing(f"cgroup {base} holds other processes ({error.strerror})")
         enforced = tuple(key for key in CONTROLLERS if key in words(parent / "cgroup.subtree_control"))
         missing = ", ".join(key for key in CONTROLLERS if key not in enforced)
-        return cls(dict.fromkeys(enforced, parent), CgroupSupport(2, enforced, missing))
+        parents = dict.fromkeys((FREEZER, *enforced), parent) if enforced else {}
+        return cls(parents, CgroupSupport(2, enforced, missing))
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """Create an empty group for one sandbox, with its limits set.
@@ -120,6 +124,13 @@ class CgroupTree:
             undo.pop_all()
         self._last[name] = group
         return group
+
+    def thaw(self) -> None:
+        """Thaw the groups of all sandboxes, so that signals reach what a killed supervisor left frozen."""
+        parent = self._parents.get(FREEZER)
+        for group in () if parent is None else parent.iterdir():
+            if group.is_dir():
+                write_freezer(group, frozen=False)
 
     def cleanup(self) -> tuple[str, ...]:
         """Kill and remove the groups of all sandboxes; return their names."""

@@ -63,7 +63,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``refused``: calls without a valid credential, counted likewise;
 * ``policy``: a policy was put in force, or refused;
 * ``integrity``: requests that an engine ended because a KV block in their tables was not theirs;
-* ``sandbox``: one came up or went down, with its tenant, if any, and the digests of its image and model;
+* ``sandbox``: one came up, went down, was frozen or thawed, with its tenant, if any, and the digests of its image and
+  model;
 * ``keys``: keys were made, or given to the gateway;
 * ``order``: what the operator had done to keys (shred, rotate, rewrap), as which user id, and how many objects or keys
   that touched;

@@ -138,6 +138,8 @@ class Lifecycle:
         """
         isolation_class = reservation.obligations.isolation_class
         self.pair = self.dependencies.tenant_sandboxes.place(self.model, self.principal.tenant, isolation_class)
+        if self.pair.text.frozen or self.pair.engine.frozen:
+            self.trace.annotate(sandbox_thawed=True)
 
     def text_client(self) -> TextClient:
         """Make a client of the request's text sandbox."""

@@ -30,7 +30,7 @@ from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.logprob import PromptLogprobs
 from isolation.ipc.messages import EngineReady, FailureCode, Finish
-from isolation.ipc.public import PublicPrefixes, PublicUsage, PublicUse
+from isolation.ipc.public import PublicPrefixes, PublicState, PublicUsage, PublicUse
 
 MAX_LIVE_REQUESTS = 1_024
 """Requests in one engine, running or waiting: beyond it new ones are refused at once."""
@@ -95,6 +95,31 @@ class EngineLink:
     def live(self) -> tuple[TokenStream, ...]:
         """Streams that have not ended."""
         return tuple(self._live.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the sandbox is lost."""
+        return self._link.closed
+
+    @property
+    def frames(self) -> int:
+        """Number that changes with everything sent and taken."""
+        return self._link.frames
+
+    @property
+    def occupied(self) -> bool:
+        """Whether a request may be inside, or a public prefix is being computed."""
+        computes = any(use.state is PublicState.PENDING for use in self.public.values())
+        return bool(self._live or self._leaving) or computes
+
+    @property
+    def wake(self) -> Callable[[], None] | None:
+        """What thaws the sandbox before the next frame; None where it is not frozen."""
+        return self._link.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], None] | None) -> None:
+        self._link.wake = wake
 
     @property
     def silence_s(self) -> float:

@@ -134,6 +134,11 @@ class Grammars:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def occupied(self) -> bool:
+        """Whether a request follows a grammar."""
+        return bool(self._runs)
+
+    @property
     def waiting(self) -> bool:
         """Whether an answer is awaited."""
         return any(run.asked is not None for run in self._runs.values())

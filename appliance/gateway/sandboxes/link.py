@@ -102,6 +102,10 @@ class Link:
         self._loop_share = LoopShare(time.monotonic())
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self.frames = 0
+        """Frames sent, and batches of frames taken: unchanged while nothing goes on."""
+        self.wake: Callable[[], None] | None = None
+        """Thaws the sandbox, where it may be frozen; called before the next frame is sent."""
         self._loop.add_reader(channel.fileno(), self._bell)
         self._loop.call_soon(self.look)
 
@@ -119,6 +123,9 @@ class Link:
         """
         if self._closed:
             return
+        self.frames += 1
+        if self.wake is not None:
+            self.wake()
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
         if self._pending:
@@ -195,6 +202,8 @@ class Link:
             more = True
             while more:
                 messages = self._channel.receive(READ_BATCH)
+                if messages:
+                    self.frames += 1
                 for message in messages:
                     self._on_message(message)
                     if self._closed:

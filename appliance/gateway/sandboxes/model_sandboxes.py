@@ -52,6 +52,8 @@ class SandboxRecord:
     away_since: float = field(default_factory=time.time)
     """When it was last ready, or first known."""
     cause: str = ""
+    frozen: bool = False
+    """Whether the supervisor has frozen it, because nobody uses it; it is ready all the same."""
     memory_bytes: int = 0
     """Memory in use, as the supervisor said last."""
     memory_limit_bytes: int = 0
@@ -84,7 +86,7 @@ class SandboxRecord:
             self.away_since = now
         if state == "ready" and self.state != "ready":
             self.away_s = max(0.0, now - self.away_since)
-        self.state, self.cause, self.since = state, cause, now
+        self.state, self.cause, self.since, self.frozen = state, cause, now, False
 
 
 class EngineVisit:
@@ -145,6 +147,11 @@ class ModelSandboxes:
     def ready(self) -> bool:
         """Whether both sandboxes are there."""
         return self.engine is not None and self.text is not None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether one of its sandboxes is frozen because nobody uses it."""
+        return any(record.frozen for record in self.records.values())
 
     def record(self, role: str) -> SandboxRecord:
         """Return the state of the sandbox of this role; a sandbox that is new is booting."""

@@ -107,6 +107,25 @@ class TextLink:
         """Whether the sandbox is lost."""
         return self._link.closed
 
+    @property
+    def frames(self) -> int:
+        """Number that changes with everything sent and taken."""
+        return self._link.frames
+
+    @property
+    def occupied(self) -> bool:
+        """Whether a job is outstanding, or a request follows a grammar."""
+        return bool(self._sent or self._queued) or self.grammars.occupied
+
+    @property
+    def wake(self) -> Callable[[], None] | None:
+        """What thaws the sandbox before the next frame; None where it is not frozen."""
+        return self._link.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], None] | None) -> None:
+        self._link.wake = wake
+
     async def read_table(self, next_id: Callable[[], int]) -> None:
         """Fetch the id-to-bytes table.
 

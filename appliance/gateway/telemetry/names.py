@@ -99,6 +99,7 @@ PHASE_DURATION = "athanor.phase.duration"
 OUTPUT_TOKEN_LATENCY = "athanor.output_token.latency"  # noqa: S105 - a name, not a secret
 SANDBOX_RESTARTS = "athanor.sandbox.restarts"
 SANDBOX_STARTS = "athanor.sandbox.starts"
+SANDBOX_THAWS = "athanor.sandbox.thaws"
 POLICY_RELOADS = "athanor.policy.reloads"
 DROPPED_SPANS = "athanor.telemetry.dropped_spans"
 RUNNING = "athanor.engine.running_requests"
@@ -124,6 +125,7 @@ SANDBOX_READY = "athanor.sandbox.ready"
 SANDBOX_MEMORY = "athanor.sandbox.memory"
 SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
 SANDBOX_AWAY = "athanor.sandbox.last_away"
+SANDBOX_FROZEN = "athanor.sandbox.frozen"
 SANDBOX_LOSSES = "athanor.sandbox.losses"
 OWN_SANDBOXES = "athanor.sandbox.own"
 REPLAYS = "athanor.replays"
@@ -202,6 +204,9 @@ COUNTERS = {
         "Sandboxes that became ready: cold, restored from a checkpoint, or fallen_back because theirs was of no use.",
         frozenset({"model", "role", "outcome"}),
     ),
+    SANDBOX_THAWS: Instrument(
+        "{thaw}", "Times that a model's frozen sandboxes went on for a request.", frozenset({"model"})
+    ),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     INTEGRITY_FAILURES: Instrument(
         "{request}",
@@ -259,6 +264,7 @@ GAUGES = {
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
     SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),
     SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),
+    SANDBOX_FROZEN: Instrument("1", "Whether the sandbox is frozen because nobody uses it: 1 or 0.", _SANDBOX),
     SANDBOX_AWAY: Instrument("s", "How long the sandbox was away, or booted, before it was last ready.", _SANDBOX),
     SUSPECTS: Instrument(
         "{request}", "Requests that were in an engine when it ended, remembered for an hour.", frozenset({"model"})

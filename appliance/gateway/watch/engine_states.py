@@ -154,6 +154,7 @@ def _sandbox(role: str, record: SandboxRecord, kind: str) -> SandboxStatus:
         uptime_s=time.time() - record.since if ready else None,
         since=record.since,
         cause="" if ready else record.cause,
+        frozen=record.frozen,
     )
 
 

@@ -96,6 +96,7 @@ class Gauges:
         metrics.expect(names.SANDBOX_LOSSES, model=models, role=ROLES, reason=LOSS_REASONS)
         for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
             metrics.expect(counter, model=models)
+        metrics.expect(names.SANDBOX_THAWS, model=models)
         metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
 
     def check_engines(self, step_timeout_s: float) -> None:
@@ -149,6 +150,8 @@ class Gauges:
                 if record.state == "ready" and record.memory_limit_bytes:
                     yield Level(names.SANDBOX_MEMORY, record.memory_bytes, labels)
                     yield Level(names.SANDBOX_MEMORY_LIMIT, record.memory_limit_bytes, labels)
+                if not model.tenant:
+                    yield Level(names.SANDBOX_FROZEN, int(record.frozen), labels)
                 if record.away_s is not None and not model.tenant:
                     yield Level(names.SANDBOX_AWAY, record.away_s, labels)
 
@@ -179,11 +182,14 @@ def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
         yield Level(gauge, value, {"model": name})
 
 
-async def watch_engines(state: ApplianceState, gauges: Gauges, step_timeout_s: float) -> None:
-    """Follow the engines until cancelled: history, gauges, and which engine makes no progress."""
+async def watch_engines(
+    state: ApplianceState, gauges: Gauges, step_timeout_s: float, freeze: Callable[[], None]
+) -> None:
+    """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle."""
     gauges.begin()
     while True:
         state.note()
+        freeze()
         gauges.check_engines(step_timeout_s)
         gauges.refresh()
         await asyncio.sleep(PERIOD_S)

@@ -39,7 +39,7 @@ _MARKS = {"broken": ("FAIL", "bold white on red"), "degraded": ("warn", "bold ye
 _SAID_ELSEWHERE = ("unsafe", "null", "policy")
 """Alerts that have lines of their own here."""
 
-_STATE_STYLES = {"ready": "green", "failed": "bold red", "stopped": "red"}
+_STATE_STYLES = {"ready": "green", "frozen": "cyan", "failed": "bold red", "stopped": "red"}
 """All other states are on their way somewhere: yellow."""
 
 
@@ -116,7 +116,8 @@ def _room(name: str, room: str, one: SandboxStatus, width: int) -> Iterator[Text
     wide, narrow = width >= WIDE, width < NARROW
     yield Text(name, "bold")
     yield Text(room)
-    yield Text(printable(one.state), _STATE_STYLES.get(one.state, "yellow"))
+    state = "frozen" if one.frozen else one.state
+    yield Text(printable(state), _STATE_STYLES.get(state, "yellow"))
     if wide:
         yield Text(printable(one.kind), "bold red" if is_unsafe(one.kind) else "")
         yield Text("-" if one.pid is None else str(one.pid), "dim")

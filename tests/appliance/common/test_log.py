@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from appliance.common.log import LogStyle, configure
+from appliance.common.log import LogStyle, configure, report_callbacks
 from tests.appliance.captured_logs import capture_logs
 
 KEY = "ath_acme-7f3a_" + "ab" * 32
@@ -113,6 +114,33 @@ def test_tracebacks_show_no_local_variables(style: LogStyle) -> None:
         structlog.get_logger().exception("failed")
     assert "substring not found" in stream.getvalue()
     assert "a-tenants-private-words" not in stream.getvalue()
+
+
+async def test_what_fails_in_the_event_loop_is_told_without_what_it_was_given() -> None:
+    """A callback's error is one line with its type and place; neither its arguments nor its message are shown, which
+    may be a tenant's. Without it asyncio's own report is silent, which is the control."""
+    stream = io.StringIO()
+    configure(stream, LogStyle.JSON)
+    loop = asyncio.get_running_loop()
+
+    def fail(word: str) -> None:
+        raise ValueError(f"bad {word}")
+
+    loop.call_soon(fail, "private-words")
+    await asyncio.sleep(0.01)
+    assert stream.getvalue() == ""
+    report_callbacks(loop)
+    try:
+        loop.call_soon(fail, "private-words")
+        await asyncio.sleep(0.01)
+        loop.call_exception_handler({"message": "private-words"})
+    finally:
+        loop.set_exception_handler(None)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["level"], first["error"]) == ("error", "ValueError")
+    assert first["at"].startswith("test_log.py:") and first["at"].endswith(" in fail")
+    assert (second["error"], second["at"]) == ("none", "")
+    assert "private-words" not in stream.getvalue()
 
 
 def test_long_texts_are_cut() -> None:

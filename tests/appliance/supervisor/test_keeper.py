@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from appliance.common.control import Control, SandboxDown, SandboxUse
+from appliance.common.control import Control, Frozen, SandboxDown, SandboxUse
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor.boot import Booted, BootPlan
 from appliance.supervisor.keeper import Keeper
@@ -31,6 +31,16 @@ class Sandbox:
         self.settled: list[bool] = []
         self.held = 0
         self.used_s: Callable[[], float] | None = None
+        self.frozen = False
+
+    def freeze(self) -> bool:
+        """Note it."""
+        self.frozen = True
+        return True
+
+    def thaw(self) -> None:
+        """Note it."""
+        self.frozen = False
 
     def die(self) -> None:
         """Its descriptor becomes readable."""
@@ -201,3 +211,32 @@ async def test_a_sandbox_is_told_when_it_becomes_busy_and_when_idle(monkeypatch:
     await asyncio.sleep(0.05)
     assert sandbox.settled == [True, False]
     assert [task.get_name() for task in asyncio.all_tasks() if "load of" in task.get_name()] == []
+
+
+async def test_an_idle_sandbox_is_frozen_and_a_busy_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen and thawed at the gateway's word, which hears what became of it; a sandbox that computes stays as it is;
+    a word about an earlier one means nothing."""
+    sandbox = Sandbox()
+    monkeypatch.setattr(keeper_module, "boot", lambda *_: Booted(sandbox, None, None, "", {}, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper_module, "end", lambda _: None)
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.01)
+    published: list[Control] = []
+    keeper = make(published)
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        while keeper._ending is None:
+            await asyncio.sleep(0.005)
+        keeper.freeze(7, frozen=True)
+        assert (sandbox.frozen, published) == (False, [])
+        keeper.freeze(1, frozen=True)
+        assert sandbox.frozen
+        keeper.freeze(1, frozen=False)
+        assert not sandbox.frozen
+        sandbox.used_s = time.monotonic  # all of a core
+        while sandbox.settled != [True]:
+            await asyncio.sleep(0.005)
+        keeper.freeze(1, frozen=True)
+        assert not sandbox.frozen
+        keeper.stop()
+        await running
+    assert [one.frozen for one in published if isinstance(one, Frozen)] == [1, 0, 0]

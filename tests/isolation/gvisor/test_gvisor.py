@@ -203,6 +203,33 @@ def test_delete_of_a_running_one_is_idempotent(runtime, make_spec, run_dir):
     assert nothing_left(run_dir), leftovers(run_dir)
 
 
+def test_a_frozen_one_goes_on_and_ends_all_the_same(runtime, make_spec, run_dir, printed):
+    """Frozen it takes no processor time, thawed it goes on; ended while frozen it leaves nothing, also for the next
+    supervisor after one that was killed."""
+    on_line, lines, arrived = printed
+    sandbox = runtime.boot(make_spec("frozen", "import time\nwhile True: print(time.monotonic(), flush=True)"), on_line)
+    wait_for_line(lines, arrived)
+    if not sandbox.freeze():
+        pytest.skip("no group can be frozen here")
+    time.sleep(0.5)
+    used, count = sandbox.processor_s(), len(lines)
+    time.sleep(0.5)
+    assert (sandbox.processor_s(), len(lines)) == (used, count)
+    sandbox.thaw()
+    deadline = time.monotonic() + 10
+    while len(lines) == count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert sandbox.freeze()
+    runtime.cleanup_stale()
+    assert sandbox.wait(10) == -signal.SIGKILL
+    sandbox.delete()
+    again = runtime.boot(make_spec("frozen", SLEEP))
+    assert again.freeze()
+    again.delete()
+    assert nothing_left(run_dir), leftovers(run_dir)
+
+
 def test_name_can_be_used_again(runtime, make_spec):
     """A name is taken while its sandbox is there, and free after ``delete``."""
     first = runtime.boot(make_spec("again", SLEEP))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,56 @@ def test_real_group_holds_limits_and_processes(tree):
         group.delete()
         assert child.wait(10) == -9
     assert not directory.exists()
+
+
+SPIN = "while True: pass"
+
+
+def ticks(pid: int) -> int:
+    """Processor time of a process so far."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def test_a_frozen_group_computes_nothing_and_ends_all_the_same(tree):
+    """Its process stands still and goes on where it was; ended while frozen, also by ``cleanup``, it leaves nothing."""
+    group = tree.create("frozen", LIMITS)
+    with spawn([sys.executable, "-c", SPIN]) as child:
+        group.add([child.pid])
+        if not group.freeze():
+            pytest.skip("no group can be frozen here")
+        time.sleep(0.2)
+        before = ticks(child.pid)
+        time.sleep(0.3)
+        assert ticks(child.pid) == before
+        group.thaw()
+        group.thaw()
+        time.sleep(0.3)
+        assert ticks(child.pid) > before + 10, "the control: thawed it computes"
+        assert group.freeze()
+        time.sleep(0.1)
+        group.delete()
+        assert child.wait(10) == -9
+    other = tree.create("other", LIMITS)
+    with spawn([sys.executable, "-c", SPIN]) as child:
+        other.add([child.pid])
+        assert other.freeze()
+        time.sleep(0.1)
+        assert tree.cleanup() == ("other",)
+        assert child.wait(10) == -9
+
+
+def test_what_cannot_be_frozen_says_so(tmp_path):
+    """Without a group there is nothing to freeze, and nothing fails; each version's file is written as it wants."""
+    assert not CgroupTree.nothing("not allowed").create("x", LIMITS).freeze()
+    for name, frozen, thawed in (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0")):
+        folder = tmp_path / name
+        folder.mkdir()
+        group = Cgroup({"freezer": folder})
+        assert not group.freeze(), "the control: a folder without such a file"
+        (folder / name).touch()
+        assert group.freeze() and (folder / name).read_text() == frozen
+        group.thaw()
+        assert (folder / name).read_text() == thawed
 
 
 def test_taken_name_and_cleanup(tree):

@@ -15,7 +15,7 @@ const list = new Keyed(byId("boxes"), (box) => box.key, () => {
       setText(name, box.name);
       setText(role, box.role);
       setAttribute(state, "class", `state ${level(box.state)}`);
-      setText(state.lastChild, box.state);
+      setText(state.lastChild, box.frozen ? "frozen" : box.state);
       setText(up, age(box.now - box.since));
       setNumber(restarts, box.restarts, count);
       setAttribute(restarts, "data-some", box.restarts > 0);

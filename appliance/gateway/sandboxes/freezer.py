@@ -1,0 +1,130 @@
+"""Has sandboxes frozen that nobody has used for a while, and thawed when something is about to be sent to them.
+
+An idle gVisor sandbox is not at rest: its runtime's timers take some hundredths of a core. Frozen by its cgroup it
+takes nothing, keeps all its memory, counts as ready, and goes on within milliseconds.
+
+The order of messages is the whole protocol. A link calls ``wake`` before it writes the first frame, so the supervisor
+reads the word to thaw after any earlier word to freeze; the frame lies in the ring meanwhile. Nothing waits.
+
+A thaw can be measured, and then says that nobody was served for a while. So sandboxes are frozen only where the policy
+lets every tenant's be that uses them (``freeze_idle``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from appliance.common.control import Freeze, Frozen
+from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.sandboxes.text_link import TextLink
+from policy.evaluate import visible_models
+from policy.model import PolicySet
+
+Key = tuple[str, str]
+"""Model, and the tenant whose sandboxes they are, empty for shared ones."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What was seen of one model's sandboxes."""
+
+    model: ModelSandboxes
+    mark: tuple[tuple[int, int], ...] = ()
+    """Generation and frames of each link when it was seen last."""
+    since: float = 0.0
+    """Monotonic seconds since which nothing has changed."""
+    frozen: bool = False
+
+
+@dataclass(slots=True)
+class Freezer:
+    """Freezes and thaws; ``tell`` sends to the supervisor, ``thawed`` is called with the model of each thaw."""
+
+    tell: Callable[[Freeze], None]
+    after_s: float
+    thawed: Callable[[str], None] = lambda _model: None
+    clock: Callable[[], float] = time.monotonic
+    _allowed: frozenset[Key] = frozenset()
+    _seen: dict[Key, _Rest] = field(default_factory=dict)
+
+    def apply(self, policy: PolicySet, models: Iterable[str]) -> None:
+        """Take which sandboxes the policy lets be frozen; the next look thaws the others."""
+        names = tuple(models)
+        users: dict[str, bool] = {}
+        own: set[Key] = set()
+        for tenant in policy.tenants.values():
+            for model in visible_models(policy, tenant.id, names):
+                if tenant.isolation_class.own_text and tenant.freeze_idle:
+                    own.add((model, tenant.id))
+                if not tenant.isolation_class.own_engine:
+                    users[model] = users.get(model, True) and tenant.freeze_idle
+        self._allowed = frozenset(own | {(model, "") for model, allowed in users.items() if allowed})
+
+    def look(self, every: Iterable[ModelSandboxes]) -> None:
+        """Freeze what has been idle for long enough, thaw what may not be frozen any more; to be called every few
+        seconds."""
+        now, seen = self.clock(), {}
+        for model in every:
+            key = model.name, model.tenant
+            rest = self._seen.get(key)
+            if rest is None or rest.model is not model:
+                rest = _Rest(model)
+            seen[key] = rest
+            links = _links(model)
+            mark = _mark(links)
+            if mark != rest.mark or not mark:
+                # New links are of sandboxes that were never frozen.
+                rest.mark, rest.since, rest.frozen = mark, now, False
+            elif key not in self._allowed:
+                if rest.frozen:
+                    self._wake(key, links, rest)
+            elif not rest.frozen and now - rest.since >= self.after_s:
+                self._freeze(key, links, rest)
+        self._seen = seen
+
+    def take(self, message: Frozen) -> None:
+        """Note what the supervisor says of a sandbox. What computes, or cannot be frozen, is tried again later.
+
+        Raises:
+            KeyError: it has no such role.
+        """
+        key = message.model, message.tenant
+        rest = self._seen.get(key)
+        if rest is None or rest.model.records[message.role].generation != message.generation:
+            return
+        rest.model.records[message.role].frozen = bool(message.frozen)
+        if rest.frozen and not message.frozen:
+            self._wake(key, _links(rest.model), rest)
+
+    def _freeze(self, key: Key, links: Mapping[str, EngineLink | TextLink], rest: _Rest) -> None:
+        rest.frozen = True
+        for role, link in links.items():
+            link.wake = partial(self._wake, key, links, rest)
+            self.tell(Freeze(key[0], role, link.generation, 1, key[1]))
+
+    def _wake(self, key: Key, links: Mapping[str, EngineLink | TextLink], rest: _Rest) -> None:
+        """Thaw all sandboxes of the model: a request needs them one after the other."""
+        rest.frozen, rest.since = False, self.clock()
+        for role, link in links.items():
+            link.wake = None
+            if not link.closed:
+                self.tell(Freeze(key[0], role, link.generation, 0, key[1]))
+        self.thawed(key[0])
+
+
+def _links(model: ModelSandboxes) -> dict[str, EngineLink | TextLink]:
+    """Return the links of all sandboxes of the model; none while one of them is missing."""
+    found = {"engine": model.engine, "text": model.text}
+    wanted = {role: found[role] for role in model.records}
+    return {role: link for role, link in wanted.items() if link is not None} if all(wanted.values()) else {}
+
+
+def _mark(links: Mapping[str, EngineLink | TextLink]) -> tuple[tuple[int, int], ...]:
+    """Return what changes whenever something is sent or comes; nothing while an answer is outstanding."""
+    if any(link.occupied for link in links.values()):
+        return ()
+    return tuple((link.generation, link.frames) for link in links.values())
