@@ -2,9 +2,9 @@
 
 ``engine`` boots the engine's program twice from one configuration, behind runsc and as a plain process, pins both to
 one core and drives them over their rings in turn (inside, outside, outside, inside); the one that waits is stopped.
-Processor time is that of everything the sandbox is: sentry, stubs, gofer. ``idle`` compares an idle appliance with two
-sandboxes in which a program sleeps for good: what those burn is runsc's own. ``filter`` times a system call before and
-after lock-down.
+Processor time is that of everything the sandbox is: sentry, stubs, gofer. ``idle`` compares an idle appliance with
+two sandboxes in which a program sleeps for good: what those burn is runsc's own; then once more with its sandboxes
+frozen. ``filter`` times a system call before and after lock-down.
 
 Run: ``python bench/sandbox.py [engine|idle|filter] [--model DIR|big] [--streams 16] [--rounds 3] [--core 1]``.
 """
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.layout import GUEST_KERNELS
 from bench.process_times import named_seconds, seconds, tree
+from bench.syscalls import Counter
 from engine.config import EngineConfig
 from isolation.gvisor.environment import guest_environment
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -242,22 +243,49 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
 
 
 def idle(options: argparse.Namespace) -> dict[str, object]:
-    """An idle appliance against two sleeping sandboxes, over the same seconds."""
+    """An idle appliance against two sleeping sandboxes, over the same seconds; then the same with its sandboxes
+    frozen. Percent of a core, host calls a second, and the time of a first request beside that of others."""
     from tests.system.conftest import running
+    from tests.system.test_freezing import AFTER_S, all_frozen, allow, ask_ms, until
 
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "state") as appliance, sleeping(2) as sleepers:
-        time.sleep(3.0)
-        ours, theirs = tree([appliance.process.pid]), tree(sleepers)
-        before = named_seconds(ours), named_seconds(theirs)
-        time.sleep(options.seconds)
-        after = named_seconds(ours), named_seconds(theirs)
+    settings = {"ATHANOR_SANDBOX__FREEZE_AFTER_S": str(AFTER_S)}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(Path(folder) / "state", env=settings) as appliance,
+        sleeping(2) as sleepers,
+    ):
+        time.sleep(20.0)  # checkpoints are made in the first seconds
+        found: dict[str, object] = {"awake": watched(appliance.process.pid, sleepers, options.seconds)}
+        warm = sorted(ask_ms(appliance) for _ in range(21))
+        allow(appliance, freeze=True)
+        firsts = []
+        for _ in range(5):
+            until(lambda: all_frozen(appliance))
+            firsts.append(ask_ms(appliance))
+        until(lambda: all_frozen(appliance))
+        found["frozen"] = watched(appliance.process.pid, sleepers, options.seconds)
+        found["request_ms"] = {"warm": round(warm[10], 1), "first": [round(one, 1) for one in firsts]}
+    return found
+
+
+def watched(appliance: int, sleepers: list[int], duration_s: float) -> dict[str, object]:
+    """Processor time and host calls of an appliance and of sleeping sandboxes, over the same seconds."""
+    ours, theirs = tree([appliance]), tree(sleepers)
+    calls = Counter(ours), Counter(theirs)
+    before = named_seconds(ours), named_seconds(theirs), [sum(one.read().values()) for one in calls]
+    time.sleep(duration_s)
+    after = named_seconds(ours), named_seconds(theirs), [sum(one.read().values()) for one in calls]
     shares = [
-        {name: round((now[name] - then[name]) / options.seconds * 100, 2) for name in now}
-        for then, now in zip(before, after, strict=True)
+        {name: round((now[name] - then[name]) / duration_s * 100, 2) for name in now}
+        for then, now in zip(before[:2], after[:2], strict=True)
     ]
-    own, runsc = sum(shares[0].values()), sum(shares[1].values())
-    beyond = round(own - runsc, 2)
-    return {"appliance_percent": shares[0], "sleeping_percent": shares[1], "beyond_runsc_percent": beyond}
+    own, runsc = (round((now - then) / duration_s) for then, now in zip(before[2], after[2], strict=True))
+    return {
+        "appliance_percent": shares[0],
+        "sleeping_percent": shares[1],
+        "beyond_runsc_percent": round(sum(shares[0].values()) - sum(shares[1].values()), 2),
+        "calls_per_s": {"appliance": own, "sleeping": runsc},
+    }
 
 
 def cost_of_filter(_: argparse.Namespace) -> dict[str, object]:
