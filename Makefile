@@ -16,9 +16,9 @@ test: setup-dev ## the whole test suite at small counts, on two workers
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not full" --durations=25 --durations-min=2
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
-# all variants of models and the counts of the bars. Alone on the machine: full counts compare times.
-verify: setup-dev emulator ## every test at its full count, one after the other
-	$(BIN)/python -m pytest -q --durations=25 --durations-min=10
+# all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
+verify: setup-dev emulator ## every test at its full count, on two workers
+	$(BIN)/python -m pytest -q $(WORKERS) --durations=25 --durations-min=10
 
 # The seed is the date, so that each night meets another sequence; the report names the command that repeats a turn.
 soak: setup-dev kernels ## half an hour of faults under load, for every night; as root (docs/soak.md)

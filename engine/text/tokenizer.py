@@ -259,7 +259,10 @@ def _makes(pair: str | list[str], names: Iterable[str]) -> bool:
 def _built(spec: Mapping[str, Any]) -> Any:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    except Exception as error:
+    except BaseException as error:
+        # The library is Rust: where it panics over a file, PyO3's error is no ``Exception``.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelLoadError(f"tokenizer.json cannot be used: {error}") from error
     if not 0 < tokenizer.get_vocab_size(with_added_tokens=True) <= MAX_VOCABULARY:
         raise ModelLoadError(f"tokenizer.json has no token or more than {MAX_VOCABULARY}")

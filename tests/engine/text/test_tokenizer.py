@@ -262,6 +262,18 @@ def broken(tiny, **changes: object) -> bytes:
         ({"added_tokens": [{"id": 1, "content": "x", "special": 1}]}, "added token is malformed"),
         ({"added_tokens": [{"id": MAX_VOCABULARY, "content": "x", "special": True}]}, "added token is malformed"),
         ({"pre_tokenizer": {"type": "Nonsense"}}, "cannot be used"),
+        (
+            {
+                "model": {
+                    "type": "BPE",
+                    "vocab": {"a": 0, "b": 1, "ab": 2},
+                    "merges": ["a b"],
+                    "continuing_subword_prefix": "longer than what is merged",
+                },
+                "added_tokens": [],
+            },
+            "cannot be used: (range|begin|start)",
+        ),
         ({"comment": "\ufdd0"}, "reserved"),
     ],
 )
