@@ -243,5 +243,8 @@ def _take_small(top: int) -> tuple[list[object], list[object]]:
             slot += 1
             held[slot] = one
         above[place] = one
-    above[-1] = _zeros(_NUMBER)  # Where the numbers above were.
+    # Where the numbers above were: Python 3.11 leaves one, 3.12 and later two. No loop: it would be a number more.
+    above[-1] = _zeros(_NUMBER)
+    above[-2] = _zeros(_NUMBER)
+    above[-3] = _zeros(_NUMBER)
     return held, above
