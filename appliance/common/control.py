@@ -139,6 +139,8 @@ class SandboxUp:
     tenant: str = ""
     start: str = COLD
     """How it began: ``COLD``, ``RESTORED`` or ``FALLEN_BACK``."""
+    computes: str = ""
+    """What an engine says that it computes with."""
 
 
 @dataclass(frozen=True, slots=True)

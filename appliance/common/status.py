@@ -51,6 +51,8 @@ class EngineStatus(SandboxStatus):
     """Requests in the last step, those that have ended since left out."""
     waiting: int = 0
     """Requests that wait inside the engine."""
+    computes: str = ""
+    """What it says that it computes with, and the times of the trial that chose this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

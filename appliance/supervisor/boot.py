@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -138,6 +138,13 @@ class SavedStart:
         self.verdict.result()
 
 
+COMPUTES = "engine computes with "
+"""Beginning of the line in which an engine says so (``engine.startup.load``)."""
+
+MAX_CLAIM_CHARS = 300
+"""Characters kept of it: a form with its figures has some 200."""
+
+
 @dataclass(slots=True)
 class Booted:
     """A ready sandbox. ``channel`` is None once the gateway has it."""
@@ -154,6 +161,8 @@ class Booted:
     """How it began: a constant of ``appliance.common.control``."""
     said: str = ""
     """Last line of its output when it became ready."""
+    computes: str = ""
+    """What an engine says that it computes with; a claim, for people."""
 
     def describe_end(self) -> str:
         """Cause of its end, for people."""
@@ -284,8 +293,14 @@ def boot(plan: BootPlan, runtime: Runtime, stop: threading.Event, saved: SavedSt
     spill = channels[1] if plan.spills else None
     took = time.monotonic() - began
     start, tail = COLD if saved is None else RESTORED, sandbox.output_tail()
-    said = tail[-1] if tail else ""
-    return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said)
+    said, computes = tail[-1] if tail else "", claimed(tail)
+    return Booted(sandbox, channels[0], plan.socket_dir, layout, numbers, took, spill, start, said, computes)
+
+
+def claimed(lines: Sequence[str]) -> str:
+    """What an engine's output says that it computes with, cut to ``MAX_CLAIM_CHARS``; empty where it says nothing."""
+    found = [line.removeprefix(COMPUTES) for line in lines if line.startswith(COMPUTES)]
+    return found[-1][:MAX_CLAIM_CHARS] if found else ""
 
 
 def end(booted: Booted) -> None:

@@ -211,6 +211,7 @@ class Keeper:
             ready=booted.ready,
             tenant=self.plan.tenant,
             start=booted.start,
+            computes=booted.computes,
         )
         if self._publish(message, booted.channel.fds()):
             booted.channel.close()

@@ -52,6 +52,8 @@ class SandboxRecord:
     away_since: float = field(default_factory=time.time)
     """When it was last ready, or first known."""
     cause: str = ""
+    computes: str = ""
+    """What an engine said last that it computes with."""
     frozen: bool = False
     """Whether the supervisor has frozen it, because nobody uses it; it is ready all the same."""
     memory_bytes: int = 0
@@ -66,7 +68,7 @@ class SandboxRecord:
     def note_up(self, message: SandboxUp) -> None:
         """Note that the sandbox is there."""
         self.become("ready")
-        self.pid, self.restarts = message.pid, message.restarts
+        self.pid, self.restarts, self.computes = message.pid, message.restarts, message.computes
         self.note_start(message.start)
 
     def note_start(self, start: str) -> None:

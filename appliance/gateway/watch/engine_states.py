@@ -89,6 +89,7 @@ class EngineStates:
                 free_blocks=available,
                 running=view.running,
                 waiting=view.waiting,
+                computes=model.records["engine"].computes,
             )
         text = known.get("text") or SandboxStatus(state="booting", kind=kind)
         return ModelStatus(

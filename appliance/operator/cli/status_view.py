@@ -59,7 +59,7 @@ def status_view(status: ApplianceStatus, now: float, width: int) -> RenderableTy
     for alert in status.alerts:
         if alert.key not in _SAID_ELSEWHERE:
             parts += [_alert(alert, now), ""]
-    parts += [_models((*status.models, *status.own), width), "", _tenants(status.tenants), ""]
+    parts += [_models((*status.models, *status.own), width), "", *_forms(status.models), _tenants(status.tenants), ""]
     if status.public:
         parts += [_public(status.public), ""]
     parts += [_policy(status.policy), ""]
@@ -110,6 +110,15 @@ def _models(models: tuple[ModelStatus, ...], width: int) -> Table:
         shown.add_row(*_room(name, "engine", model.engine, width))
         shown.add_row(*_room("", "text", model.text, width))
     return shown
+
+
+def _forms(models: tuple[ModelStatus, ...]) -> Iterator[RenderableType]:
+    """What each engine computes with, as it says."""
+    known = [model for model in models if model.engine.computes]
+    for model in known:
+        yield Text.assemble((f"{printable(model.name)} computes with ", "dim"), printable(model.engine.computes))
+    if known:
+        yield ""
 
 
 def _room(name: str, room: str, one: SandboxStatus, width: int) -> Iterator[Text]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.supervisor import boot as boot_module
-from appliance.supervisor.boot import Booted, BootPlan, boot
+from appliance.supervisor.boot import MAX_CLAIM_CHARS, Booted, BootPlan, boot, claimed
 from isolation.errors import SandboxStartError
 from isolation.ipc.channel import Channel
 from isolation.ipc.engine import RequestFailure, StepOutput
@@ -208,3 +208,11 @@ def test_only_what_was_said_since_it_was_ready_are_last_words(tmp_path: Path) ->
     runtime.guest.said += ("a bus error",)
     assert outcome.describe_end() == "was ended; its last words: a bus error"
     runtime.guest.delete()
+
+
+def test_what_an_engine_computes_with_is_its_last_word_on_it() -> None:
+    """The rest of the line, cut; another sandbox, or none that says so, says nothing."""
+    lines = ("engine computes with plain operations", "engine computes with compiled kernels", "engine holds little")
+    assert claimed(lines) == "compiled kernels"
+    assert claimed(("text is ready",)) == claimed(()) == ""
+    assert len(claimed((f"engine computes with {'x' * 1_000}",))) == MAX_CLAIM_CHARS
