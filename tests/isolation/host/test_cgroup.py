@@ -13,7 +13,7 @@ import pytest
 from isolation.errors import IsolationError
 from isolation.gvisor.spec import Limits
 from isolation.host.cgroup import Cgroup, CgroupSupport, _describe, limit_files, remove_group
-from isolation.host.cgroup_tree import CgroupTree, parse_mountinfo, parse_own_groups
+from isolation.host.cgroup_tree import CgroupTree, own_directory, parse_mountinfo, parse_own_groups
 from isolation.host.process import spawn
 
 LIMITS = Limits(memory_bytes=256 << 20, cpu_quota_cores=1.5, pids=2048)
@@ -137,6 +137,31 @@ def test_a_frozen_group_computes_nothing_and_ends_all_the_same(tree):
         time.sleep(0.1)
         assert tree.cleanup() == ("other",)
         assert child.wait(10) == -9
+
+
+def test_version_2_freezes_too():
+    """The unified hierarchy beside those of version 1, where there is one: it has no limits there and freezes."""
+    mounts, own = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
+    base = own_directory(parse_mountinfo(mounts), parse_own_groups(own), "")
+    if base is None or not os.access(base, os.W_OK):
+        pytest.skip("no unified hierarchy that is ours to change")
+    directory = base / f"athanor-test-{os.getpid()}"
+    directory.mkdir()
+    group = Cgroup({"freezer": directory})
+    with spawn([sys.executable, "-c", SPIN]) as child:
+        group.add([child.pid])
+        assert group.freeze()
+        time.sleep(0.2)
+        before = ticks(child.pid)
+        time.sleep(0.3)
+        assert ticks(child.pid) == before
+        group.thaw()
+        time.sleep(0.3)
+        assert ticks(child.pid) > before + 10, "the control: thawed it computes"
+        assert group.freeze()
+        group.delete()
+        assert child.wait(10) == -9
+    assert not directory.exists()
 
 
 def test_what_cannot_be_frozen_says_so(tmp_path):
