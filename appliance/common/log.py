@@ -92,7 +92,7 @@ def report_callbacks(loop: asyncio.AbstractEventLoop) -> None:
         frames = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
         places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
         kind = type(error).__name__ if error is not None else "none"
-        log.error("a callback of the event loop failed, which is a defect", error=kind, at=", ".join(places))
+        log.error("a callback of the event loop failed", error=kind, at=", ".join(places))
 
     loop.set_exception_handler(report)
 

@@ -37,7 +37,8 @@ class _Rest:
     """Generation and frames of each link when it was seen last."""
     since: float = 0.0
     """Monotonic seconds since which nothing has changed."""
-    frozen: bool = False
+    links: Mapping[str, EngineLink | TextLink] = field(default_factory=dict)
+    """Links by role while they are frozen."""
 
 
 @dataclass(slots=True)
@@ -77,12 +78,12 @@ class Freezer:
             links = _links(model)
             mark = _mark(links)
             if mark != rest.mark or not mark:
-                # New links are of sandboxes that were never frozen.
-                rest.mark, rest.since, rest.frozen = mark, now, False
+                # One has ended, or sent something at the last moment: the other shall not stay frozen.
+                self._wake(key, rest)
+                rest.mark, rest.since = mark, now
             elif key not in self._allowed:
-                if rest.frozen:
-                    self._wake(key, links, rest)
-            elif not rest.frozen and now - rest.since >= self.after_s:
+                self._wake(key, rest)
+            elif not rest.links and now - rest.since >= self.after_s:
                 self._freeze(key, links, rest)
         self._seen = seen
 
@@ -97,18 +98,20 @@ class Freezer:
         if rest is None or rest.model.records[message.role].generation != message.generation:
             return
         rest.model.records[message.role].frozen = bool(message.frozen)
-        if rest.frozen and not message.frozen:
-            self._wake(key, _links(rest.model), rest)
+        if not message.frozen:
+            self._wake(key, rest)
 
     def _freeze(self, key: Key, links: Mapping[str, EngineLink | TextLink], rest: _Rest) -> None:
-        rest.frozen = True
+        rest.links = links
         for role, link in links.items():
-            link.wake = partial(self._wake, key, links, rest)
+            link.wake = partial(self._wake, key, rest)
             self.tell(Freeze(key[0], role, link.generation, 1, key[1]))
 
-    def _wake(self, key: Key, links: Mapping[str, EngineLink | TextLink], rest: _Rest) -> None:
-        """Thaw all sandboxes of the model: a request needs them one after the other."""
-        rest.frozen, rest.since = False, self.clock()
+    def _wake(self, key: Key, rest: _Rest) -> None:
+        """Thaw all sandboxes of the model, if they are frozen: a request needs them one after the other."""
+        if not rest.links:
+            return
+        links, rest.links, rest.since = rest.links, {}, self.clock()
         for role, link in links.items():
             link.wake = None
             if not link.closed:

@@ -204,9 +204,7 @@ COUNTERS = {
         "Sandboxes that became ready: cold, restored from a checkpoint, or fallen_back because theirs was of no use.",
         frozenset({"model", "role", "outcome"}),
     ),
-    SANDBOX_THAWS: Instrument(
-        "{thaw}", "Times that a model's frozen sandboxes went on for a request.", frozenset({"model"})
-    ),
+    SANDBOX_THAWS: Instrument("{thaw}", "Times that a model's frozen sandboxes went on.", frozenset({"model"})),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
     INTEGRITY_FAILURES: Instrument(
         "{request}",

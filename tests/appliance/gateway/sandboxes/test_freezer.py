@@ -161,3 +161,13 @@ def test_what_the_supervisor_says_is_shown_and_a_refusal_is_tried_again(room: Ro
     room.freezer.take(Frozen("unknown", "engine", 1, 1))
     with pytest.raises(KeyError):
         room.freezer.take(Frozen("m", "kitchen", 1, 1))
+
+
+def test_when_a_frozen_one_ends_the_other_does_not_stay_frozen(room: Room) -> None:
+    """Its lone companion is thawed at the next look, and nothing is said of what has ended."""
+    assert room.pass_s(30) == BOTH
+    room.models[0].engine.closed = True
+    room.models[0].engine = None
+    assert room.pass_s(2) == [THAWED[1]]
+    assert room.models[0].text.wake is None
+    assert room.pass_s(1_000) == []
