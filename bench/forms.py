@@ -28,9 +28,9 @@ from appliance.operator import kernels
 from bench.cpu_cases import Case, Clock, Ours
 from engine.backends.native import load as native
 from engine.backends.native.library import UnusableKernelsError, open_libraries
-from engine.backends.native.manifest import MANIFEST, Variant
+from engine.backends.native.manifest import MANIFEST, PLAIN, Variant
 from engine.backends.native.program import NativeModel
-from engine.backends.native.trial import PLAIN, Candidate, Trial
+from engine.backends.native.trial import Candidate, Trial
 
 STREAMS = (1, 4, 16, 64)
 

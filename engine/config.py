@@ -45,6 +45,9 @@ class EngineConfig:
     """Microseconds that a step of the null runner takes at least."""
     kernels: str = ""
     """Directory inside the sandbox with kernels that were compiled for this architecture; empty for none."""
+    form: str = ""
+    """Form (``engine.backends.native.manifest.FORMS``) that an engine with the same model and kernels chose on this
+    machine before; empty: the engine tries its forms. One that cannot be had is tried anew as well."""
     pooling: str = "auto"
     """How the embed runner makes one vector of a text: ``auto`` as the model's files say, ``last``, ``mean`` or
     ``cls``; these with ``+normalise`` for unit length."""

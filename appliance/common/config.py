@@ -206,6 +206,9 @@ class SandboxConfig(_Section):
     kernels: Path | None = Field(default=None, strict=False)
     """Folder that `athanor kernels build` made on a machine of this architecture. An engine that cannot use it, or is
     faster without, says so in the log and computes without."""
+    form_cache: Path | None = Field(default=None, strict=False)
+    """File in which the supervisor remembers in which form each engine computes fastest here, so that not every start
+    tries them. Its folder must be writable for no other user. Left out: every start tries them."""
     gpu_kernels: Path | None = Field(default=None, strict=False)
     """Folder of kernels that were compiled for GPUs (docs/gpu.md). An engine on a GPU has no compiler of its own."""
     step_timeout_s: Annotated[float, Field(ge=5, le=3_600), SECONDS] = 300.0

@@ -248,6 +248,7 @@ def write_config(state: Path, options: DemoOptions, served: dict[str, Path]) -> 
     config["sandbox"] |= {
         "unsafe_no_sandbox": options.unsafe_no_sandbox,
         "checkpoints": None if options.no_checkpoints else str(saved.resolve()),
+        "form_cache": str((state / "forms.json").resolve()),
     }
     path = state / CONFIG
     # JSON is YAML: what is generated needs no second writer.

@@ -141,8 +141,8 @@ class SavedStart:
 COMPUTES = "engine computes with "
 """Beginning of the line in which an engine says so (``engine.startup.load``)."""
 
-MAX_CLAIM_CHARS = 300
-"""Characters kept of it: a form with its figures has some 200."""
+MAX_CLAIM_CHARS = 600
+"""Characters kept of it: a form with the figures of eight has some 400."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import structlog
 
 from appliance.common.control import RESTORED, Control, Frozen, SandboxDown, SandboxUp, SandboxUse
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
+from appliance.supervisor.forms import Forms
 from appliance.supervisor.lifecycle import Event, Life, State
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_service import Vault
@@ -67,10 +68,12 @@ class Keeper:
         publish: Publish,
         vault: Vault | None = None,
         warm: WarmStarts | None = None,
+        forms: Forms | None = None,
     ) -> None:
         self.plan = plan
         self._vault = vault
         self._warm = warm
+        self._forms = forms
         self.life = Life()
         self._runtime = runtime
         self._publish = publish
@@ -150,11 +153,17 @@ class Keeper:
         return ending.cause
 
     def _boot(self) -> Booted:
-        """Boot, from a checkpoint where there is one, unless several deaths came in a row. Blocks."""
+        """Boot, from a checkpoint where there is one and in the form of an earlier trial, unless several deaths came in
+        a row. Blocks."""
+        deadly = self.life.failures >= MOST_RESTORED_DEATHS
+        plan = self.plan if self._forms is None or deadly else self._forms.told(self.plan)
         if self._warm is None:
-            return boot(self.plan, self._runtime, self._abandon)
-        begin = self._warm.boot if self.life.failures < MOST_RESTORED_DEATHS else self._warm.boot_cold
-        return begin(self.plan, self._abandon)
+            booted = boot(plan, self._runtime, self._abandon)
+        else:
+            booted = (self._warm.boot_cold if deadly else self._warm.boot)(plan, self._abandon)
+        if self._forms is not None:
+            self._forms.note(self.plan, booted)
+        return booted
 
     def _threads(self) -> dict[str, str]:
         """Fields of the log line about an engine's threads: number, reason, processors if it is pinned."""

@@ -15,6 +15,7 @@ import structlog
 from appliance.common.control import REFUSED, Fault, Freeze, Release, SandboxDown, Want
 from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
+from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.lifecycle import Life
 from isolation.gvisor.runtime import Runtime
@@ -52,6 +53,7 @@ class Residents:
         runtime: Runtime,
         publish: Publish,
         policy: Callable[[], PolicySet],
+        forms: Forms | None = None,
     ) -> None:
         """``plan`` raises ``KeyError`` for a model that is not served; ``policy`` reads the one in force and may
         block."""
@@ -60,6 +62,7 @@ class Residents:
         self._runtime = runtime
         self._publish = publish
         self._policy = policy
+        self._forms = forms
         self._wishes: asyncio.Queue[Want | BaseException] = asyncio.Queue()
         self._wanted: set[Key] = set()
         """Models and tenants whose requests wait or are served and were not taken back."""
@@ -150,7 +153,7 @@ class Residents:
         self.offer()
 
     def _keep(self, key: Key, plan: BootPlan) -> None:
-        keeper = Keeper(plan, self._runtime, self._publish)
+        keeper = Keeper(plan, self._runtime, self._publish, forms=self._forms)
         # Generations go on over all lives, so that no late word about one sandbox is taken for another's.
         keeper.life = Life(generation=self._boots, restarts=-1)
         self._boots += 1

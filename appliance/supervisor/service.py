@@ -20,6 +20,7 @@ from appliance.common.catalog import ModelFiles, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import CONTROL_VERSION, AuditState, Fault, Freeze, Release, SpillState, Want, Welcome
 from appliance.common.errors import StartError
+from appliance.common.form_cache import open_form_cache
 from appliance.common.image.check import check, resolve
 from appliance.common.log import report_callbacks
 from appliance.common.model_digests import DigestCache
@@ -28,13 +29,15 @@ from appliance.common.schema import check as check_state
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
-from appliance.supervisor.keeper import Keeper
+from appliance.supervisor.forms import Forms
+from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
+from isolation.gvisor.runtime import Runtime
 
 log = structlog.get_logger()
 
@@ -70,15 +73,11 @@ async def supervise(config: ApplianceConfig) -> None:
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
+    forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     for model, files in served.values():
-        keepers += [Keeper(plan, runtime, publish, vault, warm) for plan in plan_boots(config, model, files, runtime)]
-    residents = Residents(
-        config.sandbox.residents,
-        lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
-        runtime,
-        publish,
-        DeclaredTenants(config.policy).read,
-    )
+        plans = plan_boots(config, model, files, runtime)
+        keepers += [Keeper(plan, runtime, publish, vault, warm, forms) for plan in plans]
+    residents = _residents(config, served, runtime, publish, forms)
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
@@ -133,6 +132,24 @@ async def _close(vault: Vault | None, recorder: Recorder, writing: asyncio.Task[
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     await recorder.close()
+
+
+def _residents(
+    config: ApplianceConfig,
+    served: dict[str, tuple[ModelConfig, ModelFiles]],
+    runtime: Runtime,
+    publish: Publish,
+    forms: Forms,
+) -> Residents:
+    """Keepers of single tenants' sandboxes."""
+    return Residents(
+        config.sandbox.residents,
+        lambda name, tenant, role: plan_boot(config, *served[name], runtime, role, tenant),
+        runtime,
+        publish,
+        DeclaredTenants(config.policy).read,
+        forms,
+    )
 
 
 def _operator_socket(

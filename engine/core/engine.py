@@ -70,6 +70,8 @@ class Engine:
         self._after_commit = [one.after_commit for one in stages if one.overrides("after_commit")]
         self.urgent = True
         """Whether a reader waits for something in the last output: a start, a first token, an end."""
+        self.form = 0
+        """Number of the form in which the backend computes, as the host is told it (``EngineReady.form``)."""
 
     @property
     def has_work(self) -> bool:
@@ -110,6 +112,7 @@ class Engine:
             num_blocks=self.runner.storage.layout.num_blocks,
             deterministic=self.runner.capabilities.deterministic,
             publishes=self._publishing.supported,
+            form=self.form,
         )
 
     def add(self, submit: Submit) -> None:

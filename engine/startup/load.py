@@ -10,6 +10,7 @@ import torch
 
 from engine.backends.common.loading import Loaded, LoadSource
 from engine.backends.cuda.runtime.budget import MOST_SHARE
+from engine.backends.native.manifest import FORMS
 from engine.config import EngineConfig
 from engine.core.backend import Backend
 from engine.core.engine import Engine
@@ -66,6 +67,7 @@ def load_engine(
     source = LoadSource(config=config, description=description, device=device, parallel=parallel)
     loaded = load_backend(source)
     engine = assemble(config, description, loaded, spill)
+    engine.form = FORMS.index(source.form)
     del source
     release_free_memory()
     if warm:

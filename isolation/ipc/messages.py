@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and
@@ -136,6 +136,8 @@ class EngineReady:
     """Whether it can serve deterministic requests."""
     publishes: bool = False
     """Whether it can keep public prefixes."""
+    form: int = 0
+    """Number of the form in which it computes (``engine.backends.native.manifest.FORMS``); 0: it has not chosen one."""
 
 
 @dataclass(frozen=True, slots=True)

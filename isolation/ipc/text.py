@@ -106,7 +106,7 @@ class Vocabulary:
     entries: tuple[bytes, ...]
 
 
-_ENGINE_READY = Record("vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:?")
+_ENGINE_READY = Record("vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B")
 _TEXT_READY = Record("vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:?")
 _VOCABULARY = struct.Struct("<II")
 _LENGTH_BYTES = 2

@@ -116,7 +116,10 @@ def _forms(models: tuple[ModelStatus, ...]) -> Iterator[RenderableType]:
     """What each engine computes with, as it says."""
     known = [model for model in models if model.engine.computes]
     for model in known:
-        yield Text.assemble((f"{printable(model.name)} computes with ", "dim"), printable(model.engine.computes))
+        form, _, figures = printable(model.engine.computes).partition("; ")
+        yield Text.assemble((f"{printable(model.name)} computes with ", "dim"), form)
+        if figures:
+            yield Padding(Text(figures, "dim"), (0, 0, 0, 2))
     if known:
         yield ""
 

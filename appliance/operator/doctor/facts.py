@@ -287,6 +287,8 @@ class ServiceFacts:
     gpu_kernels: tuple[GpuKernelFacts, ...] = ()
     threads: tuple[str, ...] = ()
     """Threads of the engines with the reason for their number, each line once, as seen from this process."""
+    forms: tuple[str, ...] = ()
+    """What engines computed with fastest when this machine tried, a line for each model that was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

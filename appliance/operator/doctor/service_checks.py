@@ -45,6 +45,8 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     for line in service.threads:
         yield Subject(Area.SERVICE, "threads").ok(line)
     yield check_kernels(service.kernels)
+    for line in service.forms:
+        yield Subject(Area.SERVICE, "fastest form").ok(line)
     for disk in service.disks:
         yield check_disk(disk)
     if not service.exporters:

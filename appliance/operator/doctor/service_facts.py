@@ -15,6 +15,7 @@ from appliance.common import notify
 from appliance.common.catalog import find_files, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig, split_address
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
+from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
 from appliance.operator import kernels
 from appliance.operator.doctor.certificate import read_certificate
@@ -75,6 +76,7 @@ def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> Se
         running=running,
         gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
         threads=_threads(config),
+        forms=_forms(config),
     )
 
 
@@ -82,6 +84,16 @@ def _threads(config: ApplianceConfig) -> tuple[str, ...]:
     """Plan the engines' threads as a supervisor started from here would; engines on equal nodes have one line."""
     places = (engine_place(config, model) for model in config.models)
     return tuple(dict.fromkeys(role_threads(config, Role.ENGINE, place).reason for place in places))
+
+
+def _forms(config: ApplianceConfig) -> tuple[str, ...]:
+    """Newest remembered trial of each served model, for people; none where the file cannot be read."""
+    try:
+        kept = read_forms(config.sandbox.form_cache) if config.sandbox.form_cache is not None else ()
+    except (OSError, ValueError):
+        return ()
+    newest = {one.model: f"{one.model}: {one.said}; tried on {one.tried}" for one in kept}
+    return tuple(newest[model.name] for model in config.models if model.name in newest)
 
 
 def _ports(config: ApplianceConfig) -> Iterator[Port]:

@@ -36,6 +36,8 @@ class LoadSource:
     """The model when it is in memory already, not yet packed; None: it is on disk."""
     refused: str = ""
     """Why the loader that was tried before this one refused; empty when there was none."""
+    form: str = ""
+    """Form that a loader chose among several (``engine.backends.native.manifest.FORMS``); empty: none had to choose."""
 
     @cached_property
     def model(self) -> Decoder:

@@ -53,6 +53,16 @@ VARIANTS = (
 )
 """The best of a machine first."""
 
+PLAIN = "plain operations"
+"""Form without kernels."""
+
+COMPRESSED = " compressed"
+"""End of the name of a form that holds bfloat16 weights in fewer bytes."""
+
+FORMS = ("", PLAIN, *(variant.name + end for variant in VARIANTS for end in ("", COMPRESSED)))
+"""Forms in which an engine may compute, by the number that stands for them between engine and host; the first: an
+engine that does not choose one."""
+
 
 def variants_of(machine: str) -> tuple[Variant, ...]:
     """Variants for a kind of machine, the best first."""

@@ -117,7 +117,7 @@ class NativeModel:
         *,
         int8: bool = False,
         compressed: bool = True,
-        trial: str = "",
+        reason: str = "",
     ) -> None:
         """Take the matrices of the model over.
 
@@ -128,7 +128,7 @@ class NativeModel:
             limits: of a step.
             int8: quantise the weights.
             compressed: hold bfloat16 weights in fewer bytes where that loses nothing.
-            trial: why this form was chosen, for people.
+            reason: why this form was chosen, for people.
         """
         layers = check_supported(model, limits.max_context)
         self.model = model
@@ -144,7 +144,7 @@ class NativeModel:
         self._tables: BlockTables | None = None
         """Those whose addresses the step has."""
         self._build(model, layers)
-        self.description, self.compresses = self._describe(trial), self._held_bytes < self._stored_bytes
+        self.description, self.compresses = self._describe(reason), self._held_bytes < self._stored_bytes
         self.operand_bytes = self._builder.fed.itemsize
         ops = self._builder.ops
         self._ops = (Op * len(ops))(*ops)
@@ -198,11 +198,11 @@ class NativeModel:
         self._library.run(self._program, step)
         return self._logits[: step.wanted_count], self._best[: step.wanted_count]
 
-    def _describe(self, trial: str) -> str:
+    def _describe(self, reason: str) -> str:
         """Which kernels compute and why, and the share of the weights' bytes that they keep, for people."""
         stored, held = self._stored_bytes, self._held_bytes
         kept = f"; weights in {round(100 * held / stored)} % of their bytes, without loss" if held < stored else ""
-        return self._library.description + kept + (f"; {trial}" if trial else "")
+        return self._library.description + kept + (f"; {reason}" if reason else "")
 
     def touch(self) -> None:
         """Write every page of the logits once more."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from engine.backends.native.abi import Kind, Mode, Op, Program, Step, Type
 from engine.backends.native.compression import compress
 from engine.backends.native.library import Library
+from engine.backends.native.manifest import COMPRESSED, PLAIN
 from engine.backends.native.packing import TYPES, Packed, pack
 from engine.backends.native.program import CACHE_LINE, Builder
 from engine.model.layers.layers import Linear
@@ -52,8 +53,6 @@ CLEARLY = 0.95
 
 CLEARLY_PLAIN = 0.8
 """Share for plain operations, whose numbers differ in their last bits: noise must not choose them after a restart."""
-
-PLAIN = "plain operations"
 
 Work = Callable[[], object]
 """Computes once. What its structures point to lives as long as it does."""
@@ -160,7 +159,7 @@ def _forms(
     for place, library in enumerate(libraries):
         small = small or [compress(library, one) for one in packed]
         if any(one.compression is not None for one in small):
-            yield Candidate(f"{library.variant} compressed", library, True), partial(_compiled, library, small, dtype)
+            yield Candidate(library.variant + COMPRESSED, library, True), partial(_compiled, library, small, dtype)
         yield Candidate(library.variant, library), partial(_compiled, library, packed, dtype)
         if place == 0:
             yield Candidate(PLAIN, None), partial(_plain, weights, int8)

@@ -220,14 +220,16 @@ class Fairness:
     def _queue(self, request: Request) -> None:
         account = request.account
         if not (account.waiting or account.suspended):
-            self.classes[request.spec.priority].join_backlog(request)
+            self.classes[account.priority].join_backlog(request)
 
     def _unqueue(self, request: Request) -> None:
-        if len(request.account.waiting) == 1:
-            self.classes[request.spec.priority].leave_backlog(request.account)
+        account = request.account
+        if len(account.waiting) == 1:
+            self.classes[account.priority].leave_backlog(account)
 
     def _admitted(self, request: Request, blocks: float) -> None:
-        account, one = request.account, self.classes[request.spec.priority]
+        account = request.account
+        one = self.classes[account.priority]
         self._running[request] = one.running[account] = None
         account.ticket = 0
         request.pledge = self._prices.pledge(request, blocks)
@@ -242,13 +244,14 @@ class Fairness:
         self._prices.reprice(request)
         account.pledged -= request.pledge
         if not account.num_running:
-            self.classes[request.spec.priority].end_running(account)
+            self.classes[account.priority].end_running(account)
         if self._at_cap:
             self._restore(request.kv.account)
 
     def _left(self, request: Request) -> None:
-        if not request.account.num_live:
-            self.classes[request.spec.priority].make_idle(request.account)
+        account = request.account
+        if not account.num_live:
+            self.classes[account.priority].make_idle(account)
         kv = request.kv.account
         if self._at_cap and not kv.num_requests:
             self._at_cap.pop(kv, None)
@@ -256,7 +259,7 @@ class Fairness:
     def _suspend(self, request: Request) -> None:
         """Suspend the queue of a request whose account of blocks is at its cap."""
         kv, account = request.kv.account, request.account
-        self.classes[request.spec.priority].suspend(account)
+        self.classes[account.priority].suspend(account)
         self._at_cap.setdefault(kv, {})[account] = None
         kv.waited += 1
 

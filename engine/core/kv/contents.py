@@ -39,14 +39,16 @@ class BlockContents:
         """Give the block to an owner; it is zeroed before."""
         self._dirty[block] = None
         self.owners[block] = owner
-        self._count(block)
+        self._generation += 1
+        self._generations[block] = self._generation
 
     def clean(self, block: int) -> None:
         """Have a block without holder and id zeroed, where its content must not be kept."""
         if self.owners[block] == TRANSIENT:
             self.owners[block] = CLEAN
             self._dirty[block] = None
-            self._count(block)
+            self._generation += 1
+            self._generations[block] = self._generation
 
     def register(self, block: int, block_id: bytes) -> None:
         """Make the block findable. When the id is taken already, or the block has one, nothing changes."""
@@ -107,7 +109,3 @@ class BlockContents:
         for block_id, block in self.by_id.items():
             assert self.ids[block] == block_id, "the index of ids is wrong"
         assert sum(1 for known in self.ids if known is not None) == len(self.by_id)
-
-    def _count(self, block: int) -> None:
-        self._generation += 1
-        self._generations[block] = self._generation

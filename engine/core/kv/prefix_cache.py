@@ -170,17 +170,19 @@ class PrefixCache:
 
     def longest(self, requests: Sequence[AnyRequest]) -> AnyRequest:
         """The request with the longest known prefix, of some of one namespace; the first of equals."""
-        find, size = self._pool.find, self._block_size
         if self._local:
             return max(requests, key=lambda request: self.match(request).num_tokens)
+        # Several requests are looked at for each that is admitted: a call less for each block is worth it.
+        known, size = self._pool.contents.by_id, self._block_size
         best, most = requests[0], 0
         for request in requests:
-            if request.spec.public:
-                self._begin(request.spec, request.kv, request.token_ids)
-            ids = request.kv.ids
-            length, last = 0, (len(request.token_ids) - 1) // size if request.spec.retain else 0
+            spec, kv, token_ids = request.spec, request.kv, request.token_ids
+            if spec.public:
+                self._begin(spec, kv, token_ids)
+            ids = kv.ids
+            length, last = 0, (len(token_ids) - 1) // size if spec.retain else 0
             while length < last:
-                if find(ids[length] if length < len(ids) else self._id(request.kv, request.token_ids, length)) is None:
+                if (ids[length] if length < len(ids) else self._id(kv, token_ids, length)) not in known:
                     break
                 length += 1
             if length > most:
@@ -199,10 +201,9 @@ class PrefixCache:
         if self._local:
             self._register_tables(request, full)
         else:
-            ids, known = kv.ids, len(kv.ids)
+            ids, known, blocks, register = kv.ids, len(kv.ids), kv.blocks, self._pool.register
             for index in range(kv.num_registered, full):
-                found = ids[index] if index < known else self._id(kv, request.token_ids, index)
-                self._pool.register(kv.blocks[index], found)
+                register(blocks[index], ids[index] if index < known else self._id(kv, request.token_ids, index))
         kv.num_registered = max(kv.num_registered, full)
         if kv.family_ids is not None and full > len(kv.family_ids):
             kv.family_ids[:] = kv.ids[kv.num_public : full]

@@ -242,7 +242,11 @@ def admission_of(request: Request, pool: BlockPool) -> Admission:
         logprobs=spec.logprobs,
         blocks=tuple(kv.blocks),
         local=tuple(map(tuple, kv.local)),
-        stamps=stamps(kv.blocks[:shared], spec.public) + stamps(kv.blocks[shared:], owner),
+        stamps=(
+            stamps(kv.blocks[:shared], spec.public) + stamps(kv.blocks[shared:], owner)
+            if shared
+            else stamps(kv.blocks, owner)
+        ),
         local_stamps=tuple([stamps(table, owner) for table in kv.local]),
         deterministic=spec.deterministic,
         prompt_logprobs=spec.prompt_logprobs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from engine.backends.native import trial
 from engine.backends.native.library import Library, UnusableKernelsError, open_libraries
-from engine.backends.native.trial import PLAIN, Candidate, Heads, Trial, try_forms
+from engine.backends.native.manifest import FORMS, PLAIN
+from engine.backends.native.trial import Candidate, Heads, Trial, try_forms
 from engine.config import EngineConfig
 from engine.model.layers.layers import Linear
 from engine.startup.load import load_engine
@@ -81,10 +83,40 @@ def test_slower_kernels_are_not_used(
         return Trial({Candidate("x86-64-v3", next(iter(libraries))): {1: 0.002}, Candidate(PLAIN, None): {1: 0.001}})
 
     monkeypatch.setattr("engine.backends.native.load.try_forms", plain_wins)
-    said = load_engine(config, warm=False).runner.description
+    engine = load_engine(config, warm=False)
+    said = engine.runner.description
+    assert FORMS[engine.ready().form] == PLAIN
     assert said.startswith("plain operations; no compiled kernels: they are slower here: ")
     assert "x86-64-v3 2.00, plain operations 1.00" in said
     assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_the_form_of_an_earlier_trial_is_taken(
+    kernel_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a trial, also plain operations; the engine tells its number. A form that this machine lacks, or a library
+    that is gone, is tried anew."""
+    folder = kernel_dir()
+    save_model(tmp_path, model_config())
+    config = EngineConfig(model_dir=str(tmp_path), model_digest="00", threads=2, kv_bytes=1 << 20, kernels=str(folder))
+    tried: list[object] = []
+
+    def counted(*given: object, **named: object) -> Trial:
+        tried.append(given)
+        return try_forms(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("engine.backends.native.load.try_forms", counted)
+    for variant in [one.variant for one in open_libraries(str(folder))]:
+        engine = load_engine(replace(config, form=variant), warm=False)
+        assert f"kernels {variant} with" in engine.runner.description
+        assert FORMS[engine.ready().form] == variant
+    engine = load_engine(replace(config, form=PLAIN), warm=False)
+    assert engine.runner.description.startswith("plain operations") and FORMS[engine.ready().form] == PLAIN
+    assert not tried
+    for odd in ("", "armv9", "x86-64-v9 compressed"):
+        assert load_engine(replace(config, form=odd), warm=False).ready().form != 0
+    assert len(tried) == 3
     torch.set_num_threads(1)
 
 

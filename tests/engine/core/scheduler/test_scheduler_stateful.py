@@ -216,7 +216,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if oldest is not None and oldest.row < 0:
             # One that had been preempted, or an output of an older prompt, may have got a row in this step.
             older = self.oldest_running()
-            assert older is not None and older.order < oldest.order, "the oldest running request was preempted"
+            assert older is not None and older.spec.order < oldest.spec.order, (
+                "the oldest running request was preempted"
+            )
         scored = [chunk for chunk in plan.prefills if chunk.num_scored]
         assert sum(chunk.num_scored for chunk in scored) <= SCORED_ROWS
         result = self.scheduler.commit(plan, self.runner.execute(plan, default=token))

@@ -14,6 +14,7 @@ from engine.backends.common.loading import layout_for, limits_for
 from engine.backends.common.masks import MaskedLogits
 from engine.backends.common.sliced_sampling import Chooser
 from engine.backends.common.storage import KvStorage
+from engine.backends.native.load import choose
 from engine.backends.native.load import make_forward as make_native
 from engine.backends.plain.load import make_forward as make_plain
 from engine.config import EngineConfig
@@ -87,7 +88,7 @@ def load_runner(
     limits = limits_for(config, description, layout)
     storage = KvStorage(layout, max_context=limits.max_context, dtype=model.dtype, device=model.device)
     if kernels:
-        forward = make_native(config, model, storage, limits)
+        forward = make_native(config, model, choose(config, model, limits), storage, limits)
     else:
         forward = make_plain(config, model, storage)
     runner = HostRunner(forward, storage, limits)
