@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify soak soak-short lint format proto lock bench package phoenix emulator setup setup-dev kernels clean
+.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix emulator setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -17,8 +17,18 @@ test: setup-dev ## the whole test suite at small counts, on two workers
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
-verify: setup-dev emulator ## every test at its full count, on two workers
+verify: setup-dev emulator ## every test at its full count, on two workers, then the suite on every other Python
 	$(BIN)/python -m pytest -q $(WORKERS) --durations=25 --durations-min=10
+	$(MAKE) pythons
+
+# Those on the path; others by name: make pythons PYTHONS="/opt/python3.14/bin/python3.14".
+PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(shell command -v python$(version)))
+pythons: setup-dev ## the suite on every other Python, in clones of the last commit
+	@set -e; for python in $(PYTHONS); do \
+	  case $$($(BIN)/python -V) in "$$($$python -V)") continue;; esac; \
+	  clone=$$(mktemp -d); trap 'rm -rf "$$clone"' EXIT; echo "$$($$python -V), in $$clone"; \
+	  git clone -q . "$$clone/athanor"; $(MAKE) -C "$$clone/athanor" kernels test PYTHON="$$python"; rm -rf "$$clone"; \
+	done
 
 # The seed is the date, so that each night meets another sequence; the report names the command that repeats a turn.
 soak: setup-dev kernels ## half an hour of faults under load, for every night; as root (docs/soak.md)

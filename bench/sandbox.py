@@ -1,12 +1,14 @@
 """Figures of the sandbox: the same engine inside gVisor and outside, an idle appliance, and what the filter costs.
 
 ``engine`` boots the engine's program twice from one configuration, behind runsc and as a plain process, pins both to
-one core and drives them over their rings in turn (inside, outside, outside, inside); the one that waits is stopped.
+one core (``--threads`` of them) and drives them over their rings in turn (inside, outside, outside, inside); the one
+that waits is stopped. Both compute in the form that the one inside has chosen.
 Processor time is that of everything the sandbox is: sentry, stubs, gofer. ``idle`` compares an idle appliance with
 two sandboxes in which a program sleeps for good: what those burn is runsc's own; then once more with its sandboxes
 frozen. ``filter`` times a system call before and after lock-down.
 
-Run: ``python bench/sandbox.py [engine|idle|filter] [--model DIR|big] [--streams 16] [--rounds 3] [--core 1]``.
+Run: ``python bench/sandbox.py [engine|idle|filter] [--model DIR|big] [--streams 16] [--rounds 3] [--core 1]
+[--threads 1]``.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.layout import GUEST_KERNELS
 from bench.process_times import named_seconds, seconds, tree
 from bench.syscalls import Counter
+from engine.backends.native.manifest import FORMS
 from engine.config import EngineConfig
 from isolation.gvisor.environment import guest_environment
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -150,15 +153,15 @@ class Guest:
         return produced / wall, seconds(tree(self.pids)) - before
 
 
-def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace) -> Guest:
-    """Boot an engine on one core."""
+def start(runtime: Runtime, model: Path, cores: set[int], options: argparse.Namespace, form: str) -> Guest:
+    """Boot an engine on so many cores, with a thread on each; ``form``: in which it computes, empty: it chooses."""
     rootfs = python_rootfs("engine")
     isa = (("ONEDNN_MAX_CPU_ISA", options.isa),) if options.isa else ()
     folder = Path(tempfile.mkdtemp(prefix="ath-ipc-"))
     spec = SandboxSpec(
         name="engine-bench",
         argv=rootfs.argv("engine", "/ipc/host.sock"),
-        env=guest_environment(threads=1, extra=isa),
+        env=guest_environment(threads=len(cores), extra=isa),
         rootfs=rootfs,
         mounts=(Mount(folder, "/ipc"), Mount(model, "/model"), *_kernel_mounts(options.kernels)),
         limits=Limits(MEMORY_BYTES),
@@ -171,10 +174,12 @@ def start(runtime: Runtime, model: Path, core: int, options: argparse.Namespace)
         max_context=1_024,
         prefix_caching=False,
         kernels="" if options.kernels is None else runtime.guest_path(spec, GUEST_KERNELS),
+        threads=len(cores),
+        form=form,
     ).to_json()
     plan = BootPlan("engine-bench", "bench", Role.ENGINE, spec, folder, configuration)
     everywhere = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         booted = boot(plan, runtime, threading.Event())
     finally:
@@ -212,15 +217,18 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
         unsafe = UnsafeRuntime(unsafe_dir)
         stack.callback(unsafe.close)
         guests = {}
+        everywhere, form = os.sched_getaffinity(0), ""
+        cores = {(options.core + number) % len(everywhere) for number in range(options.threads)}
         for name, runtime in (("inside", stack.enter_context(gvisor())), ("outside", unsafe)):
-            guests[name] = guest = start(runtime, model, options.core, options)
+            guests[name] = guest = start(runtime, model, cores, options, form)
+            form = FORMS[guest.booted.ready["form"]]
             stack.callback(end, guest.booted)
             stack.callback(guest.booted.channel.send, Drain())
             stack.callback(guest.signal, signal.SIGCONT)
             guest.run(options.streams, 16)
             guest.booted.sandbox.settle(busy=True)  # As the supervisor does after a busy second.
             guest.signal(signal.SIGSTOP)
-        os.sched_setaffinity(0, {options.core} if options.same_core else os.sched_getaffinity(0) - {options.core})
+        os.sched_setaffinity(0, cores if options.same_core else everywhere - cores or everywhere)
         found: dict[str, list[tuple[float, float]]] = {"inside": [], "outside": []}
         for _ in range(options.rounds):
             for name in ("inside", "outside", "outside", "inside"):
@@ -234,6 +242,7 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
         "dtype": options.dtype,
         "isa": options.isa,
         "streams": options.streams,
+        "threads": options.threads,
         "kernels": options.kernels is not None,
         "tokens_per_s": {name: [round(speed) for speed, _ in runs] for name, runs in found.items()},
         "cpu_s": {name: [round(cpu, 2) for _, cpu in runs] for name, runs in found.items()},
@@ -311,7 +320,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--core", type=int, default=1, help="the engine's core")
+    parser.add_argument("--core", type=int, default=1, help="the engine's core, its first one")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine, each on a core of its own")
     parser.add_argument("--same-core", action="store_true", help="pin the driver to the engine's core too")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long an idle appliance is watched")
     options = parser.parse_args()
