@@ -199,6 +199,13 @@ class UnavailableError(ApplianceError):
     wire = Wire("UNAVAILABLE", 503, "service_unavailable_error", "server_is_overloaded", "UNAVAILABLE")
 
 
+class PolicyChangedError(ApplianceError):
+    """The policy changed while the request ran, so that it may not go on as it was begun; sent again it is served under
+    the new policy."""
+
+    wire = Wire("ABORTED", 409, "conflict_error", "policy_changed", "POLICY_CHANGED")
+
+
 class NoPlaceLeftError(UnavailableError):
     """The tenant's class needs sandboxes of its own, and all that there may be are in use."""
 

@@ -84,8 +84,12 @@ class KeyTable:
         right = hmac.compare_digest(digest_of(secret, self.pepper), expected)
         if record is None or not right:
             return None
-        in_force = not record.revoked and (record.expires is None or now < record.expires)
-        return key_id if in_force else None
+        return key_id if self.holds(key_id, now) else None
+
+    def holds(self, key_id: str, now: datetime) -> bool:
+        """Whether a key is known, not revoked and not expired."""
+        record = self.records.get(key_id)
+        return record is not None and not record.revoked and (record.expires is None or now < record.expires)
 
 
 def digest_of(secret: str, pepper: bytes) -> bytes:

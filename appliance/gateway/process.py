@@ -9,6 +9,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import structlog
@@ -23,7 +24,7 @@ from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
-from appliance.gateway.front.auth import Resolver
+from appliance.gateway.front.auth import Resolver, holds
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
@@ -219,6 +220,8 @@ class Gateway:
         self._service.tenant_sandboxes.reconsider(policy)
         self._freezer.apply(policy, self._models)
         self._service.share_out()
+        now, keys = datetime.now(UTC), self._file.keys
+        self._service.end_withdrawn(lambda credential: holds(credential, keys, now))
         self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models)
 
     def _freeze(self) -> None:

@@ -22,6 +22,9 @@ MAX_AUTHORIZATION_CHARS = 256
 MAX_SPIFFE_CHARS = 2_048
 """Characters of a SPIFFE id (SPIFFE-ID, section 2.3)."""
 
+KEY_CREDENTIAL = "key:"
+"""Beginning of a credential that is an API key, as the policy spells it."""
+
 _SPIFFE = re.compile(r"spiffe://[a-z0-9._-]{1,255}(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)+")
 """Trust domain and at least one path segment; no empty, ``.`` or ``..`` segment (SPIFFE-ID, sections 2.1 and 2.2)."""
 
@@ -70,7 +73,7 @@ class Resolver:
         key_id = self._keys().verify(plain, self._now())
         if key_id is None or scheme.lower() != "bearer":
             raise _refusal()
-        return self._principal(f"key:{key_id}")
+        return self._principal(f"{KEY_CREDENTIAL}{key_id}")
 
     def _by_certificate(self, uris: Sequence[str]) -> Principal:
         uri = uris[0] if len(uris) == 1 else ""
@@ -83,6 +86,12 @@ class Resolver:
         if principal is None:
             raise _refusal()
         return principal
+
+
+def holds(credential: str, keys: KeyTable, now: datetime) -> bool:
+    """Whether the credential of a request that was admitted before is still in force; a certificate is judged by its
+    connection and by the policy alone."""
+    return not credential.startswith(KEY_CREDENTIAL) or keys.holds(credential.removeprefix(KEY_CREDENTIAL), now)
 
 
 def _refusal() -> UnauthenticatedError:

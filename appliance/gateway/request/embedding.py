@@ -75,10 +75,11 @@ class EmbeddingSession:
         self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
         mark = self._mark(texts)
         try:
-            async with asyncio.timeout(life.until - time.monotonic()):
-                for attempt in life.attempts(mark):
-                    async with attempt as visit:
-                        await self._visit(visit, reservation, texts, mark)
+            with life.waiting():
+                async with asyncio.timeout(life.until - time.monotonic()):
+                    for attempt in life.attempts(mark):
+                        async with attempt as visit:
+                            await self._visit(visit, reservation, texts, mark)
         except TimeoutError:
             raise DeadlineExceededError("the request's deadline passed before its answer was complete") from None
         vectors = [self._cut(vector) for vector in self._vectors if vector is not None]

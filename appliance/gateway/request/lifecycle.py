@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -29,10 +29,11 @@ from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation
 from appliance.gateway.request.suspects import Standing, Suspects
 from appliance.gateway.request.tenant_counts import TenantCounts
+from appliance.gateway.request.withdrawal import Admitted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
-from appliance.gateway.sandboxes.stream import EngineGoneError
+from appliance.gateway.sandboxes.stream import EngineGoneError, TokenStream
 from appliance.gateway.sandboxes.tenant_sandboxes import SandboxPair, TenantSandboxes
 from appliance.gateway.sandboxes.text_client import TextClient
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
@@ -69,6 +70,8 @@ class SessionDependencies:
     tenant_counts: TenantCounts = field(default_factory=TenantCounts)
     tenant_sandboxes: TenantSandboxes = field(default_factory=TenantSandboxes)
     publications: Publications = field(default_factory=Publications)
+    live: set[Lifecycle] = field(default_factory=set)
+    """Requests between admission and settlement."""
 
 
 class Lifecycle:
@@ -102,8 +105,14 @@ class Lifecycle:
         self.model = dependencies.models[request.model]
         self.pair = SandboxPair(self.model, self.model)
         """Sandboxes that work on the request; ``place`` chooses them."""
+        self._withdrawn: ApplianceError | None = None
+        self._waiting: asyncio.Task[object] | None = None
+        """Task that waits in ``waiting``."""
+        self._streams: Sequence[TokenStream] = ()
+        self._abort: Callable[[Sequence[TokenStream]], None] = _nothing
 
     def __enter__(self) -> Self:
+        self.dependencies.live.add(self)
         return self
 
     def __exit__(
@@ -141,6 +150,63 @@ class Lifecycle:
         if self.pair.text.frozen or self.pair.engine.frozen:
             self.trace.annotate(sandbox_thawed=True)
 
+    @property
+    def admitted(self) -> Admitted | None:
+        """What the request was admitted with; None before that."""
+        reservation = self._reservation
+        if reservation is None:
+            return None
+        return Admitted(
+            self.principal, self.model.name, reservation.obligations, reservation.namespace, reservation.group
+        )
+
+    def withdraw(self, error: ApplianceError) -> None:
+        """End the request with this error: what it waits for is given up, and its outputs are aborted at once, whether
+        or not the caller reads."""
+        if self._withdrawn is not None:
+            return
+        self._withdrawn = error
+        if self._waiting is not None:
+            self._waiting.cancel()
+        for stream in self._streams:
+            stream.withdrawn = error
+            stream.wake.set()
+        if self._streams:
+            self._abort(self._streams)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let ``withdraw`` end what the block waits for; blocks may be nested.
+
+        Raises:
+            ApplianceError: the request was withdrawn.
+        """
+        if self._withdrawn is not None:
+            raise self._withdrawn
+        task, outer = asyncio.current_task(), self._waiting
+        assert task is not None, "requests run in tasks"
+        self._waiting, before = task, task.cancelling()
+        try:
+            yield
+        except asyncio.CancelledError:
+            # As asyncio.timeout does: only the cancellation of ours is taken back.
+            if self._withdrawn is not None and task.uncancel() <= before:
+                raise self._withdrawn from None
+            raise
+        finally:
+            self._waiting = outer
+
+    @contextmanager
+    def following(
+        self, streams: Sequence[TokenStream], abort: Callable[[Sequence[TokenStream]], None]
+    ) -> Iterator[None]:
+        """Let ``withdraw`` end these streams, for the time of the block."""
+        self._streams, self._abort = streams, abort
+        try:
+            yield
+        finally:
+            self._streams = ()
+
     def text_client(self) -> TextClient:
         """Make a client of the request's text sandbox."""
         return TextClient(self.pair.text, self.dependencies.next_id, self.principal.tenant)
@@ -149,7 +215,8 @@ class Lifecycle:
     def encoding(self) -> Iterator[TextClient]:
         """Trace the text phase; the block adds the token ids that it gets to ``outcome.input_tokens``."""
         self.trace.begin(Phase.TEXT)
-        yield self.text_client()
+        with self.waiting():
+            yield self.text_client()
         self.trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
 
     async def limits(self, largest_id: int, param: str) -> EngineReady:
@@ -158,7 +225,8 @@ class Lifecycle:
         Raises:
             ApplianceError: it has not, or the engine was not there in time.
         """
-        ready = await self.pair.engine.limits_by(self.until)
+        with self.waiting():
+            ready = await self.pair.engine.limits_by(self.until)
         if largest_id >= ready.vocab_size:
             raise InvalidRequestError(f"a token id is beyond the model's vocabulary of {ready.vocab_size}", param=param)
         return ready
@@ -187,7 +255,10 @@ class Lifecycle:
     async def _attempt(self, standing: Standing) -> AsyncIterator[EngineVisit]:
         suspect, alone_only = standing is not Standing.CLEAN, standing is Standing.ALONE_ONLY
         try:
-            async with self.pair.engine.enter_engine(self.enter_by, suspect=suspect, alone_only=alone_only) as visit:
+            async with AsyncExitStack() as stack:
+                with self.waiting():
+                    entering = self.pair.engine.enter_engine(self.enter_by, suspect=suspect, alone_only=alone_only)
+                    visit = await stack.enter_async_context(entering)
                 self.trace.begin(Phase.QUEUE)
                 yield visit
             self._answered = True
@@ -210,6 +281,7 @@ class Lifecycle:
 
     def _end(self, error: ApplianceError | None) -> None:
         """Settle with everybody who was told of the request."""
+        self.dependencies.live.discard(self)
         parts, outcome, tenant = self.dependencies, self.outcome, self.principal.tenant
         self.pair.leave()
         charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
@@ -227,6 +299,10 @@ class Lifecycle:
             output_tokens=outcome.output_tokens,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+def _nothing(_streams: Sequence[TokenStream]) -> None:
+    """Abort nothing."""
 
 
 def _reported(error: BaseException | None) -> ApplianceError | None:

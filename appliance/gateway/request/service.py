@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from appliance.common.errors import (
@@ -35,6 +35,7 @@ from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import TenantCounts
+from appliance.gateway.request.withdrawal import reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -172,6 +173,22 @@ class GatewayService:
         self._audited_calls.refused(tenant, known)
         trace.finish(error=known)
         return request_id
+
+    def end_withdrawn(self, credential_holds: Callable[[str], bool]) -> None:
+        """End every request that does not hold under the policy in force any more (``request.withdrawal``).
+
+        Args:
+            credential_holds: whether a credential, as the policy spells it, is in force.
+        """
+        ledger = self.ledger
+        for life in list(self._dependencies.live):
+            admitted = life.admitted
+            if admitted is None:
+                continue
+            holds = credential_holds(admitted.principal.credential)
+            error = reason_to_end(admitted, ledger.policy, ledger.namespaces, credential_holds=holds)
+            if error is not None:
+                life.withdraw(error)
 
     def supervisor_attached(self, sandbox: str) -> None:
         """Note the kind of the sandboxes."""

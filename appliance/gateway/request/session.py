@@ -140,7 +140,8 @@ class Session:
             return
         keep = reservation.obligations.retention is not Retention.NONE
         client = self.life.text_client()
-        run = await client.follow(grammar, reservation.namespace, self.life.enter_by, keep=keep)
+        with self.life.waiting():
+            run = await client.follow(grammar, reservation.namespace, self.life.enter_by, keep=keep)
         try:
             yield run
         finally:
@@ -167,7 +168,8 @@ class Session:
         prompt = self._prompt_report(submit.token_ids, streams[0])
         follower = Follower(streams, texts, life.outcome, progress, visit.engine.abort, prompt)
         try:
-            yield follower
+            with life.following(streams, visit.engine.abort_all):
+                yield follower
         finally:
             timer.cancel()
             visit.engine.abort_all(streams)

@@ -92,6 +92,8 @@ class TokenStream:
     """Grammar that the output follows, if any."""
     grammar_error: ApplianceError | None = None
     """Why the grammar cannot be followed further."""
+    withdrawn: ApplianceError | None = None
+    """Why the request may not go on, once a new policy forbids it."""
     overrun: bool = False
     """Whether the request was aborted because its tokens were not read."""
     received: int = 0
@@ -123,7 +125,13 @@ class TokenStream:
         )
 
     def take(self) -> tuple[list[int], Sequence[TokenLogprobs | None]]:
-        """Return the unread tokens and their log-probabilities, which then count as read."""
+        """Return the unread tokens and their log-probabilities, which then count as read.
+
+        Raises:
+            ApplianceError: the request was withdrawn: nobody may read them.
+        """
+        if self.withdrawn is not None:
+            raise self.withdrawn
         taken = self.token_ids, self.logprobs
         self.token_ids, self.logprobs = [], []
         return taken
@@ -142,6 +150,8 @@ class TokenStream:
             EngineGoneError: the engine ended.
             ApplianceError: the request itself has ended.
         """
+        if self.withdrawn is not None:
+            raise self.withdrawn
         if self.engine_gone is not None:
             raise EngineGoneError(self.engine_gone)
         if self.grammar_error is not None:

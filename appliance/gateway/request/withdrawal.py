@@ -1,0 +1,63 @@
+"""Whether a running request still holds under the policy and the keys that have just come into force.
+
+A request was admitted under a policy that may be gone before its answer is complete. What it was admitted for must hold
+until its end: the caller's credential and tenant, the model, and what decides where its tokens are computed and kept
+(isolation class, retention, namespace, sharing group). Limits and rates are for the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from appliance.common.errors import ApplianceError, PermissionDeniedError, PolicyChangedError, UnauthenticatedError
+from appliance.common.kv_shares import group_account
+from appliance.gateway.generate_request import Principal
+from policy.decision import Obligations
+from policy.evaluate import principal as find_tenant
+from policy.evaluate import visible_models
+from policy.model import PolicySet
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a request was admitted with."""
+
+    principal: Principal
+    model: str
+    obligations: Obligations
+    namespace: bytes
+    group: bytes
+
+
+def reason_to_end(
+    admitted: Admitted, policy: PolicySet, namespaces: Mapping[str, bytes], *, credential_holds: bool
+) -> ApplianceError | None:
+    """The error that ends a request which does not hold any more; None while it holds. Pure.
+
+    Args:
+        admitted: the request.
+        policy: in force.
+        namespaces: keys in force, by account name.
+        credential_holds: whether an API key is known, not revoked and not expired; True for a certificate.
+    """
+    caller, tenant = admitted.principal, policy.tenants.get(admitted.principal.tenant)
+    if tenant is None or not credential_holds or find_tenant(policy, caller.credential) != caller.tenant:
+        return UnauthenticatedError("the credential of this request was withdrawn; the request was stopped")
+    if not visible_models(policy, caller.tenant, (admitted.model,)):
+        return PermissionDeniedError(
+            f"this tenant may not use the model {admitted.model} any more; the request was stopped", param="model"
+        )
+    group = namespaces.get(group_account(tenant.group), b"") if tenant.group is not None else b""
+    changed = {
+        "isolation class": tenant.isolation_class is not admitted.obligations.isolation_class,
+        "retention": tenant.retention is not admitted.obligations.retention,
+        "key": namespaces.get(caller.tenant) != admitted.namespace,
+        "sharing group": group != admitted.group,
+    }
+    if any(changed.values()):
+        what = ", ".join(name for name, differs in changed.items() if differs)
+        return PolicyChangedError(
+            f"the tenant's {what} changed while the request ran, and it was stopped; the same request may be sent again"
+        )
+    return None

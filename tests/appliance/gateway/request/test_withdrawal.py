@@ -1,0 +1,94 @@
+"""What a running request needs of a new policy, and that one which has it no more ends at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from appliance.common.errors import ApplianceError, PermissionDeniedError, PolicyChangedError, UnauthenticatedError
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.request.withdrawal import Admitted, reason_to_end
+from policy.decision import Obligations
+from policy.files import Source
+from policy.loader import load_policy
+from policy.model import Determinism, IsolationClass, PolicySet, Priority, Retention
+
+POLICY = """
+version: 1
+tenants:
+  alpha: {{credentials: ["key:a", "spiffe://x.org/a"], models: [{models}]{terms}}}
+  beta: {{credentials: ["key:b"], models: ["*"]}}
+"""
+
+NAMESPACES = {"alpha": b"k" * 32, "beta": b"l" * 32}
+
+ADMITTED = Admitted(
+    Principal("alpha", "key:a"),
+    "m",
+    Obligations(
+        max_output_tokens=100,
+        retention=Retention.STANDARD,
+        isolation_class=IsolationClass.SHARED,
+        weight=1,
+        priority=Priority.NORMAL,
+        deterministic=Determinism.NEVER,
+    ),
+    NAMESPACES["alpha"],
+    b"",
+)
+
+
+def policy(models: str = '"m"', terms: str = "") -> PolicySet:
+    """A policy with two tenants."""
+    return load_policy([Source("p.yaml", POLICY.format(models=models, terms=terms))])
+
+
+def test_what_holds_goes_on() -> None:
+    """Under the same policy, under other limits, and for a certificate, which has no key."""
+    before = policy()
+    admitted = replace(ADMITTED, obligations=replace(ADMITTED.obligations, retention=before.tenants["alpha"].retention))
+    assert reason_to_end(admitted, before, NAMESPACES, credential_holds=True) is None
+    cut = policy(terms=", limits: {requests_per_minute: 1, concurrency: 1, max_output_tokens: 1}")
+    assert reason_to_end(admitted, cut, NAMESPACES, credential_holds=True) is None
+    certificate = replace(admitted, principal=Principal("alpha", "spiffe://x.org/a"))
+    assert reason_to_end(certificate, before, NAMESPACES, credential_holds=True) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "word"),
+    [
+        ("revoked", UnauthenticatedError, "credential"),
+        ("tenant", UnauthenticatedError, "credential"),
+        ("moved", UnauthenticatedError, "credential"),
+        ("model", PermissionDeniedError, "model m"),
+        ("class", PolicyChangedError, "isolation class"),
+        ("retention", PolicyChangedError, "retention"),
+        ("key", PolicyChangedError, "key"),
+        ("group", PolicyChangedError, "sharing group"),
+    ],
+)
+def test_what_does_not_hold_ends(change: str, kind: type[ApplianceError], word: str) -> None:
+    """A revoked key, a removed tenant, a key that is another tenant's now, a model that was taken away, another class,
+    retention, namespace key or sharing group: each with its own error."""
+    now = policy()
+    own = replace(ADMITTED.obligations, retention=now.tenants["alpha"].retention)
+    admitted, namespaces = replace(ADMITTED, obligations=own), dict(NAMESPACES)
+    if change == "tenant":
+        now = load_policy([Source("p.yaml", 'version: 1\ntenants:\n  beta: {credentials: ["key:b"], models: ["*"]}\n')])
+    elif change == "moved":
+        admitted = replace(admitted, principal=Principal("alpha", "key:b"))
+    elif change == "model":
+        now = policy(models='"n"')
+    elif change == "class":
+        now = policy(terms=", class: strict, kv: {reservation: 20%}")
+    elif change == "retention":
+        other = next(one for one in Retention if one is not own.retention)
+        admitted = replace(admitted, obligations=replace(own, retention=other))
+    elif change == "key":
+        namespaces["alpha"] = b"z" * 32
+    elif change == "group":
+        admitted = replace(admitted, group=b"g" * 32)
+    error = reason_to_end(admitted, now, namespaces, credential_holds=change != "revoked")
+    assert type(error) is kind
+    assert word in error.message
