@@ -72,10 +72,10 @@ RUST_MARKS = (b"/rustc/", b"rust_panic", b"rust_eh_personality")
 
 
 def rust_libraries(pid: int) -> list[str]:
-    """The mapped files of a process that hold Rust code."""
+    """The mapped files of a process that hold Rust code, NVIDIA's own aside: torch's CUDA build loads those."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     paths = {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and fields[5].startswith("/")}
-    libraries = [Path(path) for path in sorted(paths) if ".so" in path]
+    libraries = [Path(path) for path in sorted(paths) if ".so" in path and "/nvidia/" not in path]
     assert len(libraries) > 5
     return [path.name for path in libraries if any(mark in path.read_bytes() for mark in RUST_MARKS)]
 

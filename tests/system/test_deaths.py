@@ -106,7 +106,7 @@ async def test_a_killed_engine_is_heard_and_replaced(battered: Appliance) -> Non
     results = await streams_under_death(battered, "engine")
     assert set(results) <= {"complete", "503", "mid-stream server_is_overloaded"}
     answer = battered.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
-        model="athanor-mini", prompt="hello", max_tokens=2
+        model="athanor-mini", prompt="hello", max_tokens=2, temperature=0
     )
     assert answer.usage is not None and answer.usage.completion_tokens == 2
     await asyncio.to_thread(battered.wait_generation, "engine", generation)
@@ -119,7 +119,7 @@ async def test_a_killed_text_worker_is_replaced_and_streams_go_on(battered: Appl
     results = await streams_under_death(battered, "text")
     assert set(results) == {"complete"}
     answer = battered.openai(timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
-        model="athanor-mini", prompt="hello", max_tokens=2
+        model="athanor-mini", prompt="hello", max_tokens=2, temperature=0
     )
     assert answer.usage is not None
     wait_nothing_added(battered, before)
@@ -130,7 +130,9 @@ def wait_answer(appliance: Appliance) -> None:
     deadline = time.monotonic() + 40
     while True:
         try:
-            answer = appliance.openai(timeout=5).completions.create(model="athanor-mini", prompt="hello", max_tokens=2)
+            answer = appliance.openai(timeout=5).completions.create(
+                model="athanor-mini", prompt="hello", max_tokens=2, temperature=0
+            )
         except openai.APIError:
             assert time.monotonic() < deadline, appliance.tail()
             time.sleep(0.2)
@@ -162,7 +164,7 @@ async def test_a_request_that_kills_twice_is_quarantined(own_appliance: Applianc
     else:
         raise AssertionError("no replay was met before its first token")
     answer = await own_appliance.async_openai("beta", timeout=HEAR_WITHIN_S, max_retries=RETRIES).completions.create(
-        model="athanor-mini", prompt="hello", max_tokens=2
+        model="athanor-mini", prompt="hello", max_tokens=2, temperature=0
     )
     assert answer.usage is not None
 

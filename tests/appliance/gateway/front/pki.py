@@ -33,7 +33,17 @@ class Authority:
         """Self-signed."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = _builder(subject, subject, key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        # What RFC 5280 asks of an authority, and Python 3.13 verifies by default: its key's use and identifier.
+        others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+        use = dict.fromkeys(others.split(), False)
+        builder = (
+            _builder(subject, subject, key)
+            .add_extension(x509.BasicConstraints(True, 0), critical=True)
+            .add_extension(
+                x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **use), critical=True
+            )
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
         return cls(key, builder.sign(key, hashes.SHA256()))
 
     @property
@@ -48,6 +58,8 @@ class Authority:
         builder = _builder(subject, self.certificate.subject, key).add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
         )
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
         leaf = builder.sign(self.key, hashes.SHA256())
