@@ -67,7 +67,8 @@ class Ledger:
         return self._policy
 
     def replace(self, policy: PolicySet, namespaces: dict[str, bytes]) -> None:
-        """Put a new policy in force: levels are rescaled, running requests keep what they were granted."""
+        """Put a new policy in force: levels are rescaled, running requests keep the tokens that they were granted
+        (``withdrawal`` decides which may go on)."""
         now = self._clock()
         for tenant, account in self._accounts.items():
             old, new = self._policy.tenants.get(tenant), policy.tenants.get(tenant)
