@@ -9,7 +9,7 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 MAX_TENANTS = 10_000
@@ -219,10 +219,17 @@ class PublicPrefixSchema(_Strict):
     )
 
 
+def _no_other_one(value: object) -> object:
+    """Refuse what equals the number 1 and is another type: true and 1.0."""
+    if isinstance(value, bool | float):
+        raise PydanticCustomError("version", "the version is the number 1")
+    return value
+
+
 class PolicySchema(_Strict):
     """Policy file: the models each tenant may use, and how much. Everything not allowed is denied."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], BeforeValidator(_no_other_one)]
     tenants: dict[TenantId, TenantSchema] = Field(max_length=MAX_TENANTS, description="Tenants by id.")
     sharing_groups: dict[TenantId, GroupSchema] = Field(
         default_factory=dict, max_length=MAX_GROUPS, description="Groups of tenants that share cached prefixes, by id."

@@ -43,6 +43,15 @@ def load(text: str, name: str = "p.yaml"):
     return load_policy([Source(name, text)])
 
 
+@pytest.mark.parametrize("value", ["true", "1.0", "'1'", "2", "null"])
+def test_the_version_is_a_number(value: str) -> None:
+    """What merely equals 1 is none; the control: 1 is."""
+    text = "version: {}\ntenants: {{a: {{credentials: ['key:a'], models: [m]}}}}\n"
+    with pytest.raises(PolicyError, match="version"):
+        load_policy([Source("p.yaml", text.format(value))])
+    assert load_policy([Source("p.yaml", text.format(1))]).tenants
+
+
 def test_every_field_arrives() -> None:
     """A file that sets everything gives a tenant with exactly those values."""
     alpha = load(FULL).tenants["alpha"]

@@ -109,7 +109,7 @@ class HttpFrontEnd:
                 f"this route takes {', '.join(found)} only", details={"allow": ", ".join(found)}
             )
         else:
-            raise RouteNotFoundError("no such route; see the documentation for the paths served")
+            raise RouteNotFoundError(_no_route(exchange.head.path))
 
     def _check_host(self, exchange: Exchange) -> None:
         allowed = self._settings.allowed_hosts
@@ -158,7 +158,8 @@ class HttpFrontEnd:
         await exchange.answer(200, {"status": "live"}, new_request_id())
 
     async def ready(self, exchange: Exchange) -> None:
-        """``GET /health/ready``: requests will be served; 503 while they would not."""
+        """``GET /health/ready``, and ``GET /health`` where routers look: requests will be served; 503 while they would
+        not."""
         ready = self._ready() and not self._draining
         await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
 
@@ -174,6 +175,7 @@ ROUTES = (
     Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),
+    Route("GET", "/health", Auth.PUBLIC, HttpFrontEnd.ready),
     Route("GET", "/health/live", Auth.PUBLIC, HttpFrontEnd.live),
     Route("GET", "/health/ready", Auth.PUBLIC, HttpFrontEnd.ready),
 )
@@ -188,6 +190,16 @@ for _route in ROUTES:
 def _match(path: str) -> dict[str, Route]:
     """The routes of a path, by method."""
     return _BY_PATH.get(MODEL_PATH if path.startswith(MODEL_PREFIX) else path, {})
+
+
+def _no_route(path: str) -> str:
+    """Tell a tenant which routes there are, or which one was meant where /v1 is missing or there twice, or a slash is
+    left over."""
+    meant = f"/v1/{path.removeprefix('/v1').removeprefix('/v1').strip('/')}"
+    if meant in _BY_PATH:
+        return f"no such route; take {meant}. A client's base URL is the address and /v1, with no slash behind it"
+    served = ", ".join(f"{route.method} {route.path}" for route in ROUTES if route.auth is Auth.TENANT)
+    return f"no such route; served are {served}"
 
 
 def _context(exchange: Exchange, route: Route | None) -> CallContext:

@@ -50,6 +50,9 @@ from policy.evaluate import visible_models
 FIRST_WIRE_ID_BITS = 32
 """Wire ids start at a random number of this size, so that two gateways in a row do not reuse them by habit."""
 
+MAX_NAMED = 16
+"""Most models that an error names; ``GET /v1/models`` lists all."""
+
 
 class GatewayService:
     """Serves the front ends; a gateway process has one."""
@@ -123,7 +126,7 @@ class GatewayService:
         trace.describe(request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
         try:
-            self._check_model(request.model, embeds=embeds)
+            self._check_model(principal, request.model, embeds=embeds)
         except ApplianceError as error:
             call = Call(request.request_id, request.model, request.operation.value)
             self._audited_calls.denied(principal, call, "", error)
@@ -132,10 +135,16 @@ class GatewayService:
             raise
         return Lifecycle(self._dependencies, principal, request, trace)
 
-    def _check_model(self, name: str, *, embeds: bool) -> None:
+    def _check_model(self, principal: Principal, name: str, *, embeds: bool) -> None:
         model = self.model_sandboxes.get(name)
         if model is None:
-            raise ModelNotFoundError(f"the model {name[:128]!r} does not exist here", param="model")
+            usable = sorted(visible_models(self.ledger.policy, principal.tenant, self.model_sandboxes))
+            known = ", ".join(usable[:MAX_NAMED]) + (", ..." if len(usable) > MAX_NAMED else "")
+            raise ModelNotFoundError(
+                f"the model {name[:128]!r} does not exist here; "
+                + (f"yours are: {known}" if known else "you have none"),
+                param="model",
+            )
         if self._audited_calls.refuses:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
         if embeds != (model.runner == "embed"):

@@ -31,6 +31,7 @@ ROUTE_MEANINGS = {
     "/v1/embeddings": "One vector for each text, from a model with `runner: embed`.",
     "/v1/models": "Models that the caller's tenant may use.",
     "/v1/models/{model:path}": "One of these models.",
+    "/health": "The same as /health/ready, where routers look for it.",
     "/health/live": "200 as long as the process answers.",
     "/health/ready": "200 when requests would be served now, 503 otherwise.",
 }

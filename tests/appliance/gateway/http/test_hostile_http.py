@@ -102,6 +102,33 @@ async def test_unknown_paths_are_denied_by_default(running, method, path, strang
 
 
 @pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/chat/completions", "take /v1/chat/completions."),
+        ("/v1/v1/completions", "take /v1/completions."),
+        ("/v1/embeddings/", "take /v1/embeddings."),
+        ("/v1/responses", "served are POST /v1/chat/completions, POST /v1/completions"),
+        ("/%3Cb%3E", "served are"),
+    ],
+)
+async def test_a_tenant_is_told_the_routes(running, path, told):
+    """The one that was meant where a base URL is a little wrong, else all; nothing of the path is repeated."""
+    request = f"POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\nauthorization: Bearer {running.key}\r\n\r\n"
+    answer = await talk(running.front_ends.http_port, request.encode())
+    message = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert _status(answer) == 404
+    assert told in message
+    assert "3Cb" not in message
+
+
+async def test_health_answers_without_a_key(running):
+    """At the address where routers and probes look, as the ready route does."""
+    request = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    answer = await talk(running.front_ends.http_port, request)
+    assert (_status(answer), json.loads(answer.partition(b"\r\n\r\n")[2])) == (200, {"status": "ready"})
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         (b"", 400),
