@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -236,8 +237,9 @@ def test_a_stream_over_tls_is_whole(served: Served) -> None:
 
 
 def test_a_hung_engine_is_restarted(served: Served) -> None:
-    """An engine that stops in the middle of everything is ended by the gateway's clock; the request that met it is
-    replayed in the next one or refused as retryable, and the model is served again."""
+    """An engine that stops in the middle of everything makes the appliance unready, with the reason, and is ended by
+    the gateway's clock; the request that met it is replayed in the next one or refused as retryable, and the model is
+    served again."""
 
     def engine() -> dict[str, Any]:
         return dict(
@@ -245,8 +247,17 @@ def test_a_hung_engine_is_restarted(served: Served) -> None:
         )
 
     before = engine()
+    ready = served.ready["admin"] + "/health/ready"
+    assert httpx.get(ready, verify=PLAIN).status_code == 200
     os.kill(before["pid"], signal.SIGSTOP)
-    met = served.post("a")
+    with ThreadPoolExecutor(1) as pool:
+        meeting, reasons = pool.submit(served.post, "a"), set()
+        while not meeting.done():
+            answer = httpx.get(ready, timeout=10, verify=PLAIN)
+            reasons.add(answer.text if answer.status_code == 503 else "")
+            time.sleep(0.1)
+        met = meeting.result()
+    assert any("engines of athanor-mini have work and compute nothing" in reason for reason in reasons), reasons
     assert met.status_code in (200, 503), met.text
     deadline = time.monotonic() + 60
     while not (engine()["state"] == "ready" and engine()["generation"] > before["generation"]):

@@ -47,6 +47,11 @@ MAX_LEAVING = 1_024
 MAX_UNREAD_TOKENS = 4_096
 """Tokens that a request may leave unread before it is aborted: a slow reader loses its own request only."""
 
+HANG_S = 5.0
+HANG_FACTOR = 4.0
+"""Silence of an engine with work, in seconds and as a multiple of the longest that ended well, from which it hangs: a
+balancer shall send requests elsewhere long before ``step_timeout_s`` ends it."""
+
 
 class EngineFullError(Exception):
     """The engine is full: it has as many requests as it may have."""
@@ -86,6 +91,8 @@ class EngineLink:
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
         self._heard_at = self._checked_at = time.monotonic()
+        self._longest_s = 0.0
+        """Longest silence with requests that a frame ended."""
         self._width = 0
         """Numbers of a vector, once the engine has sent one; 0 before."""
         self._delivery = Delivery(lambda: len(self._live), lambda: self._link.look())
@@ -123,8 +130,15 @@ class EngineLink:
 
     @property
     def silence_s(self) -> float:
-        """Seconds for which the engine has had requests and has sent nothing, to a few seconds; 0 without requests."""
+        """Seconds for which the engine has had requests and has sent nothing; 0 without requests."""
         return time.monotonic() - self._heard_at if self._live else 0.0
+
+    @property
+    def hangs(self) -> bool:
+        """Whether requests sent now would rather wait for its end than for their answers: it has work, has sent nothing
+        for ``HANG_S``, and was never silent for a fraction ``1 / HANG_FACTOR`` of that before it went on."""
+        silence_s = self.silence_s
+        return silence_s > max(HANG_S, HANG_FACTOR * self._longest_s) and not self._owed
 
     @property
     def inside(self) -> tuple[TokenStream, ...]:
@@ -184,6 +198,8 @@ class EngineLink:
             for stream in streams:
                 stream.engine_gone = "the sandbox is gone"
             return streams
+        if not self._live:
+            self._heard_at = time.monotonic()
         self._live |= {stream.request: stream for stream in streams}
         self._last_sent = max(self._last_sent, streams[-1].request)
         try:
@@ -249,12 +265,16 @@ class EngineLink:
         masks of the text sandbox, or while this process itself stood still. To be called every few seconds."""
         now = time.monotonic()
         stood_still, self._checked_at = now - self._checked_at > limit_s, now
-        owed = all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values())
-        if owed or stood_still:
+        if self._owed or stood_still:
             self._heard_at = now
         elif now - self._heard_at > limit_s:
             self._link.close()
             self._ended(f"finished no step for {limit_s:g} s", at_fault=True)
+
+    @property
+    def _owed(self) -> bool:
+        """Whether all requests, if there are any, wait for masks of the text sandbox."""
+        return all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values())
 
     def close(self) -> None:
         """Close the link: all streams end."""
@@ -267,7 +287,10 @@ class EngineLink:
         return self._delivery.will_look and not any(stream.every_step for stream in self._live.values())
 
     def _on_message(self, message: Message) -> None:
-        self._heard_at = time.monotonic()
+        now = time.monotonic()
+        if self._live:
+            self._longest_s = max(self._longest_s, now - self._heard_at)
+        self._heard_at = now
         fault = None
         if isinstance(message, StepOutput):
             fault = self._take_step(message)

@@ -74,6 +74,9 @@ class ApplianceState:
             return Readiness(ready=False, reason="draining")
         if missing:
             return Readiness(ready=False, reason=f"sandboxes of {', '.join(missing)} are not up")
+        hanging = [name for name, model in models.items() if model.engine is not None and model.engine.hangs]
+        if hanging:
+            return Readiness(ready=False, reason=f"engines of {', '.join(hanging)} have work and compute nothing")
         return Readiness(ready=True)
 
     def status(self) -> ApplianceStatus:

@@ -33,7 +33,7 @@ ROUTE_MEANINGS = {
     "/v1/models/{model:path}": "One of these models.",
     "/health": "The same as /health/ready, where routers look for it.",
     "/health/live": "200 as long as the process answers.",
-    "/health/ready": "200 when requests would be served now, 503 otherwise.",
+    "/health/ready": "200 when requests are served; 503 while a sandbox is missing, an engine hangs, or it drains.",
 }
 
 ADMIN_ROUTES = {
@@ -42,7 +42,7 @@ ADMIN_ROUTES = {
     "GET /traces": "Summaries of the last requests as JSON.",
     "GET /traces/{wanted}": "One request's trace, by the beginning of its trace id or request id.",
     "GET /health/live": "200 as long as the process answers.",
-    "GET /health/ready": "200 when requests would be served now, 503 with the reason otherwise.",
+    "GET /health/ready": "As on the port of the tenants, with the reason.",
     "POST /reload": "Read policy and keys anew: 200 in force, 409 nothing changed, with the problems.",
     "GET /console": "The operator's page.",
 }

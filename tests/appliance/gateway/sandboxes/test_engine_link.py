@@ -245,6 +245,29 @@ async def test_an_engine_that_finishes_no_step_is_ended(watched: Watched, monkey
     assert len(watched.ends) == 1
 
 
+async def test_an_engine_hangs_when_its_work_stands_still(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than five seconds, and than four times the longest wait before; an idle one never does, nor one whose
+    requests wait for masks."""
+    now = [100.0]
+    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def hangs_after(seconds: float) -> bool:
+        now[0] += seconds
+        return watched.link.hangs
+
+    assert not hangs_after(3_600.0)
+    stream = watched.submit(1)
+    assert not hangs_after(4.9)
+    assert hangs_after(0.2)
+    watched.say((1, 7, Finish.NONE))
+    watched.link._link.look()
+    assert stream.received == 1
+    assert not hangs_after(20.0)
+    assert hangs_after(0.5)
+    stream.grammar = GrammarRun(1, b"k" * 32, None, None, asked=100.0)  # type: ignore[arg-type]
+    assert not watched.link.hangs
+
+
 async def test_an_engine_is_not_ended_for_a_pause_of_the_gateways_own(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
