@@ -25,8 +25,8 @@ LOADER_FAILED = 127
 
 
 def observer(name: str) -> str:
-    """The path of ``prometheus``, ``promtool``, ``rotel-agent`` or ``phoenix``; the test is skipped without it, and where
-    it does not start: rotel's wheel needs a Python that was built with a shared library."""
+    """The path of ``prometheus``, ``promtool``, ``rotel-agent`` or ``phoenix``; the test is skipped without it, and
+    where it does not start: rotel's wheel needs a Python that was built with a shared library."""
     beside = Path(sys.executable).parent
     places = (str(beside), str(beside.parent / "phoenix/bin"), os.environ.get("PATH", ""))
     found = shutil.which(name, path=os.pathsep.join(places))
