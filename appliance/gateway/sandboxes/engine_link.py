@@ -12,14 +12,14 @@ request kills the engine does not escape suspicion.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.sandboxes.delivery import Delivery
 from appliance.gateway.sandboxes.grammars import GrammarRun, Grammars
 from appliance.gateway.sandboxes.link import Link, LinkFullError
+from appliance.gateway.sandboxes.progress import Progress
 from appliance.gateway.sandboxes.stream import PromptScores, TokenStream
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
@@ -46,11 +46,6 @@ MAX_LEAVING = 1_024
 
 MAX_UNREAD_TOKENS = 4_096
 """Tokens that a request may leave unread before it is aborted: a slow reader loses its own request only."""
-
-HANG_S = 5.0
-HANG_FACTOR = 4.0
-"""Silence of an engine with work, in seconds and as a multiple of the longest that ended well, from which it hangs: a
-balancer shall send requests elsewhere long before ``step_timeout_s`` ends it."""
 
 
 class EngineFullError(Exception):
@@ -90,9 +85,7 @@ class EngineLink:
         self._live: dict[int, TokenStream] = {}
         self._leaving: OrderedDict[int, TokenStream] = OrderedDict()
         self._last_sent = 0
-        self._heard_at = self._checked_at = time.monotonic()
-        self._longest_s = 0.0
-        """Longest silence with requests that a frame ended."""
+        self.progress = Progress(lambda: bool(self._live), self._owed)
         self._width = 0
         """Numbers of a vector, once the engine has sent one; 0 before."""
         self._delivery = Delivery(lambda: len(self._live), lambda: self._link.look())
@@ -129,18 +122,6 @@ class EngineLink:
         self._link.wake = wake
 
     @property
-    def silence_s(self) -> float:
-        """Seconds for which the engine has had requests and has sent nothing; 0 without requests."""
-        return time.monotonic() - self._heard_at if self._live else 0.0
-
-    @property
-    def hangs(self) -> bool:
-        """Whether requests sent now would rather wait for its end than for their answers: it has work, has sent nothing
-        for ``HANG_S``, and was never silent for a fraction ``1 / HANG_FACTOR`` of that before it went on."""
-        silence_s = self.silence_s
-        return silence_s > max(HANG_S, HANG_FACTOR * self._longest_s) and not self._owed
-
-    @property
     def inside(self) -> tuple[TokenStream, ...]:
         """Streams whose requests may still be in the engine: live ones, and aborted ones until the engine answered."""
         return (*self._live.values(), *self._leaving.values())
@@ -163,21 +144,7 @@ class EngineLink:
             EngineFullError: a bound is reached; nothing was sent.
             LocalProtocolError: the request is outside the protocol's bounds; nothing was sent.
         """
-        wake = asyncio.Event()
-        streams = [
-            TokenStream(
-                message.request + index,
-                message.max_tokens,
-                message.logprobs >= 0,
-                every_step,
-                fingerprint=fingerprint,
-                namespace=message.namespace,
-                wake=wake,
-            )
-            for index in range(message.choices)
-        ]
-        if message.prompt_logprobs >= 0:
-            streams[0].scores = PromptScores(len(message.token_ids), message.prompt_logprobs)
+        streams = _streams_of(message, fingerprint, every_step=every_step)
         streams[0].grammar = grammar
         return self._send(message, streams)
 
@@ -192,14 +159,14 @@ class EngineLink:
         return stream
 
     def _send(self, message: Submit | Embed, streams: list[TokenStream]) -> list[TokenStream]:
-        if not self._has_room(message.namespace, len(streams)):
+        if not _has_room(self._live, message.namespace, len(streams)):
             raise EngineFullError
         if self._link.closed:
             for stream in streams:
                 stream.engine_gone = "the sandbox is gone"
             return streams
         if not self._live:
-            self._heard_at = time.monotonic()
+            self.progress.begin()
         self._live |= {stream.request: stream for stream in streams}
         self._last_sent = max(self._last_sent, streams[-1].request)
         try:
@@ -213,13 +180,6 @@ class EngineLink:
                 raise EngineFullError from error
             raise
         return streams
-
-    def _has_room(self, namespace: bytes, count: int) -> bool:
-        there = len(self._live) + count
-        if there <= MAX_LIVE_REQUESTS - LAST_PLACES:
-            return True
-        held = sum(stream.namespace == namespace for stream in self._live.values())
-        return there <= MAX_LIVE_REQUESTS and held + count <= FEW
 
     def abort_all(self, streams: Sequence[TokenStream]) -> None:
         """Stop all choices of one request; idempotent."""
@@ -260,18 +220,12 @@ class EngineLink:
             self._ended("does not read its ring", at_fault=True)
 
     def check_progress(self, limit_s: float) -> None:
-        """End an engine that has had requests and finished no step for ``limit_s`` seconds: it hangs. A step that
-        computes anything sends a frame, also for part of a long prompt. Time does not count while all requests wait for
-        masks of the text sandbox, or while this process itself stood still. To be called every few seconds."""
-        now = time.monotonic()
-        stood_still, self._checked_at = now - self._checked_at > limit_s, now
-        if self._owed or stood_still:
-            self._heard_at = now
-        elif now - self._heard_at > limit_s:
+        """End an engine that has had requests and finished no step for ``limit_s`` seconds. To be called every few
+        seconds."""
+        if self.progress.stuck(limit_s):
             self._link.close()
             self._ended(f"finished no step for {limit_s:g} s", at_fault=True)
 
-    @property
     def _owed(self) -> bool:
         """Whether all requests, if there are any, wait for masks of the text sandbox."""
         return all(stream.grammar is not None and stream.grammar.asked is not None for stream in self._live.values())
@@ -287,10 +241,7 @@ class EngineLink:
         return self._delivery.will_look and not any(stream.every_step for stream in self._live.values())
 
     def _on_message(self, message: Message) -> None:
-        now = time.monotonic()
-        if self._live:
-            self._longest_s = max(self._longest_s, now - self._heard_at)
-        self._heard_at = now
+        self.progress.heard()
         fault = None
         if isinstance(message, StepOutput):
             fault = self._take_step(message)
@@ -410,6 +361,35 @@ class EngineLink:
         for stream in live.values():
             stream.engine_gone = reason
             stream.wake.set()
+
+
+def _has_room(live: Mapping[int, TokenStream], namespace: bytes, count: int) -> bool:
+    """Whether so many more streams of a namespace have a place in the engine."""
+    there = len(live) + count
+    if there <= MAX_LIVE_REQUESTS - LAST_PLACES:
+        return True
+    held = sum(stream.namespace == namespace for stream in live.values())
+    return there <= MAX_LIVE_REQUESTS and held + count <= FEW
+
+
+def _streams_of(message: Submit, fingerprint: bytes, *, every_step: bool) -> list[TokenStream]:
+    """Make the streams of a request's choices, which share the event that wakes their reader."""
+    wake = asyncio.Event()
+    streams = [
+        TokenStream(
+            message.request + index,
+            message.max_tokens,
+            message.logprobs >= 0,
+            every_step,
+            fingerprint=fingerprint,
+            namespace=message.namespace,
+            wake=wake,
+        )
+        for index in range(message.choices)
+    ]
+    if message.prompt_logprobs >= 0:
+        streams[0].scores = PromptScores(len(message.token_ids), message.prompt_logprobs)
+    return streams
 
 
 def _fault(stream: TokenStream) -> str | None:

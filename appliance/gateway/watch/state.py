@@ -74,7 +74,7 @@ class ApplianceState:
             return Readiness(ready=False, reason="draining")
         if missing:
             return Readiness(ready=False, reason=f"sandboxes of {', '.join(missing)} are not up")
-        hanging = [name for name, model in models.items() if model.engine is not None and model.engine.hangs]
+        hanging = [name for name, model in models.items() if model.engine is not None and model.engine.progress.hangs]
         if hanging:
             return Readiness(ready=False, reason=f"engines of {', '.join(hanging)} have work and compute nothing")
         return Readiness(ready=True)
@@ -159,7 +159,7 @@ class ApplianceState:
             audit_problem=service.audit.problem,
             audit_refuses=service.audit.refuses,
             integrity_failures=service.integrity_failures,
-            silence_s={one.name: one.engine.silence_s for one in self._sandboxes.every if one.engine is not None},
+            silence_s={one.name: one.engine.progress.silence_s for one in self._sandboxes.every if one.engine},
             defects=sum(engine.stats.defects for engine in self._engines.engines),
             points=self._history.points,
             latency=times,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from appliance.gateway.generate_request import Grammar
-from appliance.gateway.sandboxes import engine_link, flush_interval
+from appliance.gateway.sandboxes import engine_link, flush_interval, progress
 from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
 from appliance.gateway.sandboxes.grammars import GrammarRun, Grammars
 from appliance.gateway.sandboxes.stream import TokenStream
@@ -223,7 +223,7 @@ async def test_streams_at_a_cadence_are_fed_without_a_bell(watched: Watched, mon
 async def test_an_engine_that_finishes_no_step_is_ended(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence counts while a request is live, from the last frame on; an idle engine may be silent for ever."""
     now = [100.0]
-    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
@@ -249,11 +249,11 @@ async def test_an_engine_hangs_when_its_work_stands_still(watched: Watched, monk
     """Longer than five seconds, and than four times the longest wait before; an idle one never does, nor one whose
     requests wait for masks."""
     now = [100.0]
-    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def hangs_after(seconds: float) -> bool:
         now[0] += seconds
-        return watched.link.hangs
+        return watched.link.progress.hangs
 
     assert not hangs_after(3_600.0)
     stream = watched.submit(1)
@@ -265,7 +265,7 @@ async def test_an_engine_hangs_when_its_work_stands_still(watched: Watched, monk
     assert not hangs_after(20.0)
     assert hangs_after(0.5)
     stream.grammar = GrammarRun(1, b"k" * 32, None, None, asked=100.0)  # type: ignore[arg-type]
-    assert not watched.link.hangs
+    assert not watched.link.progress.hangs
 
 
 async def test_an_engine_is_not_ended_for_a_pause_of_the_gateways_own(
@@ -274,7 +274,7 @@ async def test_an_engine_is_not_ended_for_a_pause_of_the_gateways_own(
     """A look that comes later than any silence may last says nothing of the engine; a silence between looks that come
     in time is one (control)."""
     now = [100.0]
-    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
@@ -294,7 +294,7 @@ async def test_an_engine_is_not_ended_for_masks_that_the_text_sandbox_owes(
 ) -> None:
     """Silence does not count while every live request waits for its mask, and counts again once one has come."""
     now = [100.0]
-    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
