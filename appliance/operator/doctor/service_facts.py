@@ -89,7 +89,8 @@ def _threads(config: ApplianceConfig) -> tuple[str, ...]:
 def _forms(config: ApplianceConfig) -> tuple[str, ...]:
     """Newest remembered trial of each served model, for people; none where the file cannot be read."""
     try:
-        kept = read_forms(config.sandbox.form_cache) if config.sandbox.form_cache is not None else ()
+        cache = config.sandbox.form_cache
+        kept = read_forms(cache, shown_only=True) if cache is not None else ()
     except (OSError, ValueError):
         return ()
     newest = {one.model: f"{one.model}: {one.said}; tried on {one.tried}" for one in kept}
