@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -81,7 +82,8 @@ def choose(config: EngineConfig, model: Decoder, limits: SchedulerLimits) -> Cho
         return Choice(kept, KEPT)
     layer = check_supported(model, limits.max_context)[0]
     trial = try_forms(
-        open_libraries(config.kernels),
+        # Only the best library: two engines without a remembered form must not differ in their last bits by noise.
+        islice(open_libraries(config.kernels), 1),
         (layer.qkv, layer.out, layer.gate_up, layer.down),
         Heads(model.config.num_heads, model.config.num_kv_heads, model.config.head_dim),
         most_rows=limits.max_num_seqs,
