@@ -1,6 +1,7 @@
 """Both front ends on one event loop: bind, serve, drain.
 
-HTTP/1.1 is ``appliance.gateway.http.listener``, gRPC is ``grpc.aio``. A port of 0 binds a free one.
+Both accept by ``appliance.gateway.front.listener``; a connection is then HTTP/1.1's or gRPC's own. A port of 0 binds a
+free one.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
 
-import grpc
+import structlog
 from grpc_health.v1 import health_pb2
 
 from appliance.common import held_sockets
@@ -23,11 +26,15 @@ from appliance.common.certificate_dates import read_validity
 from appliance.common.config import ListenConfig, TlsConfig, split_address
 from appliance.common.errors import StartError
 from appliance.gateway.front.auth import Resolver
+from appliance.gateway.front.connections import Places, Slot
+from appliance.gateway.front.listener import BACKLOG, Listener, Opened
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.generate_request import Service
-from appliance.gateway.grpc.servicer import HEALTH, SERVICE, STALL_S, GrpcFrontEnd
+from appliance.gateway.grpc import connection as grpc_connection
+from appliance.gateway.grpc.allowance import StrangersAllowances
+from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
+from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
-from appliance.gateway.http.listener import BACKLOG, HttpListener
 from appliance.gateway.http.settings import HttpSettings
 
 TICK_S = 1.0
@@ -37,25 +44,18 @@ LINGER_S = 1.0
 """Seconds that open connections have, once no more are taken, to bring the request that they were opened for: some
 round trips, and the pause of a client that asks again and again."""
 
+RESERVED_DESCRIPTORS = 256
+"""Open files kept for what is no client's connection: rings and doorbells of 32 sandboxes, the control socket, the
+admin port, exporters, files. Without one, the hand-over of a restarted sandbox would fail."""
+
+MESSAGE_FIELDS_BYTES = 64 << 10
+"""Bytes of a gRPC message beside the longest prompt."""
+
 CUT_S = 1.0
 """Seconds that a session cut by a drain has to tell its client."""
 
-_GRPC_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a second process on our port is a mistake or an attack, never a wish
-    ("grpc.max_receive_message_length", MAX_BODY_BYTES + (64 << 10)),
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.absolute_max_metadata_size", 32 << 10),
-    ("grpc.max_concurrent_streams", 256),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    # A certificate is looked at once, in the handshake: an hour bounds how long an expired one still serves.
-    ("grpc.max_connection_age_ms", 3_600_000),
-    ("grpc.max_connection_age_grace_ms", 3_600_000),
-    ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 2),
-)
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,7 @@ class FrontEndSettings:
     http: HttpSettings = field(default_factory=HttpSettings)
     tls: TlsConfig | None = None
     """None: plain text, for loopback or behind a proxy that ends TLS."""
-    max_rpcs: int = 1_024
-    """Calls at once over all gRPC connections; one more ends with RESOURCE_EXHAUSTED."""
+    max_rpcs: int = MAX_CALLS
     grpc_stall_s: float = STALL_S
     listen: Callable[[str, int, Callable[[str, int], socket.socket]], socket.socket] = field(
         default=lambda host, port, make: make(host, port)
@@ -106,8 +105,16 @@ class FrontEnds:
         self._http = http
         self._grpc = grpc_front
         self._ready = ready
-        self._listener: HttpListener | None = None
-        self._rpcs: Any = None
+        each, total = settings.http.max_connections_each, _affordable(settings.http.max_connections)
+        self._http_shared = http_protocol.Shared(settings.http, Opened(Places(each, total)), http.serve)
+        self._grpc_shared = grpc_connection.GrpcShared(
+            opened=Opened(Places(each, total)),
+            serve=grpc_front.serve,
+            strangers=StrangersAllowances(grpc_connection.STRANGER, time.monotonic),
+            most=MAX_BODY_BYTES + MESSAGE_FIELDS_BYTES,
+            stall_s=settings.grpc_stall_s,
+        )
+        self._listeners: list[Listener] = []
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -126,28 +133,37 @@ class FrontEnds:
         Raises:
             StartError: a port cannot be bound or a TLS file not used.
         """
-        # Before gRPC reads the same files: its words for a wrong one are few.
-        context = None if self._settings.tls is None else _http_tls(self._settings.tls)
-        # HTTP binds first: it can be unbound again without a trace.
-        bound, kept = _bind(self._settings)
+        settings = self._settings
+        tls = settings.tls
+        http_tls = None if tls is None else _tls(tls, "http/1.1")
+        grpc_tls = None if tls is None else _tls(tls, "h2", tls.client_ca)
+        bound, kept = _bind_http(settings)
         try:
-            await self._start_grpc()
-            self._listener = HttpListener(self._settings.http, self._http.serve, context, bound)
-            if not kept:
-                self._listener.accept()
-            self.http_port = bound.getsockname()[1]
+            grpc_bound = _bind_grpc(settings)
         except BaseException:
             bound.close()
-            if self._rpcs is not None:
-                await self._rpcs.stop(None)
             raise
+        self.http_port, self.grpc_port = bound.getsockname()[1], grpc_bound.getsockname()[1]
+        within_s = settings.http.head_timeout_s
+        http = Listener(self._http_shared.opened, self._make_http, http_tls, bound, within_s)
+        rpcs = Listener(self._grpc_shared.opened, self._make_grpc, grpc_tls, grpc_bound, within_s)
+        self._listeners = [http, rpcs]
         await self.refresh()
+        rpcs.accept()
+        if not kept:
+            http.accept()
         self._ticker = asyncio.ensure_future(self._tick())
+
+    def _make_http(self, slot: Slot) -> asyncio.Protocol:
+        return http_protocol.HttpConnection(self._http_shared, slot)
+
+    def _make_grpc(self, slot: Slot) -> asyncio.Protocol:
+        return grpc_connection.GrpcConnection(self._grpc_shared, slot)
 
     async def accept(self) -> None:
         """Take the connections that wait at a socket that was kept. Idempotent; after ``stop`` nothing happens."""
-        if self._ticker is not None and self._listener is not None:
-            self._listener.accept()
+        if self._ticker is not None:
+            self._listeners[0].accept()
 
     async def stop(self, grace_s: float) -> None:
         """Take no connection any more, give what runs ``grace_s`` seconds, then end it with a retryable error.
@@ -156,50 +172,34 @@ class FrontEnds:
         A connection that is open already is still answered: a request may be on its way. It ends behind that answer,
         or after ``LINGER_S`` without one.
         """
-        if self._ticker is None or self._listener is None:
+        if self._ticker is None:
             return
         ticker, self._ticker = self._ticker, None
         ticker.cancel()
         self._http.begin_drain()
         self._grpc.begin_drain()
         await self._grpc.health.enter_graceful_shutdown()
-        self._listener.end_accepting()
-        rpcs_ended = asyncio.ensure_future(self._rpcs.stop(grace_s + CUT_S))
-        lingered_s = await self._listener.linger(min(grace_s, LINGER_S))
-        self._listener.end_idle()
-        await self._settle(self._listener.tasks, grace_s - lingered_s)
+        for listener in self._listeners:
+            listener.end_accepting()
+        lingered_s = max(await asyncio.gather(*(one.linger(min(grace_s, LINGER_S)) for one in self._listeners)))
+        for listener in self._listeners:
+            listener.end_idle()
+        await self._settle(grace_s - lingered_s)
         self._http.cut_all()
         self._grpc.cut_all()
-        await self._settle(self._listener.tasks, CUT_S)
-        self._listener.abort()
-        await self._settle(self._listener.tasks, CUT_S)
-        self._listener.cancel()
-        await rpcs_ended
+        await self._settle(CUT_S)
+        for listener in self._listeners:
+            listener.abort()
+        await self._settle(CUT_S)
+        for listener in self._listeners:
+            listener.cancel()
 
-    async def _settle(self, tasks: set[asyncio.Task[None]], timeout_s: float) -> None:
+    async def _settle(self, timeout_s: float) -> None:
         """Wait until nothing runs in either front end, at most so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while tasks:
-                    await asyncio.wait(list(tasks))
-                await self._grpc.idle()
-
-    async def _start_grpc(self) -> None:
-        settings = self._settings
-        self._rpcs = grpc.aio.server(options=_GRPC_OPTIONS, maximum_concurrent_rpcs=settings.max_rpcs)
-        self._rpcs.add_generic_rpc_handlers((self._grpc,))
-        address = f"{_bracketed(settings.grpc_host)}:{settings.grpc_port}"
-        try:
-            if settings.tls is None:
-                self.grpc_port = self._rpcs.add_insecure_port(address)
-            else:
-                self.grpc_port = self._rpcs.add_secure_port(address, _grpc_tls(settings.tls))
-        except RuntimeError:
-            raise StartError(
-                f"gRPC cannot listen on {address}: the port is in use, or a TLS file is not PEM; `athanor doctor` says "
-                f"which; `listen: grpc` in athanor.yaml, or --grpc-port of a demo, names another port"
-            ) from None
-        await self._rpcs.start()
+                while running := [task for listener in self._listeners for task in listener.tasks]:
+                    await asyncio.wait(running)
 
     async def _tick(self) -> None:
         while True:
@@ -208,8 +208,9 @@ class FrontEnds:
 
     async def refresh(self) -> None:
         """Look now whether requests would be served, and tell health checks; else done every ``TICK_S``."""
-        if self._listener is not None:
-            self._listener.refresh()
+        self._http_shared.refresh()
+        for listener in self._listeners:
+            listener.look()
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._ready() else kinds.NOT_SERVING
         for name in ("", SERVICE, HEALTH):
@@ -228,7 +229,7 @@ async def serve_front_ends(
         StartError: a port cannot be bound or a TLS file not used.
     """
     http = HttpFrontEnd(service, resolver, settings.http, ready)
-    rpcs = GrpcFrontEnd(service, resolver, settings.grpc_stall_s, settings.http.padding)
+    rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs)
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()
     try:
@@ -237,7 +238,38 @@ async def serve_front_ends(
         await front_ends.stop(0.0)
 
 
-def _bind(settings: FrontEndSettings) -> tuple[socket.socket, bool]:
+def _affordable(wanted: int) -> int:
+    """Return how many connections each of the two listeners may hold by the process's limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    affordable = max(8, min(wanted, (soft - RESERVED_DESCRIPTORS) // 2))
+    if affordable < wanted:
+        log.warning("few open files allowed: fewer connections at once", limit=soft, connections=affordable)
+    return affordable
+
+
+def _bind_grpc(settings: FrontEndSettings) -> socket.socket:
+    host, port = settings.grpc_host, settings.grpc_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise StartError(
+            f"gRPC cannot listen on {_bracketed(host)}:{port}: {_why(error)}; `athanor doctor` says who has it; "
+            f"`listen: grpc` in athanor.yaml, or --grpc-port of a demo, names another port"
+        ) from None
+    _bound_stall(bound, settings.grpc_stall_s)
+    return bound
+
+
+def _bound_stall(bound: socket.socket, stall_s: float) -> None:
+    """Let the kernel end each connection whose peer takes nothing, dead or alive (RFC 5482); accepted sockets inherit
+    it."""
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1_000))
+
+
+def _bind_http(settings: FrontEndSettings) -> tuple[socket.socket, bool]:
     """The listening socket, and whether it is one that was kept."""
     host, port = settings.http_host, settings.http_port
     made: list[socket.socket] = []
@@ -254,8 +286,7 @@ def _bind(settings: FrontEndSettings) -> tuple[socket.socket, bool]:
             f"HTTP cannot listen on {host}:{port}: {_why(error)}; "
             f"`athanor doctor` says who has it; `listen: http` in athanor.yaml, or --http-port of a demo, names another"
         ) from None
-    # Accepted sockets inherit it: the kernel ends a connection whose peer takes nothing, dead or alive (RFC 5482).
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.http.stall_s * 1_000))
+    _bound_stall(bound, settings.http.stall_s)
     return bound, not made
 
 
@@ -269,10 +300,15 @@ def _why(error: OSError) -> str:
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
-def _http_tls(tls: TlsConfig) -> ssl.SSLContext:
+def _tls(tls: TlsConfig, protocol: str, client_ca: Path | None = None) -> ssl.SSLContext:
+    """TLS for one protocol; with ``client_ca``, for clients that this authority knows.
+
+    Raises:
+        StartError: a file is missing, or is not what it should be.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     try:
         context.load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError):
@@ -280,16 +316,13 @@ def _http_tls(tls: TlsConfig) -> ssl.SSLContext:
             f"the certificate {tls.certificate} and the key {tls.key} cannot be used: one is missing or not PEM, or "
             f"they do not belong together; `athanor doctor` says which"
         ) from None
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ssl.SSLError):
+            raise StartError(f"the clients' authority {client_ca} cannot be used: it is missing or not PEM") from None
     return context
-
-
-def _grpc_tls(tls: TlsConfig) -> Any:
-    try:
-        pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-        client_ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
-    except OSError as error:
-        raise StartError(f"cannot read {error.filename}: {(error.strerror or str(error)).lower()}") from None
-    return grpc.ssl_server_credentials([pair], root_certificates=client_ca, require_client_auth=client_ca is not None)
 
 
 def certificate_dates(tls: TlsConfig | None) -> tuple[float, float] | None:

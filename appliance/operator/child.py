@@ -21,6 +21,9 @@ from appliance.operator.cli import exits
 if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig
 
+WANTED_DESCRIPTORS = 65_536
+"""Open files of the process, as the units allow (``LimitNOFILE``); a shell's 1,024 would be all connections."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
@@ -65,6 +68,14 @@ def run_supervisor(load: Callable[[], ApplianceConfig]) -> None:
     asyncio.run(supervise(config))
 
 
+def raise_descriptors() -> None:
+    """Allow this process as many open files as it may have, ``WANTED_DESCRIPTORS`` at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 def run_role(role: str, load: Callable[[], ApplianceConfig], parent: int | None = None) -> int:
     """Run one role; gives the exit status.
 
@@ -78,6 +89,7 @@ def run_role(role: str, load: Callable[[], ApplianceConfig], parent: int | None 
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         return 0
+    raise_descriptors()
     # No core files: prompts and keys would be in them. (PR_SET_DUMPABLE is the roles' own step.)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # A reload that comes before the gateway handles SIGHUP must not end it. SIG_IGN would be inherited by its children.

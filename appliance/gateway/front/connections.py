@@ -1,4 +1,4 @@
-"""Counts of HTTP connections, or gRPC calls, by address and by tenant, so that neither can take all there are.
+"""Who holds how many connections, or calls: counts by address and by tenant, so that neither can take all there are.
 
 An address is known when a connection is accepted, a tenant with its first credential. Single-threaded, as the event
 loop is.
@@ -7,24 +7,24 @@ loop is.
 from __future__ import annotations
 
 import ipaddress
-import sys
 from collections import Counter
+from collections.abc import Callable
 
-_ALL = ("all", "")
+STRANGERS_SHARE = 0.75
+"""Part of all connections that those without a credential may hold; the rest is kept for tenants."""
 
 
 class Connections:
-    """Counts of one front end. ``most`` is the limit of each address and tenant, ``total`` that of all together."""
+    """Counts of one front end. ``most`` is the limit of each address and of each tenant."""
 
-    def __init__(self, most: int, total: int = sys.maxsize) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._total = total
         self._held: Counter[tuple[str, str]] = Counter()
 
     def enter(self, kind: str, name: str) -> bool:
         """Count one more; False, and not counted, when ``name`` has as many as it may."""
         key = (kind, name)
-        if self._held[key] >= (self._total if key == _ALL else self._most):
+        if self._held[key] >= self._most:
             return False
         self._held[key] += 1
         return True
@@ -35,41 +35,121 @@ class Connections:
         if not self._held[kind, name]:
             del self._held[kind, name]
 
+
+class Places:
+    """The connections of one listener: ``each`` of an address or a tenant at most, ``total`` of all together.
+
+    A connection without a credential is a stranger's. Where strangers hold all that they may, the next one is accepted
+    and the oldest of the address that holds most is closed: an address that floods the door closes its own connections.
+    """
+
+    def __init__(self, each: int, total: int) -> None:
+        self._counts = Connections(each)
+        self._total = total
+        self._most_strangers = max(1, int(total * STRANGERS_SHARE))
+        self._held = 0
+        self._strangers: dict[str, dict[Slot, None]] = {}
+        """Network -> its slots without a credential, the oldest first."""
+        self._stranger_count = 0
+        self.evicted = 0
+        """Connections closed so far to make room for others."""
+
+    @property
+    def held(self) -> int:
+        """Connections open now."""
+        return self._held
+
+    @property
+    def strangers(self) -> int:
+        """Those of them without a credential."""
+        return self._stranger_count
+
     def admit(self, address: str) -> Slot | None:
-        """Return the slot of a connection just accepted; None when its address, or all, have as many as they may."""
-        slot = Slot(self)
-        if slot.enter(*_ALL) and slot.enter("address", network_of(address)):
-            return slot
-        slot.release()
-        return None
+        """Return the slot of a connection just accepted; None when its address has as many as it may, or tenants hold
+        all there are."""
+        network = network_of(address)
+        if not self._counts.enter("address", network):
+            return None
+        slot = Slot(self, network)
+        self._strangers.setdefault(network, {})[slot] = None
+        self._stranger_count += 1
+        self._held += 1
+        if self._held > self._total or self._stranger_count > self._most_strangers:
+            victim = self._oldest_of_most()
+            victim.evict()
+            if victim is slot:
+                return None
+            self.evicted += 1
+        return slot
+
+    def _oldest_of_most(self) -> Slot:
+        slots = max(self._strangers.values(), key=len)
+        return next(iter(slots))
+
+    def claim(self, slot: Slot, tenant: str) -> bool:
+        """Count a slot's connection as this tenant's, no longer as another's or a stranger's; False when the tenant has
+        as many as it may."""
+        if slot.tenant == tenant:
+            return True
+        if not self._counts.enter("tenant", tenant):
+            return False
+        self._leave_tenant(slot)
+        self._known(slot)
+        slot.tenant = tenant
+        return True
+
+    def release(self, slot: Slot) -> None:
+        """Count a slot's connection out everywhere."""
+        self._known(slot)
+        self._leave_tenant(slot)
+        self._counts.leave("address", slot.network)
+        self._held -= 1
+
+    def _leave_tenant(self, slot: Slot) -> None:
+        if slot.tenant:
+            self._counts.leave("tenant", slot.tenant)
+            slot.tenant = ""
+
+    def _known(self, slot: Slot) -> None:
+        """The connection is no stranger's, or no more."""
+        slots = self._strangers.get(slot.network, {})
+        if slot in slots:
+            del slots[slot]
+            self._stranger_count -= 1
+            if not slots:
+                del self._strangers[slot.network]
 
 
 class Slot:
-    """Everything that one connection is counted as; released as a whole."""
+    """The place of one connection; released as a whole."""
 
-    __slots__ = ("_counts", "_held")
+    __slots__ = ("_places", "_released", "network", "on_evicted", "tenant")
 
-    def __init__(self, counts: Connections) -> None:
-        self._counts = counts
-        self._held: dict[str, str] = {}
+    def __init__(self, places: Places, network: str) -> None:
+        self._places = places
+        self._released = False
+        self.network = network
+        """What its address is counted as."""
+        self.tenant = ""
+        """Whose it is; empty for a stranger's."""
+        self.on_evicted: Callable[[], None] | None = None
+        """Closes the connection at once, for the sake of others."""
 
-    def enter(self, kind: str, name: str) -> bool:
-        """Count the connection as ``name``'s, and no longer as another's of this kind; False when that is full."""
-        if self._held.get(kind) == name:
-            return True
-        before = self._held.pop(kind, None)
-        if before is not None:
-            self._counts.leave(kind, before)
-        entered = self._counts.enter(kind, name)
-        if entered:
-            self._held[kind] = name
-        return entered
+    def claim(self, tenant: str) -> bool:
+        """Count the connection as this tenant's; False when the tenant has as many as it may."""
+        return self._places.claim(self, tenant)
 
     def release(self) -> None:
         """Count the connection out everywhere. Idempotent."""
-        for kind, name in self._held.items():
-            self._counts.leave(kind, name)
-        self._held.clear()
+        if not self._released:
+            self._released = True
+            self._places.release(self)
+
+    def evict(self) -> None:
+        """Close the connection and count it out."""
+        self.release()
+        if self.on_evicted is not None:
+            self.on_evicted()
 
 
 def network_of(address: str) -> str:

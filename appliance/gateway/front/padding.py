@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from appliance.gateway.generate_request import Delta
@@ -61,10 +61,10 @@ class Padding:
         size = sum(len(one) + len(value) + FRAMING_BYTES for one, value in rows) + len(name) + FRAMING_BYTES
         return [*rows, (name, "." * (-size % self.head_bytes))]
 
-    def trailer(self, message: str, rows: Sequence[tuple[str, str | bytes]]) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the trailing metadata of a failed call, filled up together with its message."""
-        size = len(message) + sum(len(value) for _, value in rows)
-        return (*rows, ("x-athanor-padding", "." * (-size % self.head_bytes)))
+    def trailer(self, message: str, details: bytes) -> tuple[str, str]:
+        """Return the trailer that fills up those of a failed call together with its message."""
+        size = len(message) + len(details)
+        return ("x-athanor-padding", "." * (-size % self.head_bytes))
 
     def body(self, document: bytes) -> bytes:
         """Return a JSON document filled up with blanks, which JSON ignores (RFC 8259, section 2)."""

@@ -2,11 +2,10 @@
 
 Every method goes through ``_call``: authenticate, run, and turn whatever is raised into a rich status.
 
-* Methods are registered with a stream of requests, although most take one; on the wire there is no difference. So a
-  caller is authenticated before its message is read, and a message is parsed inside the boundary: a malformed one is
+* A caller is authenticated before its message is read, and a message is parsed inside the boundary: a malformed one is
   the caller's INVALID_ARGUMENT and not our INTERNAL.
-* Methods are coroutines that write to the context, not generators: grpc.aio closes a generator late when its call is
-  cancelled, and a coroutine's ``finally`` runs at once.
+* Methods are coroutines that write to the call, not generators: when a call is cancelled, a coroutine's ``finally``
+  runs at once.
 """
 
 from __future__ import annotations
@@ -14,27 +13,25 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
-from grpc_status import rpc_status
 
 from appliance.common.errors import (
     ApplianceError,
-    CancelledError,
     InvalidRequestError,
     RateLimitedError,
     RouteNotFoundError,
+    UnauthenticatedError,
 )
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.auth import Auth, Resolver
-from appliance.gateway.front.connections import Connections
+from appliance.gateway.front.connections import Connections, network_of
 from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.padding import Padding, Ticks
@@ -50,8 +47,10 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
 )
 from appliance.gateway.grpc import error_status, message_mapping
+from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.paced_grpc import PacedMessages
+from appliance.gateway.grpc.wire import OK, Status
 
 SERVICE = "athanor.inference.v1.InferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -71,6 +70,9 @@ TENANT_CALLS = 512
 """Calls of one tenant at once, half of all that there may be: some of them (Watch, reflection) last as long as their
 caller likes, and no policy counts them."""
 
+MAX_CALLS = 1_024
+"""Calls at once over all connections; one more ends with RESOURCE_EXHAUSTED."""
+
 STRANGER_CALLS = 8
 """Calls of one address at once without a credential: health checks."""
 
@@ -87,54 +89,42 @@ _R = TypeVar("_R")
 class _Call:
     """What one call is known by."""
 
-    def __init__(self, method: str, context: Any) -> None:
-        metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
-        self.context = context
-        self.authorization = [value for name, value in metadata if name == "authorization"]
+    def __init__(self, method: str, wire: GrpcCall) -> None:
+        self.wire = wire
+        self.authorization = [value for name, value in wire.metadata if name == "authorization"]
         self.facts = CallContext(
             route=method,
             front_end="grpc",
-            traceparent=traceparent([value for name, value in metadata if name == "traceparent"]),
-            attributes={"rpc.system": "grpc"},
+            traceparent=traceparent([value for name, value in wire.metadata if name == "traceparent"]),
+            attributes={"rpc.system": "grpc", "client.address": wire.address},
         )
         self.principal: Principal | None = None
         self.request_id: str | None = None
         """Set when a session begins: from then on the session traces its own errors."""
 
-    @property
-    def address(self) -> str:
-        """The caller's address, without its port."""
-        return str(self.context.peer()).rpartition(":")[0]
 
-    def peer_uris(self) -> list[str]:
-        """The URI names of a verified client certificate."""
-        names: Iterable[bytes] = (self.context.auth_context() or {}).get("peer_uri") or ()
-        return [name.decode("ascii", "replace") for name in names]
-
-
-Requests = AsyncIterable[bytes]
-Behaviour = Callable[[Any, _Call], Awaitable[Message | None]]
+Behaviour = Callable[[_Call], Awaitable[Message | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """One row of the method table. ``wrap`` is grpc's handler factory for its cardinality."""
+    """One row of the method table. A behaviour writes its messages, or returns its only one."""
 
     auth: Auth
-    wrap: Callable[..., Any]
     behaviour: Behaviour
 
 
 class GrpcFrontEnd:
-    """The methods, as a generic handler for ``grpc.aio.Server``."""
+    """The methods. ``serve`` answers one call."""
 
     def __init__(
-        self, service: Service, resolver: Resolver, stall_s: float = STALL_S, padding: Padding | None = None
+        self, service: Service, resolver: Resolver, padding: Padding | None = None, max_calls: int = MAX_CALLS
     ) -> None:
         self.health = health.aio.HealthServicer()
         self._service = service
         self._resolver = resolver
-        self._stall_s = stall_s
+        self._max_calls = max_calls
+        self._calls = 0
         self._padding = padding or Padding()
         self._paced: set[PacedMessages] = set()
         self._draining = self._over = False
@@ -166,39 +156,54 @@ class GrpcFrontEnd:
         """Every method there is and what it asks of its caller."""
         return {name: method.auth for name, method in self._table.items()}
 
-    def service(self, details: Any) -> Any:
-        """grpc's hook: the handler of a method. Never None, so that an unknown method too is authenticated first."""
-        unknown = _Method(Auth.TENANT, grpc.stream_stream_rpc_method_handler, self._unknown)
-        method = self._table.get(details.method, unknown)
-        name = details.method if details.method in self._table else "*"
-
-        async def handle(requests: Any, context: Any) -> Message | None:
-            return await self._call(method, _Call(name, context), requests)
-
-        return method.wrap(
-            handle,
-            response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
-        )
-
-    async def _call(self, method: _Method, call: _Call, requests: Any) -> Message | None:
+    async def serve(self, wire: GrpcCall) -> Status:
+        """Answer one call and return its end. An unknown method too is authenticated first."""
+        method = self._table.get(wire.method, _Method(Auth.TENANT, self._unknown))
+        call = _Call(wire.method if wire.method in self._table else "*", wire)
+        self._calls += 1
         try:
-            if method.auth is not Auth.PUBLIC:
-                call.principal = self._resolver.resolve(call.authorization, call.peer_uris())
+            return await self._answer(method, call)
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, method: _Method, call: _Call) -> Status:
+        try:
+            self._authenticate(method, call)
             with self._entered(call):
-                return await method.behaviour(requests, call)
+                message = await method.behaviour(call)
+                if message is not None:
+                    await call.wire.write(message)
+                return OK
+        except CallEnded as ended:
+            return ended.status
         except ApplianceError as error:
             shown = error
             request_id = call.request_id or self._record(call, error)
-        except grpc.aio.BaseError:
-            raise  # an abort under way, or a call that grpc itself has ended
         except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect shows its request id, nothing else
             request_id = call.request_id or self._record(call, error)
             shown = defect(error, request_id)
-        status = rpc_status.to_status(error_status.status_of(shown, request_id))
+        rich = error_status.status_of(shown, request_id)
+        status = Status(rich.code, rich.message, rich.SerializeToString())
         if call.principal is not None and self._service.pads(call.principal):
-            status = status._replace(trailing_metadata=self._padding.trailer(status.details, status.trailing_metadata))
-        await call.context.abort_with_status(status)
-        return None
+            status = replace(status, metadata=(self._padding.trailer(status.message, status.details),))
+        return status
+
+    def _authenticate(self, method: _Method, call: _Call) -> None:
+        """Find out whose call it is.
+
+        Raises:
+            UnauthenticatedError: the method asks for a credential, and there is none that holds.
+            RateLimitedError: its tenant has as many connections as it may.
+        """
+        if method.auth is Auth.PUBLIC:
+            return
+        try:
+            call.principal = self._resolver.resolve(call.authorization, call.wire.peer_uris)
+        except UnauthenticatedError:
+            call.wire.refused()
+            raise
+        if not call.wire.claim(call.principal.tenant):
+            raise RateLimitedError("too many connections; close some of them first", retry_after_s=CALLS_RETRY_S)
 
     def _record(self, call: _Call, error: Exception) -> str:
         tenant = call.principal.tenant if call.principal is not None else None
@@ -209,28 +214,26 @@ class GrpcFrontEnd:
         """One more call of its tenant, or of a stranger's address.
 
         Raises:
-            RateLimitedError: that has as many as it may.
+            RateLimitedError: that has as many as it may, or all together have.
         """
         if call.principal is not None:
             counts, kind, name = self._tenants, "tenant", call.principal.tenant
         else:
-            counts, kind, name = self._strangers, "address", call.address
-        if not counts.enter(kind, name):
+            counts, kind, name = self._strangers, "address", network_of(call.wire.address)
+        if self._calls > self._max_calls or not counts.enter(kind, name):
             raise RateLimitedError("too many calls at once; end some of them first", retry_after_s=CALLS_RETRY_S)
         try:
             yield
         finally:
             counts.leave(kind, name)
 
-    async def _request(
-        self, requests: Requests, call: _Call, kind: type[_M], build: Callable[[_M, Stamp], _R]
-    ) -> tuple[_R, Ticks]:
+    async def _request(self, call: _Call, kind: type[_M], build: Callable[[_M, Stamp], _R]) -> tuple[_R, Ticks]:
         """Return the request that ``build`` makes of the call's message, and the moments of a padded answer to it."""
         if self._over:
             raise shutting_down()
         ticks = Ticks(time.monotonic(), self._padding.tick_s)
-        message = await self._only(kind, requests, call)
-        left = call.context.time_remaining()
+        message = await self._only(kind, call)
+        left = call.wire.time_remaining()
         return build(message, Stamp(new_request_id(), None if left is None else time.monotonic() + left)), ticks
 
     @asynccontextmanager
@@ -241,15 +244,15 @@ class GrpcFrontEnd:
         self._idle.clear()
         try:
             call.request_id = request_id
-            await call.context.send_initial_metadata((("x-request-id", request_id),))
+            await call.wire.send_initial_metadata((("x-request-id", request_id),))
             yield cut
         finally:
             self._live.discard(cut)
             if not self._live:
                 self._idle.set()
 
-    async def _generate(self, requests: Requests, call: _Call) -> None:
-        asked, ticks = await self._request(requests, call, pb.GenerateRequest, message_mapping.to_request)
+    async def _generate(self, call: _Call) -> None:
+        asked, ticks = await self._request(call, pb.GenerateRequest, message_mapping.to_request)
         async with self._session(call, asked.request_id) as cut:
             events = self._service.generate(_principal(call), asked, call.facts)
             # The prompt is the session's from here on, which lets go of it as soon as it can.
@@ -262,7 +265,7 @@ class GrpcFrontEnd:
     async def _stream(self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest) -> None:
         async with aclosing(events):
             async for event in events:
-                await self._write(call, message_mapping.to_response(event, asked))
+                await call.wire.write(message_mapping.to_response(event, asked))
 
     async def _stream_padded(
         self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest, ticks: Ticks
@@ -276,19 +279,12 @@ class GrpcFrontEnd:
         try:
             async with aclosing(paced.records(events, ticks)) as records:
                 async for record in records:
-                    await self._write(call, record)
+                    await call.wire.write(record)
         finally:
             self._paced.discard(paced)
 
-    async def _write(self, call: _Call, message: Message | bytes) -> None:
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await call.context.write(message)
-        except TimeoutError:
-            raise CancelledError("the client stopped reading; the request was ended") from None
-
-    async def _embed(self, requests: Requests, call: _Call) -> Message:
-        asked, ticks = await self._request(requests, call, pb.EmbedRequest, message_mapping.to_embed_request)
+    async def _embed(self, call: _Call) -> Message:
+        asked, ticks = await self._request(call, pb.EmbedRequest, message_mapping.to_embed_request)
         async with self._session(call, asked.request_id) as cut:
             embeddings = await cut.run(self._embedded(call, asked, ticks))
             return message_mapping.to_embed_response(embeddings, asked.request_id, asked.model)
@@ -299,28 +295,28 @@ class GrpcFrontEnd:
             await ticks.rest(self._padding)
         return embeddings
 
-    async def _list_models(self, requests: Requests, call: _Call) -> Message:
-        await self._only(pb.ListModelsRequest, requests, call)
+    async def _list_models(self, call: _Call) -> Message:
+        await self._only(pb.ListModelsRequest, call)
         return message_mapping.to_models(self._service.models(_principal(call)))
 
-    async def _check(self, requests: Requests, call: _Call) -> Message:
-        asked = await self._only(health_pb2.HealthCheckRequest, requests, call)
-        answer: Message = await self.health.Check(asked, call.context)
+    async def _check(self, call: _Call) -> Message:
+        asked = await self._only(health_pb2.HealthCheckRequest, call)
+        answer: Message = await self.health.Check(asked, call.wire)
         return answer
 
-    async def _watch(self, requests: Requests, call: _Call) -> None:
-        asked = await self._only(health_pb2.HealthCheckRequest, requests, call)
-        await self.health.Watch(asked, call.context)
+    async def _watch(self, call: _Call) -> None:
+        asked = await self._only(health_pb2.HealthCheckRequest, call)
+        await self.health.Watch(asked, call.wire)
 
-    async def _reflect(self, requests: Requests, call: _Call) -> None:
-        asked = (_parsed(reflection_pb2.ServerReflectionRequest, data) async for data in requests)
-        async for answer in self._reflection.ServerReflectionInfo(asked, call.context):
-            await call.context.write(answer)
+    async def _reflect(self, call: _Call) -> None:
+        asked = (_parsed(reflection_pb2.ServerReflectionRequest, data) async for data in call.wire.messages())
+        async for answer in self._reflection.ServerReflectionInfo(asked, call.wire):
+            await call.wire.write(answer)
 
-    async def _unknown(self, _requests: Requests, _call: _Call) -> None:
+    async def _unknown(self, _call: _Call) -> None:
         raise RouteNotFoundError("no such method; ask server reflection for those served")
 
-    async def _only(self, kind: type[_M], requests: Requests, call: _Call) -> _M:
+    async def _only(self, kind: type[_M], call: _Call) -> _M:
         """The one message of a call, read in bounded time and beside few others of its tenant, or of all strangers."""
         tenant, within_s = "", STRANGER_MESSAGE_S
         if call.principal is not None:
@@ -328,7 +324,7 @@ class GrpcFrontEnd:
         readers = self._readers.setdefault(tenant, asyncio.Semaphore(TENANT_READERS))
         try:
             async with asyncio.timeout(within_s), readers:
-                data = await anext(aiter(requests), None)
+                data = await call.wire.receive()
         except TimeoutError:
             raise InvalidRequestError(f"the message did not arrive within {within_s:g} s") from None
         if data is None:
@@ -336,14 +332,13 @@ class GrpcFrontEnd:
         return _parsed(kind, data)
 
     def _methods(self) -> dict[str, _Method]:
-        one, many = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
-            f"/{SERVICE}/Generate": _Method(Auth.TENANT, many, self._generate),
-            f"/{SERVICE}/Embed": _Method(Auth.TENANT, one, self._embed),
-            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, one, self._list_models),
-            f"/{HEALTH}/Check": _Method(Auth.PUBLIC, one, self._check),
-            f"/{HEALTH}/Watch": _Method(Auth.TENANT, many, self._watch),
-            **{f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, many, self._reflect) for name in REFLECTION},
+            f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate),
+            f"/{SERVICE}/Embed": _Method(Auth.TENANT, self._embed),
+            f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models),
+            f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),
+            f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch),
+            **{f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, self._reflect) for name in REFLECTION},
         }
 
 

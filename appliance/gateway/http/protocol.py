@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from email.utils import formatdate
 from enum import Enum
 from http import HTTPStatus
 from typing import Any, cast
 
-from appliance.gateway.front.connections import Connections, Slot
+from appliance.gateway.front.connections import Slot
+from appliance.gateway.front.listener import Opened
 from appliance.gateway.http.body import HIGH_WATER_BYTES, Body
 from appliance.gateway.http.framing import ChunkedBody, FramingError, LengthBody, framing_of
 from appliance.gateway.http.head import HeadError, HeadReader, RequestHead
@@ -90,21 +92,18 @@ _NEXT = {
 
 @dataclass(slots=True)
 class Shared:
-    """What the connections of one listener have in common."""
+    """What HTTP's connections have in common."""
 
     settings: HttpSettings
-    counts: Connections
+    opened: Opened
     serve: Callable[[HttpConnection, RequestHead, Body], Coroutine[Any, Any, None]]
     """Answers one request; raises no Exception."""
     date: str = ""
     """The Date header's value now."""
-    ending: bool = False
-    """Whether each connection ends with its next answer: the appliance stops."""
-    connections: set[HttpConnection] = field(default_factory=set)
-    arriving: set[asyncio.Task[None]] = field(default_factory=set)
-    """One for each connection that is accepted and not made yet: a TLS handshake takes its time."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """One for each request being answered."""
+
+    def refresh(self) -> None:
+        """Bring the Date header up to date; it shows whole seconds."""
+        self.date = formatdate(usegmt=True)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -149,14 +148,15 @@ class HttpConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         self.open = True
-        self._shared.connections.add(self)
+        self._slot.on_evicted = self._transport.abort
+        self._shared.opened.connections.add(self)
         self._arm(self._shared.settings.head_timeout_s, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back the timer and the place in the counts, and end what is done for the peer."""
         self._disarm()
         self._state = ConnectionState.CLOSING  # whatever it was
-        self._shared.connections.discard(self)
+        self._shared.opened.connections.discard(self)
         self._waiting = b""
         self._slot.release()
         self._gone()
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self, head: RequestHead, rest: bytes) -> None:
         """A head is complete: have the request answered."""
         self._framing = framing_of(head)
-        self._keep_alive = head.keep_alive and not self._shared.ending
+        self._keep_alive = head.keep_alive and not self._shared.opened.ending
         self._chunked = head.http_11
         expects = head.http_11 and "100-continue" in map(str.lower, head.values("expect"))
         self._body = Body(self._ask_for_body if expects else None, self._resume_reading)
@@ -216,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
         if rest:
             self.data_received(rest)
         task = self._loop.create_task(self._shared.serve(self, head, self._body))
-        self._shared.tasks.add(task)
+        self._shared.opened.tasks.add(task)
         task.add_done_callback(self._served)
 
     def _receive_body(self, data: bytes) -> None:
@@ -266,7 +266,7 @@ class HttpConnection(asyncio.Protocol):
 
     def claim(self, tenant: str) -> bool:
         """Count the connection as this tenant's; False when the tenant has as many as it may."""
-        return self._slot.enter("tenant", tenant)
+        return self._slot.claim(tenant)
 
     async def room(self) -> None:
         """Wait until the peer has read enough."""
@@ -315,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _served(self, task: asyncio.Task[None]) -> None:
         """The handler has returned: read the next request, where there may be one."""
-        self._shared.tasks.discard(task)
+        self._shared.opened.tasks.discard(task)
         self.on_gone = self.on_writable = self._body = self._framing = None
         if self._state is ConnectionState.CLOSING:
             return
@@ -349,6 +349,9 @@ class HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once, whatever is on its way."""
         self._transport.abort()
+
+    def look(self, now: float) -> None:
+        """Nothing: a timer of its own holds for each wait."""
 
     def _gone(self) -> None:
         """The peer has left: end what is done for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import socket
 from datetime import UTC, datetime
 
@@ -179,3 +180,10 @@ async def test_leaving_the_block_stops_everything():
         port = running.front_ends.http_port
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+def test_connections_leave_descriptors_for_the_rest(monkeypatch):
+    """Where few open files are allowed, both ports together leave the reserve free; where many are, nothing changes."""
+    for soft, expected in ((1_024, 384), (65_536, 1_024), (resource.RLIM_INFINITY, 1_024), (64, 8)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind, soft=soft: (soft, soft))
+        assert servers._affordable(1_024) == expected

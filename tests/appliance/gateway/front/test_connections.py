@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from appliance.gateway.front.connections import Connections, network_of
+from appliance.gateway.front.connections import Connections, Places, network_of
 from tests.appliance.gateway.front.support import serving
 
 
@@ -19,15 +19,51 @@ def test_counts_are_by_kind_and_name() -> None:
 
 
 def test_a_refused_connection_takes_no_place() -> None:
-    """One over its address's bound, or over all, holds nothing; a released place is free again, and only once."""
-    counts = Connections(2, total=3)
-    first, second, third = counts.admit("a"), counts.admit("a"), counts.admit("b")
+    """One over its address's bound holds nothing; a released place is free again, and only once."""
+    places = Places(2, total=4)
+    first, second, third = places.admit("a"), places.admit("a"), places.admit("b")
     assert first and second and third
-    assert counts.admit("a") is None and counts.admit("c") is None
+    assert places.admit("a") is None and places.held == 3
     first.release()
     first.release()
-    assert counts.admit("a") is not None
-    assert counts.admit("c") is None
+    assert places.admit("a") is not None and places.held == 3
+
+
+def test_the_oldest_stranger_of_the_largest_holder_makes_room() -> None:
+    """Where strangers hold their share, whoever holds most loses its oldest connection; a newcomer is admitted."""
+    places, closed = Places(8, total=8), []
+    slots = {name: places.admit(name[0]) for name in ("a1", "a2", "a3", "a4", "b1", "b2")}
+    for name, slot in slots.items():
+        slot.on_evicted = lambda name=name: closed.append(name)
+    assert closed == [] and places.strangers == 6
+    assert places.admit("c") is not None and closed == ["a1"]
+    assert places.admit("d") is not None and closed == ["a1", "a2"]
+    assert places.strangers == 6 and places.held == 6 and places.evicted == 2
+
+
+def test_a_flood_closes_its_own_connections() -> None:
+    """However many one address opens, the connections of others stay."""
+    places, closed = Places(100, total=8), []
+    other = places.admit("b")
+    other.on_evicted = lambda: closed.append("b")
+    for _ in range(50):
+        slot = places.admit("a")
+        slot.on_evicted = lambda: closed.append("a")
+    assert set(closed) == {"a"} and places.strangers == 6
+
+
+def test_a_tenants_connection_is_never_closed_for_a_stranger() -> None:
+    """Connections with a credential stay, up to all there are; then a newcomer is refused, until one leaves."""
+    places, closed = Places(9, total=4), []
+    known = []
+    for name in "abcd":
+        known.append(places.admit(name))
+        known[-1].on_evicted = lambda: closed.append("tenant")
+        assert known[-1].claim("t")
+    assert places.strangers == 0 and places.held == 4
+    assert places.admit("e") is None and closed == []
+    known[0].release()
+    assert places.admit("e") is not None and places.strangers == 1
 
 
 def test_ipv6_is_counted_by_network() -> None:

@@ -1,4 +1,4 @@
-"""HTTP's listening socket: accepts and counts connections, ends them at a drain.
+"""A listening socket of either front end: accepts and counts connections, ends them at a drain.
 
 A connection is counted when it is accepted, before TLS: one too many costs neither a handshake nor a buffer. So sockets
 are accepted here and given to the event loop afterwards. A handshake's deadline counts from accept too.
@@ -10,17 +10,14 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
-from email.utils import formatdate
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import structlog
 
-from appliance.gateway.front.connections import Connections, Slot
-from appliance.gateway.http.body import Body
-from appliance.gateway.http.head import RequestHead
-from appliance.gateway.http.protocol import HttpConnection, Shared
-from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.front.connections import Places, Slot
 
 BACKLOG = 1_024
 """Connections that the kernel may hold before we accept them."""
@@ -34,48 +31,79 @@ REST_S = 1.0
 LOOK_S = 0.05
 """Between two looks at whether a connection is open still."""
 
+HANDSHAKE_S = 10.0
+"""Seconds from accept to the end of the TLS handshake."""
+
 log = structlog.get_logger()
 
 
-class HttpListener:
-    """One listening socket and its connections. ``context``: TLS, None for plain text."""
+class Connection(Protocol):
+    """What a listener asks of its connections."""
+
+    def end_after_answer(self) -> None:
+        """Let the answers that run be the connection's last ones."""
+
+    def end_if_idle(self) -> None:
+        """Close the connection unless something is being answered; then behind that answer."""
+
+    def abort(self) -> None:
+        """Close the connection at once, whatever is on its way."""
+
+    def look(self, now: float) -> None:
+        """End the connection if it is too old, idle or dead at this time of the loop; asked every second."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """What the connections of one listener have in common."""
+
+    places: Places
+    ending: bool = False
+    """Whether each connection ends with its next answer: the appliance stops."""
+    connections: set[Connection] = field(default_factory=set)
+    arriving: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each connection that is accepted and not made yet: a TLS handshake takes its time."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each request being answered."""
+
+
+class Listener:
+    """One listening socket and its connections. ``make`` gives the protocol of a connection; ``context``: TLS, None for
+    plain text."""
 
     def __init__(
         self,
-        settings: HttpSettings,
-        serve: Callable[[HttpConnection, RequestHead, Body], Coroutine[Any, Any, None]],
+        opened: Opened,
+        make: Callable[[Slot], asyncio.Protocol],
         context: ssl.SSLContext | None,
         bound: socket.socket,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        counts = Connections(settings.max_connections_each, settings.max_connections)
-        self._shared = Shared(settings, counts, serve)
+        self._opened = opened
+        self._make = make
         self._context = context
         self._bound = bound
+        self._handshake_s = handshake_s
         self._closed = False
         bound.setblocking(False)
-        self.refresh()
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
         """One for each request being answered."""
-        return self._shared.tasks
+        return self._opened.tasks
 
     def accept(self) -> None:
         """Take the connections that wait at the socket, and those that come. Idempotent; nothing after the end."""
         if not self._closed:
             asyncio.get_running_loop().add_reader(self._bound.fileno(), self._take)
 
-    def refresh(self) -> None:
-        """Bring the Date header up to date; it shows whole seconds."""
-        self._shared.date = formatdate(usegmt=True)
-
     def end_accepting(self) -> None:
         """Accept nothing more, and let each connection end with its next answer."""
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._bound.fileno())
         self._bound.close()
-        self._shared.ending = True
-        for connection in self._shared.connections:
+        self._opened.ending = True
+        for connection in self._opened.connections:
             connection.end_after_answer()
 
     async def linger(self, longest_s: float) -> float:
@@ -84,25 +112,31 @@ class HttpListener:
         start = clock()
         while clock() < start + longest_s:
             await asyncio.sleep(LOOK_S)
-            if not self._shared.connections and not self._shared.arriving:
+            if not self._opened.connections and not self._opened.arriving:
                 break
         return clock() - start
 
     def end_idle(self) -> None:
         """Close each connection that waits for a request; the others end behind their answers."""
-        for connection in list(self._shared.connections):
+        for connection in list(self._opened.connections):
             connection.end_if_idle()
+
+    def look(self) -> None:
+        """Have each connection look whether it is too old, idle or dead."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._opened.connections):
+            connection.look(now)
 
     def abort(self) -> None:
         """Close every connection at once: handlers see that their client has gone, and return."""
-        for arriving in list(self._shared.arriving):
+        for arriving in list(self._opened.arriving):
             arriving.cancel()
-        for connection in list(self._shared.connections):
+        for connection in list(self._opened.connections):
             connection.abort()
 
     def cancel(self) -> None:
         """Cancel handlers that have not returned."""
-        for task in list(self._shared.tasks):
+        for task in list(self._opened.tasks):
             task.cancel()
 
     def _take(self) -> None:
@@ -118,23 +152,24 @@ class HttpListener:
                 loop.remove_reader(self._bound.fileno())
                 loop.call_later(REST_S, self.accept)
                 return
-            slot = self._shared.counts.admit(peer[0])
+            slot = self._opened.places.admit(peer[0])
             if slot is None:
                 accepted.close()
                 continue
             accepted.setblocking(False)
             task = loop.create_task(self._connect(accepted, slot))
-            self._shared.arriving.add(task)
-            task.add_done_callback(self._shared.arriving.discard)
+            slot.on_evicted = partial(_cancel, task)
+            self._opened.arriving.add(task)
+            task.add_done_callback(self._opened.arriving.discard)
 
     async def _connect(self, accepted: socket.socket, slot: Slot) -> None:
         """Make a connection of an accepted socket; with TLS, after its handshake."""
         made = False
         try:
             # Not the loop's own deadline: the stock loop stops that one's clock when the peer resets the connection.
-            async with asyncio.timeout(self._shared.settings.head_timeout_s):
+            async with asyncio.timeout(self._handshake_s):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: HttpConnection(self._shared, slot), accepted, ssl=self._context
+                    lambda: self._make(slot), accepted, ssl=self._context
                 )
             made = True
         except OSError:
@@ -144,3 +179,7 @@ class HttpListener:
                 slot.release()
                 with contextlib.suppress(OSError):
                     accepted.shutdown(socket.SHUT_RDWR)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
