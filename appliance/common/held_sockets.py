@@ -61,11 +61,11 @@ def _make(host: str, port: int, make: Make, others: list[tuple[str, socket.socke
 def _release(others: list[tuple[str, socket.socket]]) -> None:
     """End these sockets here and at the service manager.
 
-    The manager closes its copy some time after it is told to, and whoever binds the address meanwhile would fail.
+    The manager closes its copy some time after the message, and a bind of the address would fail meanwhile.
     A shutdown ends listening for all copies at once (shutdown(2), tcp_disconnect), so the address is free on return.
     """
     for name, held in others:
-        with contextlib.suppress(OSError):  # No listening socket, or no socket at all: then it is in nobody's way.
+        with contextlib.suppress(OSError):  # It does not listen, or is no socket: no address is in use.
             held.shutdown(socket.SHUT_RDWR)
         held.close()
         notify.let_go(name)

@@ -262,6 +262,8 @@ class ReloadOutcome:
     """One line for the operator."""
     problems: tuple[str, ...] = ()
     """``file:line:column: path: message``, one each."""
+    warnings: tuple[str, ...] = ()
+    """What is no reason to refuse it and yet worth a look, a line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,9 @@ class Gateway:
         self._config = config
         self._alone = alone
         self._hopeless = ""
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper)
+        self._file = PolicyFile(
+            config.policy, config.credentials, config.pepper, [model.name for model in config.models]
+        )
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := unforgettable(policy, self._wiping_problem):

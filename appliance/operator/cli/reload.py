@@ -43,5 +43,7 @@ def reload(
         raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)
     if outcome.ok:
         output().print(Text.assemble(("reloaded ", "green"), printable(outcome.message)))
+        for line in outcome.warnings:
+            output().print(Text.assemble(("warning: ", "bold yellow"), printable(line)), soft_wrap=True)
         return
     fail(exits.REFUSED, "\n".join([outcome.message, *outcome.problems]))

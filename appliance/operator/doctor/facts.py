@@ -166,6 +166,10 @@ class Policy:
     """Credentials of tenants that no key belongs to."""
     unused_keys: tuple[str, ...] = ()
     """Keys in force that no tenant names."""
+    missing_models: tuple[str, ...] = ()
+    """Places where it names a model that is not served, each with what is said there."""
+    overlooked: tuple[str, ...] = ()
+    """Files among the drop-ins that are no part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,9 @@ from appliance.supervisor.layout import engine_place, role_threads
 from isolation.errors import RootfsError
 from isolation.ipc.messages import Role
 from policy.errors import PolicyError
-from policy.files import read_sources
+from policy.files import overlooked, read_sources
 from policy.loader import load_policy
+from policy.references import dangling
 
 CONNECT_S = 2.0
 """Patience for a collector; one in the same house answers within milliseconds."""
@@ -194,25 +195,28 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     where = str(config.policy)
     try:
         loaded = load_policy(read_sources(config.policy))
+        beside = tuple(overlooked(config.policy))
     except PolicyError as error:
         return Policy(path=where, problems=tuple(map(str, error.problems)))
     except OSError as error:
-        return Policy(path=where, problems=(f"cannot read {where}: {reason_of(error)}",))
+        return Policy(path=where, problems=(f"cannot read {error.filename or where}: {reason_of(error)}",))
     pepper = pepper_of(config)
     readable = pepper is not None and os.access(pepper, os.R_OK)
-    found = Policy(path=where, digest=loaded.digest, tenants=tuple(loaded.tenants), keys_unseen=not readable)
+    found = Policy(
+        path=where,
+        digest=loaded.digest,
+        tenants=tuple(loaded.tenants),
+        keys_unseen=not readable,
+        missing_models=tuple(map(str, dangling(loaded, [model.name for model in config.models], None))),
+        overlooked=beside,
+    )
     if pepper is None or not readable:
         return found
     try:
         table = read_key_table(config.credentials, pepper)
     except ConfigError as error:
         return replace(found, keys_problem=error.message)
-    now = datetime.now(UTC)
-    valid = {
-        f"key:{key_id}"
-        for key_id, record in table.records.items()
-        if not record.revoked and (record.expires is None or now < record.expires)
-    }
+    valid = {f"key:{key_id}" for key_id in table.in_force(datetime.now(UTC))}
     named = {name for name in loaded.principals if name.startswith("key:")}
     return replace(found, missing_keys=tuple(sorted(named - valid)), unused_keys=tuple(sorted(valid - named)))
 

@@ -212,6 +212,13 @@ def test_reload(run: Run, appliance: FakeAppliance) -> None:
     assert appliance.reloads == 1
 
 
+def test_reload_with_warnings(run: Run, appliance: FakeAppliance) -> None:
+    """What is worth a look is said below what is in force; the end is still 0."""
+    appliance.outcome = ReloadOutcome(ok=True, digest="d", message="in force", warnings=("policy.d/1.yml: not read",))
+    result = run("reload", "--admin", appliance.url)
+    assert (result.exit_code, result.stdout) == (0, "reloaded in force\nwarning: policy.d/1.yml: not read\n")
+
+
 def test_reload_refused(run: Run, appliance: FakeAppliance) -> None:
     """A reload that changed nothing ends with 1 and repeats every problem, also as JSON."""
     problems = ("policy.yaml:3:1: tenants: this key is required", "policy.yaml:4:1: x")

@@ -240,6 +240,18 @@ FAULTS = {
         "policy",
         "athanor policy check p",
     ),
+    "policy with a stray file": (
+        service(policy=replace(SERVICE.policy, overlooked=("/p.d/1.yml: not read: why", "/p.d/2.yml: not read"))),
+        W,
+        "policy",
+        "mv '/p.d/1.yml'",
+    ),
+    "policy with a model of nobody": (
+        service(policy=replace(SERVICE.policy, missing_models=("tenants.a.models[0]: no model is named 'x'",))),
+        W,
+        "policy",
+        "athanor policy check",
+    ),
     "policy not in force": (service(policy=replace(SERVICE.policy, digest="f" * 64)), W, "policy", "athanor reload"),
     "reload failed": (
         service(running=replace(SERVICE.running, reload_error="p:1:1: no")),
