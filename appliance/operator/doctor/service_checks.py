@@ -35,6 +35,12 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
             means="models and prompts run with the rights of this user",
             mend="unsafe_no_sandbox: false    # in athanor.yaml",
         )
+    elif service.running.unsafe:
+        yield Subject(Area.SANDBOXES, "sandboxes").problem(
+            "the running appliance has none, though the configuration asks for them",
+            means="models and prompts run with the rights of this user",
+            mend="systemctl restart athanor.target    # after a look at ATHANOR_SANDBOX__* and --set of its start",
+        )
     elif service.image.path:
         yield check_image(service.image)
     for port in service.ports:
@@ -129,6 +135,9 @@ def check_port(port: Port, *, running: bool) -> Finding:
         return Subject(Area.SERVICE, check).ok(f"{port.address} is free")
     if running:
         return Subject(Area.SERVICE, check).ok(f"{port.address}: the appliance listens")
+    if port.kept:
+        what = f"{port.address} is kept by systemd for the gateway's next start; connections wait in its queue"
+        return Subject(Area.SERVICE, check).ok(what)
     return Subject(Area.SERVICE, check).problem(
         f"{port.address} is taken" + (f" by {port.holder}" if port.holder else ""),
         means="the gateway cannot start",
