@@ -16,7 +16,7 @@ import structlog
 
 from appliance.common import notify
 from appliance.common.config import ApplianceConfig
-from appliance.common.control import AuditState, Control, Frozen, Namespaces, SpillState, Welcome
+from appliance.common.control import AuditState, Control, DiskState, Frozen, Namespaces, SpillState, Welcome
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
@@ -39,6 +39,7 @@ from appliance.gateway.servers import FrontEnds, FrontEndSettings, certificate_d
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
+from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.state import ApplianceState
 from policy.model import PolicySet, Retention
@@ -87,7 +88,7 @@ class Gateway:
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
         self._service = GatewayService(self._models, Ledger(policy, {}), self._telemetry, self._audit, tenant_sandboxes)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
-        self._spill = SpillGauges()
+        self._spill, self._disks = SpillGauges(), Disks()
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
         takers: dict[type[Control], Callable[[Any], None]] = {
@@ -95,12 +96,18 @@ class Gateway:
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
+            DiskState: self._disks.take,
             Frozen: self._freezer.take,
         }
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
         self._certificate = certificate_dates(config.listen.tls)
         self._state = ApplianceState(
-            self._service, self._sandboxes, self._file, self._telemetry.store, certificate=self._certificate
+            self._service,
+            self._sandboxes,
+            self._file,
+            self._telemetry.store,
+            certificate=self._certificate,
+            disks=self._disks,
         )
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -135,7 +142,8 @@ class Gateway:
                 return
             self._service.ledger.replace(policy, namespaces)
             self._follow_policy()
-            gauges = Gauges(self._service, self._sandboxes, self._spill, self._telemetry, self._certificate)
+            parts = (self._service, self._sandboxes, self._spill, self._telemetry)
+            gauges = Gauges(*parts, self._certificate, self._disks)
             step_timeout_s = self._config.sandbox.step_timeout_s
             watching = watch_engines(self._state, gauges, step_timeout_s, self._freeze)
             background.append(self._keep(watching, "watch over engines"))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from appliance.common.disk_space import FULL_BYTES, LOW_BYTES, LOW_SHARE
 from appliance.common.figures import size
 from appliance.common.status import Alert
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Memory, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 
-LOW_BYTES, LOW_SHARE = 2 << 30, 0.05
-FULL_BYTES = 64 << 20
-"""Free bytes of a file system: below the first two it will be full, below the last it is."""
-
 LOW_INODES = 1_000
 
-LOOKED_AT = ("policy", "unsafe", "null")
+LOOKED_AT = ("policy", "unsafe", "null", "disk")
 """Alerts of the running appliance about what has a check of its own here."""
 
 ENGINE_BYTES = 320 << 20

@@ -200,6 +200,8 @@ def _disks(config: ApplianceConfig) -> Iterator[Disk]:
         places.append((config.sandbox.checkpoints, "checkpoints"))
     if config.sandbox.spill is not None and config.sandbox.spill.directory is not None:
         places.append((config.sandbox.spill.directory, "spilled KV"))
+    caches = [path.parent for path in (config.digest_cache, config.sandbox.form_cache) if path is not None]
+    places += [(folder, "cache of digests and forms") for folder in caches[:1]]
     places += [(model.path, f"model {model.name}") for model in config.models]
     found: dict[int, tuple[Path, list[str]]] = {}
     for path, purpose in places:
