@@ -75,6 +75,22 @@ class PolicyFile:
             log.warning("a file beside the policy is not read", said=line)
         return load_policy(sources), read_key_table(self._credentials, self._pepper)
 
+    def use(self, credentials: Path, pepper: Path) -> None:
+        """Read the keys from these files from now on."""
+        self._credentials, self._pepper = credentials, pepper
+
+    def refused(self, digest: str, problems: tuple[str, ...]) -> ReloadOutcome:
+        """Remember and return the outcome of a reload that changed nothing."""
+        self._last_attempt_at = time.time()
+        self._last_error = problems[0] if problems else "unknown"
+        log.error("reload refused", problems=problems)
+        return ReloadOutcome(
+            ok=False,
+            digest=digest,
+            problems=problems,
+            message="what was to be reloaded is not usable; what was in force before stays so",
+        )
+
     async def reload(self, ledger: Ledger, fetch: FetchNamespaces, prepare: Prepare) -> ReloadOutcome:
         """Replace policy and keys together. A problem changes nothing and is reported.
 
@@ -87,16 +103,7 @@ class PolicyFile:
                 raise ConfigError("\n".join(found))
             namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
-            problems = tuple(str(error).splitlines())
-            self._last_attempt_at = time.time()
-            self._last_error = problems[0] if problems else "unknown"
-            log.error("policy reload refused", problems=problems)
-            return ReloadOutcome(
-                ok=False,
-                digest=ledger.policy.digest,
-                problems=problems,
-                message="the new policy is not usable; the one before stays in force",
-            )
+            return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
         ledger.replace(policy, namespaces)
         self.keys = keys
         self._loaded_at = self._last_attempt_at = time.time()

@@ -187,13 +187,13 @@ def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
 
 
 async def watch_engines(
-    state: ApplianceState, gauges: Gauges, step_timeout_s: float, freeze: Callable[[], None]
+    state: ApplianceState, gauges: Gauges, step_timeout_s: Callable[[], float], freeze: Callable[[], None]
 ) -> None:
     """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle."""
     gauges.begin()
     while True:
         state.note()
         freeze()
-        gauges.check_engines(step_timeout_s)
+        gauges.check_engines(step_timeout_s())
         gauges.refresh()
         await asyncio.sleep(PERIOD_S)
