@@ -21,7 +21,7 @@ class Problem:
     file: str
     """Name of the source, as given by the caller."""
     line: int
-    """Line, counted from 1."""
+    """Line, counted from 1; 0: the whole file, in a warning."""
     column: int
     """Column, counted from 1, in characters."""
     path: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from policy.errors import PolicySyntaxError, Problem
@@ -22,27 +23,57 @@ MAX_PUBLIC_FILES = 256
 """Largest number of files read from that folder: more than a policy may have public prefixes."""
 
 
+def drop_ins(path: Path) -> Path:
+    """Return the folder of drop-ins of a policy: itself, or ``policy.d`` beside ``policy.yaml``, if it exists."""
+    if path.is_dir():
+        return path
+    return path.with_suffix(".d") if path.suffix != ".d" else path.with_name(f"{path.name}.d")
+
+
 def read_sources(path: Path) -> list[Source]:
-    """Read the file at ``path``, or every ``*.yaml`` directly in it when it is a directory, except hidden files.
+    """Read the file at ``path`` and every drop-in of it: ``*.yaml`` directly in the folder beside it (``drop_ins``), or
+    in ``path`` when that is a directory; hidden files are left out.
 
     Sources are named by the path as given, so that a problem can be clicked on. A directory without a policy file is an
-    error: an empty policy must be written explicitly.
+    error: an empty policy must be written explicitly. Beside a file no drop-ins are needed.
 
     Raises:
-        OSError: something cannot be read.
+        OSError: something cannot be read; a folder that cannot be listed is an error, since tenants would be missing.
         PolicySyntaxError: a file is too large or not UTF-8, or there are none, or too many, or one in a directory is no
             regular file, such as a pipe that would block the reader.
     """
-    if not path.is_dir():
-        return [_read(path, _beside(path.parent))]
-    files = sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
-    if not 0 < len(files) <= MAX_FILES:
-        message = f"the directory holds {len(files)} files named *.yaml; expected 1 to {MAX_FILES}"
-        raise PolicySyntaxError([Problem(str(path), 1, 1, "", message)])
-    if odd := [file for file in files if not file.is_file()]:
+    folder = drop_ins(path)
+    files = [name for name in _listed(folder) if name.endswith(".yaml")]
+    if len(files) > MAX_FILES or (folder == path and not files):
+        expected = f"expected {'1' if folder == path else '0'} to {MAX_FILES}"
+        message = f"the directory holds {len(files)} files named *.yaml; {expected}"
+        raise PolicySyntaxError([Problem(str(folder), 1, 1, "", message)])
+    if odd := [folder / name for name in files if not (folder / name).is_file()]:
         raise PolicySyntaxError([Problem(str(file), 1, 1, "", NOT_A_FILE) for file in odd])
-    beside = _beside(path)
-    return [_read(file, beside) for file in files]
+    first = [] if folder == path else [_read(path, _beside(path.parent))]
+    beside = _beside(folder)
+    return [*first, *(_read(folder / name, beside) for name in files)]
+
+
+def overlooked(path: Path) -> list[str]:
+    """Return a line for each entry in a policy's folder of drop-ins that is no part of the policy, such as
+    ``10-a.yml``. Hidden files are editors' own and are not told.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    folder = drop_ins(path)
+    names = [name for name in _listed(folder) if not name.endswith(".yaml") and name != PUBLIC_FOLDER]
+    return [f"{folder / name}: not read: no part of the policy unless its name ends in .yaml" for name in names]
+
+
+def _listed(folder: Path) -> list[str]:
+    """Names in a folder, in order, without hidden ones; none where there is no such folder. In contrast to
+    ``Path.glob`` a folder that is closed to us is an error."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except FileNotFoundError:
+        return []
 
 
 def _beside(folder: Path) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Policy texts to one ``PolicySet``, or every problem found, each as ``file:line:column: path: message``.
 
-The policy is one file or a directory of drop-ins: each file is complete in itself (version and tenants), files are read
-in the lexical order of their names, and a tenant or a credential may appear in one file only. Loading is atomic: any
+The policy is one file with a directory of drop-ins beside it, or such a directory alone: each file is complete in
+itself (version and tenants), files are read in the lexical order of their paths, and a tenant, a group, a public prefix
+or a credential may appear in one file only. Loading is atomic: any
 problem in any file refuses all of them, and the caller keeps its current policy.
 
 Pure: ``policy.files`` or the caller reads the files.
@@ -141,7 +142,8 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
             for index, credential in enumerate(content.credentials):
                 owner = principals.setdefault(credential, tenant_id)
                 if owner != tenant_id or content.credentials.index(credential) != index:
-                    message = f"credential {credential!r} belongs to tenant {owner!r} already"
+                    where = f" in {origin[owner]}" if origin[owner] != file.name else ""
+                    message = f"credential {credential!r} belongs to tenant {owner!r}{where} already"
                     problems.append(file.problem((*path, "credentials", index), message))
     return tenants, principals
 
@@ -149,12 +151,15 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
 def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, SharingGroup]:
     """Collect all sharing groups and record them in their members."""
     groups: dict[str, SharingGroup] = {}
+    origin: dict[str, str] = {}
     for file in files:
         for group_id, content in file.content.sharing_groups.items():
             path: Path = ("sharing_groups", group_id)
             if group_id in groups:
-                problems.append(file.problem(path, f"sharing group {group_id!r} stands in two files", at_key=True))
+                message = f"sharing group {group_id!r} stands in {origin[group_id]} already"
+                problems.append(file.problem(path, message, at_key=True))
                 continue
+            origin[group_id] = file.name
             groups[group_id] = SharingGroup(id=group_id, tenants=tuple(content.tenants), kv=_share(content.kv))
             _check_share(file, path, content.kv, problems)
             for index, member in enumerate(content.tenants):
@@ -169,12 +174,15 @@ def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[
 def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, PublicPrefix]:
     """Collect all public prefixes and record them in the tenants that may use them."""
     found: dict[str, PublicPrefix] = {}
+    origin: dict[str, str] = {}
     for file in files:
         for name, content in file.content.public_prefixes.items():
             path: Path = ("public_prefixes", name)
-            if name in found:
-                problems.append(file.problem(path, f"public prefix {name!r} stands in two files", at_key=True))
+            if name in origin:
+                message = f"public prefix {name!r} stands in {origin[name]} already"
+                problems.append(file.problem(path, message, at_key=True))
                 continue
+            origin[name] = file.name
             try:
                 found[name] = read_prefix(name, content, file.files, tenants)
             except PrefixError as error:

@@ -71,6 +71,26 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"athanor_engine_defects{{{MODEL}}}": "0x45"},
     ),
     "AthanorAuditFailing": ({"athanor_audit_failing": "1x45"}, {"athanor_audit_failing": "0x45"}),
+    "AthanorDiskFilling": (
+        {
+            'athanor_disk_free_bytes{athanor_place="audit"}': "20000000000-200000000x45",
+            'athanor_disk_size_bytes{athanor_place="audit"}': "100000000000x45",
+        },
+        {
+            'athanor_disk_free_bytes{athanor_place="audit"}': "20000000000-1000000x45",
+            'athanor_disk_size_bytes{athanor_place="audit"}': "100000000000x45",
+        },
+    ),
+    "AthanorDiskLow": (
+        {
+            'athanor_disk_free_bytes{athanor_place="spill"}': "1000000000x45",
+            'athanor_disk_size_bytes{athanor_place="spill"}': "100000000000x45",
+        },
+        {
+            'athanor_disk_free_bytes{athanor_place="spill"}': "1000000000x45",
+            'athanor_disk_size_bytes{athanor_place="spill"}': "4000000000x45",
+        },
+    ),
     "AthanorCertificate": (
         {"athanor_certificate_end_seconds": "1000000x45"},
         {"athanor_certificate_end_seconds": "2000000x45"},

@@ -133,6 +133,20 @@ def test_reload_waits_for_its_outcome(container):
     container.run("systemctl", "reload", "athanor-gateway")
 
 
+def test_the_doctor_tries_as_the_services_users(container):
+    """A policy that root reads and the services do not: told with the users, and the command that is told mends it.
+    Control: before and after, both users can use everything."""
+    fine = "athanor-gateway, athanor-supervisor can use the"
+    assert fine in container.run("athanor", "doctor")
+    container.run("chown", "root:root", POLICY)
+    container.run("chmod", "0600", POLICY)
+    told = json.loads(container.run("athanor", "doctor", "--json"))["findings"]
+    found = [one for one in told if "cannot read" in one["what"]]
+    assert [one["what"].split()[0] for one in found] == ["athanor-gateway", "athanor-supervisor"]
+    container.run("sh", "-c", found[0]["mend"])
+    assert fine in container.run("athanor", "doctor")
+
+
 def test_killed_supervisor_comes_back(container):
     """systemd starts it again; the gateway stays up and answers from the new sandboxes. The journal knows what was how
     bad, and `athanor logs` shows it."""

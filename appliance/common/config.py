@@ -288,7 +288,8 @@ class ApplianceConfig(_Section):
     models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64, strict=False)
     """Models to serve."""
     policy: Path = Field(strict=False)
-    """Policy file, or folder of policy files (*.yaml): what each tenant may do."""
+    """Policy file, or folder of policy files (*.yaml): what each tenant may do. The files in `policy.d` beside a file
+    `policy.yaml` belong to it."""
     credentials: Path = Field(strict=False)
     """File of the API keys' digests (`athanor key create` writes it)."""
     pepper: Path = Field(strict=False)

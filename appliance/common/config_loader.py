@@ -143,6 +143,11 @@ def load_config(
     return _merged(path, options, environment)[0]
 
 
+def own_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables of an environment that are the configuration's."""
+    return {name: value for name, value in environment.items() if name.startswith(PREFIX)}
+
+
 def resolve(path: Path, options: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Resolved:
     """Configuration with the origin of each value; see ``load_config``."""
     config, file, overrides = _merged(path, options, environment)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 7
+CONTROL_VERSION = 8
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -208,8 +208,18 @@ class SpillState:
     figures: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """Supervisor, now and then: free and total bytes of the file system of each folder that it writes to
+    (``appliance.common.disk_space``)."""
+
+    places: dict[str, list[int]]
+
+
 FromGateway = Attach | NamespaceQuery | Retention | Fault | Freeze | Want | Release | Audited
-FromSupervisor = Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | Frozen | AuditState | SpillState
+FromSupervisor = (
+    Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | Frozen | AuditState | SpillState | DiskState
+)
 Control = FromGateway | FromSupervisor
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(FromGateway), *get_args(FromSupervisor))}

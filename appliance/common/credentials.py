@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from appliance.common.errors import ConfigError, os_errors_as
-from appliance.common.keys import PEPPER_BYTES, KeyTable, parse_records
+from appliance.common.keys import PEPPER_BYTES, KeyRecord, KeyTable, parse_records
 
 
 def read_key_table(table: Path, pepper: Path) -> KeyTable:
@@ -18,7 +18,16 @@ def read_key_table(table: Path, pepper: Path) -> KeyTable:
     secret = _read_private(pepper)
     if len(secret) < PEPPER_BYTES:
         raise ConfigError(f"{pepper} has {len(secret)} bytes; a pepper needs {PEPPER_BYTES} random ones")
-    return KeyTable(secret, parse_records(_read_private(table).decode("utf-8", "replace")))
+    return KeyTable(secret, read_key_records(table))
+
+
+def read_key_records(table: Path) -> dict[str, KeyRecord]:
+    """Read the key table alone: what is known of each key, by id.
+
+    Raises:
+        ConfigError: it is unreadable, malformed, or open to other users.
+    """
+    return parse_records(_read_private(table).decode("utf-8", "replace"))
 
 
 def new_pepper() -> bytes:

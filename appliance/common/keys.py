@@ -60,6 +60,10 @@ class KeyRecord:
     expires: datetime | None = None
     revoked: bool = False
 
+    def holds(self, now: datetime) -> bool:
+        """Whether it is neither revoked nor expired."""
+        return not self.revoked and (self.expires is None or now < self.expires)
+
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
@@ -89,7 +93,11 @@ class KeyTable:
     def holds(self, key_id: str, now: datetime) -> bool:
         """Whether a key is known, not revoked and not expired."""
         record = self.records.get(key_id)
-        return record is not None and not record.revoked and (record.expires is None or now < record.expires)
+        return record is not None and record.holds(now)
+
+    def in_force(self, now: datetime) -> frozenset[str]:
+        """Return the ids of all keys that hold now."""
+        return frozenset(key_id for key_id, record in self.records.items() if record.holds(now))
 
 
 def digest_of(secret: str, pepper: bytes) -> bytes:

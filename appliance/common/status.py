@@ -253,7 +253,7 @@ class ApplianceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadOutcome:
-    """Result of a reload of the policy. When not ``ok`` the policy before is still in force."""
+    """Result of a reload of policy, keys and configuration. When not ``ok`` all that was before is still in force."""
 
     ok: bool
     digest: str
@@ -262,6 +262,14 @@ class ReloadOutcome:
     """One line for the operator."""
     problems: tuple[str, ...] = ()
     """``file:line:column: path: message``, one each."""
+    warnings: tuple[str, ...] = ()
+    """What is no reason to refuse it and yet worth a look, a line each."""
+    applied: tuple[str, ...] = ()
+    """Keys of athanor.yaml that have come into force with it: ``KEY (OLD -> NEW)``."""
+    restart: tuple[str, ...] = ()
+    """Keys of athanor.yaml that have changed and come into force with a restart."""
+    restart_command: str = ""
+    """Command that restarts what is needed for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -16,9 +17,10 @@ from appliance.common.kv_shares import account_names
 from appliance.common.status import PolicyStatus, ReloadOutcome
 from appliance.gateway.request.ledger import Ledger
 from policy.errors import PolicyError
-from policy.files import read_sources
+from policy.files import overlooked, read_sources
 from policy.loader import load_policy
 from policy.model import PolicySet
+from policy.references import dangling
 
 log = structlog.get_logger()
 
@@ -28,16 +30,24 @@ Prepare = Callable[[PolicySet], Awaitable[list[str]]]
 FetchNamespaces = Callable[[list[str]], Awaitable[dict[str, bytes]]]
 
 
-class PolicyFile:
-    """The policy file (or folder of drop-ins) and the credentials beside it."""
+MAX_WARNINGS = 20
+"""Most warnings of one reload: a policy of a thousand tenants may have one for each."""
 
-    def __init__(self, policy: Path, credentials: Path, pepper: Path) -> None:
+
+class PolicyFile:
+    """The policy file with its drop-ins (or a folder of these) and the credentials beside it."""
+
+    def __init__(self, policy: Path, credentials: Path, pepper: Path, models: Collection[str]) -> None:
+        """``models``: names of the models that are served."""
+        self._models = models
         self._policy, self._credentials, self._pepper = policy, credentials, pepper
         self._loaded_at = time.time()
         self._last_error: str | None = None
         self._last_attempt_at = self._loaded_at
         self.keys = KeyTable(b"", {})
         """API keys in force."""
+        self.overlooked: tuple[str, ...] = ()
+        """A line for each file among the drop-ins that is no part of the policy, as of the last look."""
 
     def load(self) -> PolicySet:
         """Return the policy, checked; its API keys are then in force.
@@ -57,9 +67,29 @@ class PolicyFile:
         """
         try:
             sources = read_sources(self._policy)
+            self.overlooked = tuple(overlooked(self._policy))
         except OSError as error:
-            raise ConfigError(f"cannot read {self._policy}: {(error.strerror or str(error)).lower()}") from error
+            named = error.filename or self._policy
+            raise ConfigError(f"cannot read {named}: {(error.strerror or str(error)).lower()}") from error
+        for line in self.overlooked:
+            log.warning("a file beside the policy is not read", said=line)
         return load_policy(sources), read_key_table(self._credentials, self._pepper)
+
+    def use(self, credentials: Path, pepper: Path) -> None:
+        """Read the keys from these files from now on."""
+        self._credentials, self._pepper = credentials, pepper
+
+    def refused(self, digest: str, problems: tuple[str, ...]) -> ReloadOutcome:
+        """Remember and return the outcome of a reload that changed nothing."""
+        self._last_attempt_at = time.time()
+        self._last_error = problems[0] if problems else "unknown"
+        log.error("reload refused", problems=problems)
+        return ReloadOutcome(
+            ok=False,
+            digest=digest,
+            problems=problems,
+            message="what was to be reloaded is not usable; what was in force before stays so",
+        )
 
     async def reload(self, ledger: Ledger, fetch: FetchNamespaces, prepare: Prepare) -> ReloadOutcome:
         """Replace policy and keys together. A problem changes nothing and is reported.
@@ -73,16 +103,7 @@ class PolicyFile:
                 raise ConfigError("\n".join(found))
             namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
-            problems = tuple(str(error).splitlines())
-            self._last_attempt_at = time.time()
-            self._last_error = problems[0] if problems else "unknown"
-            log.error("policy reload refused", problems=problems)
-            return ReloadOutcome(
-                ok=False,
-                digest=ledger.policy.digest,
-                problems=problems,
-                message="the new policy is not usable; the one before stays in force",
-            )
+            return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
         ledger.replace(policy, namespaces)
         self.keys = keys
         self._loaded_at = self._last_attempt_at = time.time()
@@ -92,7 +113,15 @@ class PolicyFile:
             ok=True,
             digest=policy.digest,
             message=f"policy {policy.digest[:12]} with {len(policy.tenants)} tenants is in force",
+            warnings=self._warnings(policy),
         )
+
+    def _warnings(self, policy: PolicySet) -> tuple[str, ...]:
+        """What is worth a look in a policy that is in force, a line each, and no more than ``MAX_WARNINGS``."""
+        loose = dangling(policy, self._models, self.keys.in_force(datetime.now(UTC)))
+        told = (*self.overlooked, *map(str, loose))
+        rest = len(told) - MAX_WARNINGS
+        return (*told[:MAX_WARNINGS], *((f"and {rest} more: athanor policy check {self._policy}",) if rest > 0 else ()))
 
     def status(self, policy: PolicySet) -> PolicyStatus:
         """Return the state of the policy for status."""

@@ -9,6 +9,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -16,13 +17,14 @@ import structlog
 
 from appliance.common import notify
 from appliance.common.config import ApplianceConfig
-from appliance.common.control import AuditState, Control, Frozen, Namespaces, SpillState, Welcome
+from appliance.common.control import AuditState, Control, DiskState, Frozen, Namespaces, SpillState, Welcome
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
 from appliance.common.paths import CONTROL_SOCKET
 from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
+from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
 from appliance.gateway.front.auth import Resolver, holds
 from appliance.gateway.policy_file import PolicyFile
@@ -39,6 +41,7 @@ from appliance.gateway.servers import FrontEnds, FrontEndSettings, certificate_d
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
+from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.state import ApplianceState
 from policy.model import PolicySet, Retention
@@ -65,12 +68,21 @@ nearly all of which are freed by counting, and each look costs about a milliseco
 class Gateway:
     """One gateway process: wires its parts, then runs them until it is told to stop."""
 
-    def __init__(self, config: ApplianceConfig, *, alone: bool = False) -> None:
-        """``alone``: no launcher started a supervisor with it and would notice that supervisor's end."""
+    def __init__(self, config: ApplianceConfig, *, alone: bool = False, reread: Reread | None = None) -> None:
+        """Make all parts.
+
+        Args:
+            config: the configuration.
+            alone: no launcher started a supervisor with it and would notice that supervisor's end.
+            reread: reads the configuration again, for a reload.
+        """
         self._config = config
+        self._config_file = ConfigFile(config, reread)
         self._alone = alone
         self._hopeless = ""
-        self._file = PolicyFile(config.policy, config.credentials, config.pepper)
+        self._file = PolicyFile(
+            config.policy, config.credentials, config.pepper, [model.name for model in config.models]
+        )
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
         if found := unforgettable(policy, self._wiping_problem):
@@ -85,7 +97,7 @@ class Gateway:
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
         self._service = GatewayService(self._models, Ledger(policy, {}), self._telemetry, self._audit, tenant_sandboxes)
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
-        self._spill = SpillGauges()
+        self._spill, self._disks = SpillGauges(), Disks()
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
         takers: dict[type[Control], Callable[[Any], None]] = {
@@ -93,12 +105,18 @@ class Gateway:
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
+            DiskState: self._disks.take,
             Frozen: self._freezer.take,
         }
         self._sandboxes = Sandboxes(supervisor, self._models, tenant_sandboxes, self._service, takers)
         self._certificate = certificate_dates(config.listen.tls)
         self._state = ApplianceState(
-            self._service, self._sandboxes, self._file, self._telemetry.store, certificate=self._certificate
+            self._service,
+            self._sandboxes,
+            self._file,
+            self._telemetry.store,
+            certificate=self._certificate,
+            disks=self._disks,
         )
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -133,9 +151,9 @@ class Gateway:
                 return
             self._service.ledger.replace(policy, namespaces)
             self._follow_policy()
-            gauges = Gauges(self._service, self._sandboxes, self._spill, self._telemetry, self._certificate)
-            step_timeout_s = self._config.sandbox.step_timeout_s
-            watching = watch_engines(self._state, gauges, step_timeout_s, self._freeze)
+            parts = (self._service, self._sandboxes, self._spill, self._telemetry)
+            gauges = Gauges(*parts, self._certificate, self._disks)
+            watching = watch_engines(self._state, gauges, self._step_timeout_s, self._freeze)
             background.append(self._keep(watching, "watch over engines"))
             self._audit_policy("ok", policy.digest)
             background.append(self._keep(self._audit.run(), "audit feed"))
@@ -199,11 +217,12 @@ class Gateway:
             await front.stop(DRAIN_S)
 
     async def reload(self) -> ReloadOutcome:
-        """Replace policy and keys, or keep both. One at a time: the later call reads the later file."""
+        """Replace policy, keys and what of the configuration can change in a process that runs, or keep all of them.
+        One at a time: the later call reads the later file."""
         async with self._reloading:
             if self._announced:
                 notify.reloading()
-            outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, self._prepare)
+            outcome = await self._reload()
             verdict = "ok" if outcome.ok else "failed"
             self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
             self._audit_policy(verdict, outcome.digest)
@@ -212,6 +231,26 @@ class Gateway:
             if self._announced:
                 notify.ready(outcome.message)
             return outcome
+
+    async def _reload(self) -> ReloadOutcome:
+        before = self._config_file.running
+        try:
+            found = await self._config_file.look()
+        except ConfigError as error:
+            return self._file.refused(self._service.ledger.policy.digest, tuple(str(error).splitlines()))
+        self._file.use(found.config.credentials, found.config.pepper)
+        outcome = await self._file.reload(self._service.ledger, self._namespaces.fetch, self._prepare)
+        if not outcome.ok:
+            self._file.use(before.credentials, before.pepper)
+            return outcome
+        self._config_file.adopt(found)
+        self._freezer.after_s = found.config.sandbox.freeze_after_s
+        if found.applied or found.restart:
+            log.info("configuration reloaded", applied=found.applied, needs_a_restart=found.restart)
+        return replace(outcome, applied=found.applied, restart=found.restart, restart_command=found.command)
+
+    def _step_timeout_s(self) -> float:
+        return self._config_file.running.sandbox.step_timeout_s
 
     def _follow_policy(self) -> None:
         """Tell every part what the policy that has just come into force demands of it."""

@@ -1,8 +1,8 @@
 """One host process, supervisor or gateway: for ``serve --role``, and as the launcher's child.
 
-The launcher starts ``python -m appliance.operator.child ROLE CONFIG PARENT DESCRIPTOR``. CONFIG only names the process
-in lists of processes: the configuration itself comes resolved through the descriptor, so that no child reads another
-file or environment than the launcher did.
+The launcher starts ``python -m appliance.operator.child ROLE CONFIG PARENT DESCRIPTOR``. The configuration comes
+resolved through the descriptor, so that no child starts with another than the launcher read. CONFIG names the process
+in lists of processes, and is the file that the gateway reads with a reload, under the launcher's variables and options.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.operator.cli import exits
@@ -29,8 +30,13 @@ PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
 
-def run_gateway(load: Callable[[], ApplianceConfig], *, alone: bool) -> None:
-    """Run the gateway in this process until SIGTERM; ``alone``: without a launcher beside it.
+def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], ApplianceConfig], *, alone: bool) -> None:
+    """Run the gateway in this process until SIGTERM.
+
+    Args:
+        load: gives the configuration, once.
+        reread: reads it again from its file, for each reload.
+        alone: without a launcher beside it.
 
     Raises:
         ApplianceError: it cannot start.
@@ -47,7 +53,7 @@ def run_gateway(load: Callable[[], ApplianceConfig], *, alone: bool) -> None:
     config = load()
 
     async def main() -> None:
-        await Gateway(config, alone=alone).run()
+        await Gateway(config, alone=alone, reread=reread).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -76,13 +82,19 @@ def raise_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def run_role(role: str, load: Callable[[], ApplianceConfig], parent: int | None = None) -> int:
+def run_role(
+    role: str,
+    load: Callable[[], ApplianceConfig],
+    parent: int | None = None,
+    reread: Callable[[], ApplianceConfig] | None = None,
+) -> int:
     """Run one role; gives the exit status.
 
     Args:
         role: supervisor or gateway.
         load: gives the configuration.
         parent: process of the launcher, whose end ends this one; None without a launcher.
+        reread: reads the configuration again; None: ``load`` can be called again.
     """
     libc = ctypes.CDLL(None)
     # The parent may have ended before this call, so it is looked at afterwards.
@@ -104,7 +116,7 @@ def run_role(role: str, load: Callable[[], ApplianceConfig], parent: int | None 
     configure(style=LogStyle.JOURNAL if notify.logs_to_journal() else LogStyle.AUTO)
     try:
         if role == "gateway":
-            run_gateway(load, alone=parent is None)
+            run_gateway(load, reread or load, alone=parent is None)
         else:
             run_supervisor(load)
     except (ApplianceError, IsolationError, PolicyError) as error:
@@ -115,10 +127,20 @@ def run_role(role: str, load: Callable[[], ApplianceConfig], parent: int | None 
 
 def main(argv: list[str]) -> int:
     """Run the launcher's child: ``ROLE CONFIG PARENT DESCRIPTOR``; gives the exit status."""
-    from appliance.common.config_handover import unsealed
+    from appliance.common.config_handover import Handover, unsealed
+    from appliance.common.config_loader import load_config
 
-    role, _config, parent, descriptor = argv
-    return run_role(role, lambda: unsealed(int(descriptor)), int(parent))
+    role, config, parent, descriptor = argv
+    given: list[Handover] = []
+
+    def load() -> ApplianceConfig:
+        given.append(unsealed(int(descriptor)))
+        return given[0].config
+
+    def reread() -> ApplianceConfig:
+        return load_config(Path(config), given[0].options, given[0].environment)
+
+    return run_role(role, load, int(parent), reread)
 
 
 if __name__ == "__main__":

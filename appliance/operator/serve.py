@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from appliance.common.config_handover import sealed
-from appliance.common.config_loader import load_config
+from appliance.common.config_handover import Handover, sealed
+from appliance.common.config_loader import load_config, own_variables
 from appliance.common.errors import ConfigError
 from appliance.common.lock import exclusive
 from appliance.operator import child
@@ -39,10 +39,11 @@ def run(config_path: Path, role: str = "both", options: Sequence[str] = ()) -> i
 def launch(config_path: Path, on_ready: Callable[[Addresses], None], options: Sequence[str] = ()) -> int:
     """Run both processes with one configuration; ``on_ready`` is called once, with the addresses."""
     config = load_config(config_path, options)
+    handed = Handover(config=config, options=tuple(options), environment=own_variables())
     environments = {"supervisor": WIPING, "gateway": WIPING_LATER} if config.wipe_memory else {}
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-        with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"), sealed(config) as resolved:
+        with exclusive(config.run_dir / LOCK, f"the run directory {config.run_dir}"), sealed(handed) as resolved:
             launcher = Launcher(config_path, config.run_dir, on_ready, resolved, environments=environments)
             asyncio.run(launcher.run())
     except OSError as error:

@@ -18,7 +18,17 @@ from appliance.common.audit.entry import entry
 from appliance.common.audit.log import open_log
 from appliance.common.catalog import ModelFiles, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
-from appliance.common.control import CONTROL_VERSION, AuditState, Fault, Freeze, Release, SpillState, Want, Welcome
+from appliance.common.control import (
+    CONTROL_VERSION,
+    AuditState,
+    DiskState,
+    Fault,
+    Freeze,
+    Release,
+    SpillState,
+    Want,
+    Welcome,
+)
 from appliance.common.errors import StartError
 from appliance.common.form_cache import open_form_cache
 from appliance.common.image.check import check, resolve
@@ -29,6 +39,7 @@ from appliance.common.schema import check as check_state
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
+from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.machine import choose_runtime
@@ -43,6 +54,9 @@ log = structlog.get_logger()
 
 SPILL_PERIOD_S = 5.0
 """Seconds between two reports of spill figures to the gateway."""
+
+DISK_PERIOD_S = 5.0
+"""Seconds between two reports of the space on disks; a gateway that has just come knows it that late."""
 
 
 async def supervise(config: ApplianceConfig) -> None:
@@ -81,7 +95,8 @@ async def supervise(config: ApplianceConfig) -> None:
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    asides = (residents.run(), _tell_spill(vault, server.publish), _keep_sockets(server, operator))
+    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
+    asides = (residents.run(), *told, _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
@@ -199,6 +214,14 @@ async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[
         if vault is not None:
             publish(SpillState(vault.figures.told()), ())
         await asyncio.sleep(SPILL_PERIOD_S)
+
+
+async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tuple[int, ...]], bool]) -> None:
+    """Send the space on the disks that are written to, every ``DISK_PERIOD_S`` until cancelled."""
+    folders = watched(config)
+    while True:
+        publish(DiskState(await asyncio.to_thread(space, folders)), ())
+        await asyncio.sleep(DISK_PERIOD_S)
 
 
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:

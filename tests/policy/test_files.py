@@ -1,4 +1,4 @@
-"""policy.files: a file or a directory of drop-ins."""
+"""policy.files: a file with its drop-ins, or a directory of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from policy.errors import PolicySyntaxError
-from policy.files import MAX_FILES, NOT_A_FILE, read_sources
+from policy.errors import PolicySchemaError, PolicySyntaxError
+from policy.files import MAX_FILES, NOT_A_FILE, overlooked, read_sources
 from policy.loader import load_policy
 from policy.positions import MAX_TEXT_BYTES
 
@@ -33,6 +33,80 @@ def test_a_directory(tmp_path: Path) -> None:
     sources = read_sources(tmp_path)
     assert [Path(source.name).name for source in sources] == ["10-a.yaml", "20-b.yaml"]
     assert list(load_policy(sources).tenants) == ["a", "b"]
+
+
+def test_a_file_and_its_drop_ins(tmp_path: Path) -> None:
+    """``policy.d`` belongs to ``policy.yaml`` beside it and to no other file; its files follow in the order of their
+    names. Control: without the folder the file is all."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(TENANT.format("a"))
+    alone = load_policy(read_sources(file))
+    (tmp_path / "policy.d").mkdir()
+    assert load_policy(read_sources(file)).digest == alone.digest
+    for name in ("20-c", "10-b"):
+        (tmp_path / "policy.d" / f"{name}.yaml").write_text(TENANT.format(name[-1]))
+    sources = read_sources(file)
+    assert [Path(source.name).name for source in sources] == ["policy.yaml", "10-b.yaml", "20-c.yaml"]
+    whole = load_policy(sources)
+    assert sorted(whole.tenants) == ["a", "b", "c"]
+    assert whole.digest != alone.digest
+    other = tmp_path / "other.yaml"
+    other.write_text(TENANT.format("z"))
+    assert list(load_policy(read_sources(other)).tenants) == ["z"]
+
+
+def test_a_drop_in_that_repeats_is_told_with_both_files(tmp_path: Path) -> None:
+    """A tenant, a credential, a group or a public prefix in two files is a problem that names both."""
+    two = (
+        "version: 1\ntenants:\n  a: {credentials: ['key:a'], models: [m]}\n  b: {credentials: ['key:b'], models: [m]}\n"
+    )
+    more = "sharing_groups: {g: {tenants: [a, b]}}\npublic_prefixes: {p: {model: m, text: hello, tenants: [a]}}\n"
+    (tmp_path / "policy.yaml").write_text(two + more)
+    (tmp_path / "policy.d").mkdir()
+    drop_in = tmp_path / "policy.d" / "10.yaml"
+    drop_in.write_text(two + more)
+    with pytest.raises(PolicySchemaError) as caught:
+        load_policy(read_sources(tmp_path / "policy.yaml"))
+    told = {problem.path: str(problem) for problem in caught.value.problems}
+    for path in ("tenants.a", "sharing_groups.g", "public_prefixes.p"):
+        assert all(name in told[path] for name in ("policy.yaml", "policy.d/10.yaml")), told
+    drop_in.write_text(TENANT.format("c").replace("key:c", "key:a"))
+    with pytest.raises(
+        PolicySchemaError, match=r"policy\.yaml:.* belongs to tenant 'c' in .*policy\.d/10\.yaml already"
+    ):
+        load_policy(read_sources(tmp_path / "policy.yaml"))
+
+
+def test_files_that_are_no_drop_ins_are_told(tmp_path: Path) -> None:
+    """Another suffix, a backup and a folder are named; hidden files, the texts of public prefixes and real drop-ins are
+    not."""
+    (tmp_path / "policy.yaml").write_text(TENANT.format("a"))
+    assert overlooked(tmp_path / "policy.yaml") == []
+    folder = tmp_path / "policy.d"
+    (folder / "public").mkdir(parents=True)
+    (folder / "more").mkdir()
+    for name in ("10.yaml", "20.yml", "30.yaml.bak", ".10.yaml.swp"):
+        (folder / name).write_text(TENANT.format("b"))
+    told = overlooked(tmp_path / "policy.yaml")
+    assert [Path(line.partition(":")[0]).name for line in told] == ["20.yml", "30.yaml.bak", "more"]
+    assert overlooked(folder) == told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
+def test_drop_ins_that_cannot_be_listed_are_an_error(tmp_path: Path) -> None:
+    """A folder that is closed to the service does not make a policy without its tenants. Control: root reads it."""
+    (tmp_path / "policy.yaml").write_text(TENANT.format("a"))
+    (tmp_path / "policy.d").mkdir(mode=0o700)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == 0 and folder.parts[:2] == ("/", "tmp") and len(folder.parts) > 2:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    assert len(read_sources(tmp_path / "policy.yaml")) == 1
+    os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError, match=r"policy\.d"):
+            read_sources(tmp_path / "policy.yaml")
+    finally:
+        os.seteuid(0)
 
 
 def test_an_empty_directory_is_an_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,51 @@ def test_a_reload_takes_effect_and_a_bad_one_changes_nothing(governed: Appliance
     while governed.status()["policy"]["digest"] == digest:
         assert time.monotonic() < deadline
     assert ask(governed, "beta") == 200
+
+
+def test_a_reload_reads_the_configuration(governed: Appliance) -> None:
+    """An edited athanor.yaml: a live key is applied, another is told to need a restart, a wrong one is refused with its
+    place, also where the launcher read the file and the gateway is its child. Requests are answered all the time."""
+    path, admin = governed.state / "athanor.yaml", ("--admin", governed.ready["admin"])
+    good = path.read_text()
+    values = json.loads(good.partition("\n")[2])
+    sandbox = values.get("sandbox", {})
+    try:
+        path.write_text(json.dumps({**values, "sandbox": {**sandbox, "step_timeout_s": 250, "own_texts": 3}}))
+        done = athanor("reload", *admin)
+        assert done.returncode == 0, done.stderr
+        assert "applied sandbox.step_timeout_s (300 -> 250)" in done.stdout
+        assert "needs a restart: sandbox.own_texts (4 -> 3)" in done.stdout
+        path.write_text(json.dumps({**values, "sandbox": {**sandbox, "step_timeout": 250}}))
+        bad = athanor("reload", *admin)
+        assert (bad.returncode, f"{path}:" in bad.stderr, "step_timeout_s" in bad.stderr) == (1, True, True)
+        assert ask(governed) == 200
+    finally:
+        path.write_text(good)
+    done = athanor("reload", *admin)
+    assert "applied sandbox.step_timeout_s (250 -> 300)" in done.stdout
+    assert "needs a restart" not in done.stdout
+
+
+def test_drop_ins_of_the_policy_work_after_a_reload(governed: Appliance) -> None:
+    """A tenant of a drop-in is served once it is reloaded, a stray file is told, and both are gone with the files."""
+    made = athanor("key", "create", "delta", "--credentials", str(governed.state / "credentials.json"))
+    key = next(word for word in made.stdout.split() if word.startswith("ath_"))
+    drop_ins = governed.state / "policy.d"
+    drop_ins.mkdir()
+    tenant = f'version: 1\ntenants:\n  delta:\n    credentials: ["key:{key.split("_")[1]}"]\n    models: ["*"]\n'
+    (drop_ins / "10-delta.yaml").write_text(tenant)
+    (drop_ins / "20-more.yml").write_text(tenant)
+    try:
+        assert ask(governed, key=key) == 401
+        done = athanor("reload", "--admin", governed.ready["admin"])
+        assert done.returncode == 0, done.stderr
+        assert "20-more.yml: not read" in done.stdout
+        assert ask(governed, key=key) == 200
+    finally:
+        shutil.rmtree(drop_ins)
+    assert athanor("reload", "--admin", governed.ready["admin"]).returncode == 0
+    assert ask(governed, key=key) == 401
 
 
 def test_a_new_tenant_and_key_work_after_a_reload(governed: Appliance) -> None:

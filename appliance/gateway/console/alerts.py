@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
-from appliance.common.figures import NS
+from appliance.common.disk_space import PLACES, DiskSpace
+from appliance.common.figures import NS, size
 from appliance.common.status import Alert, Latency, ModelView, Point, PolicyStatus, SandboxStatus, is_unsafe
 from appliance.gateway.console.latency import WINDOW_S
 from appliance.gateway.telemetry.store import TraceSummary
@@ -86,11 +87,13 @@ class Facts:
     """The newest finished requests first."""
     certificate: tuple[float, float] | None = None
     """Unix times between which the certificate that the gateway serves with is valid; None: it has none."""
+    disks: tuple[DiskSpace, ...] = ()
+    """Space for what the supervisor writes."""
 
 
 def alerts(facts: Facts) -> tuple[Alert, ...]:
     """Return all alerts of now, the worst first."""
-    told = (_sandboxes, _promises, _requests, _load, _policy, _certificate)
+    told = (_sandboxes, _promises, _requests, _load, _policy, _certificate, _disks)
     found = [alert for tell in told for alert in tell(facts)]
     return tuple(sorted(found, key=lambda one: ORDER[one.level]))
 
@@ -319,6 +322,22 @@ def _policy(facts: Facts) -> Iterator[Alert]:
             do="Mend the file, then athanor reload. All its problems:",
             command=f"athanor policy check {facts.policy.file}",
         )
+
+
+def _disks(facts: Facts) -> Iterator[Alert]:
+    """Yield one alert for all places that lie on disks with too little space; several are often on one disk."""
+    low = sorted((one for one in facts.disks if one.low), key=lambda one: one.free)
+    if not low:
+        return
+    places = _names([PLACES[one.place] for one in low])
+    yield Alert(
+        key="disk",
+        level="degraded",
+        what=f"The disk is full: {places}" if low[0].full else f"{size(low[0].free)} of disk are left: {places}",
+        who="Whoever needs what is written there: entries, blocks or starts are lost or refused once it is full.",
+        do="Make room on it, or give it another disk in athanor.yaml.",
+        command="athanor doctor",
+    )
 
 
 def _certificate(facts: Facts) -> Iterator[Alert]:

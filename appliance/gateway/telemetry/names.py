@@ -116,6 +116,8 @@ KV_BORROWED = "athanor.kv.borrowed_blocks"
 KV_LOST = "athanor.kv.lost_blocks"
 KV_PREEMPTED = "athanor.kv.preempted_requests"
 KV_WAITED = "athanor.kv.cap_waits"
+DISK_FREE = "athanor.disk.free"
+DISK_SIZE = "athanor.disk.size"
 SPILL_BYTES = "athanor.spill.bytes"
 SPILL_OBJECTS = "athanor.spill.objects"
 SPILL_BLOCKS = "athanor.spill.blocks"
@@ -257,6 +259,8 @@ GAUGES = {
     KV_PUBLIC_BLOCKS: Instrument("{block}", "KV blocks of a public prefix that are resident.", _ACCOUNT),
     KV_PUBLIC_HITS: Instrument("{request}", "Requests that began with a public prefix of this engine.", _ACCOUNT),
     KV_WAITED: Instrument("{wait}", "Times that the account's requests waited for its own cap.", _ACCOUNT),
+    DISK_FREE: Instrument("By", "Free bytes of the disk that a folder of the supervisor is on.", frozenset({"place"})),
+    DISK_SIZE: Instrument("By", "Size of that disk.", frozenset({"place"})),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
     SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),

@@ -16,6 +16,7 @@ from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
 from appliance.gateway.telemetry.tracer import OtelTelemetry
+from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import running, waiting
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
 
@@ -80,12 +81,14 @@ class Gauges:
         spill: SpillGauges,
         telemetry: OtelTelemetry,
         certificate: tuple[float, float] | None = None,
+        disks: Disks | None = None,
     ) -> None:
-        """``certificate``: Unix times between which the one that is served with is valid."""
+        """``certificate``: Unix times between which the one that is served with is valid; ``disks``: what the
+        supervisor tells of them."""
         self._service = service
         self._certificate = certificate
         self._sandboxes = sandboxes
-        self._spill = spill
+        self._spill, self._disks = spill, disks or Disks()
         self._telemetry = telemetry
         self._restarts = Increases()
 
@@ -131,6 +134,7 @@ class Gauges:
             yield Level(names.SUSPECTS, remembered, {"model": name})
             yield Level(names.QUARANTINED, certain, {"model": name})
         yield from self._spill.levels(self._telemetry.count)
+        yield from self._disks.levels()
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
         if self._certificate is not None:
             yield Level(names.CERTIFICATE_END, self._certificate[1], {})
@@ -183,13 +187,13 @@ def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
 
 
 async def watch_engines(
-    state: ApplianceState, gauges: Gauges, step_timeout_s: float, freeze: Callable[[], None]
+    state: ApplianceState, gauges: Gauges, step_timeout_s: Callable[[], float], freeze: Callable[[], None]
 ) -> None:
     """Follow the engines until cancelled: history, gauges, which engine makes no progress, and which is idle."""
     gauges.begin()
     while True:
         state.note()
         freeze()
-        gauges.check_engines(step_timeout_s)
+        gauges.check_engines(step_timeout_s())
         gauges.refresh()
         await asyncio.sleep(PERIOD_S)

@@ -16,6 +16,7 @@ from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore, TraceSummary
+from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import EngineStates, running, waiting
 from appliance.gateway.watch.history import History
 from appliance.gateway.watch.tenant_states import TenantStates
@@ -37,10 +38,12 @@ class ApplianceState:
         traces: TraceStore,
         clock: Callable[[], float] = time.time,
         certificate: tuple[float, float] | None = None,
+        disks: Disks | None = None,
     ) -> None:
-        """``certificate``: Unix times between which the one that is served with is valid."""
+        """``certificate``: Unix times between which the one that is served with is valid; ``disks``: what the
+        supervisor tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
-        self._clock, self._certificate = clock, certificate
+        self._clock, self._certificate, self._disks = clock, certificate, disks or Disks()
         self._started_at = clock()
         self._history = History()
         self._engines = EngineStates(sandboxes, service.ledger)
@@ -165,6 +168,7 @@ class ApplianceState:
             latency=times,
             newest=newest,
             certificate=self._certificate,
+            disks=self._disks.spaces,
         )
 
     def _num_users(self, policy: PolicySet) -> dict[str, int]:

@@ -43,7 +43,7 @@ def doctor(
 
     loaded, problem = read_config(config, settings or ())
     running = None if loaded is None else running_appliance(loaded.listen.admin)
-    findings = judge(gather(config.absolute(), loaded, problem, running))
+    findings = judge(gather(config.absolute(), loaded, problem, running, settings or ()))
     document = {"summary": counts(findings), "findings": [asdict(finding) for finding in findings]}
     if not print_data(document, Format.JSON if as_json else output_format):
         from appliance.operator.cli.doctor_view import doctor_view

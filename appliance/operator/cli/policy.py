@@ -10,30 +10,42 @@ import typer
 from appliance.common.errors import os_errors_as
 from appliance.operator.cli import exits
 from appliance.operator.cli.options import Output
-from appliance.operator.cli.terminal import Format, output, print_data
+from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
-    from policy.errors import PolicyError
+    from policy.errors import PolicyError, Problem
     from policy.loader import Source
     from policy.model import PolicySet
 
 EXAMPLES = """
-athanor policy check policy.yaml | one file
+athanor policy check policy.yaml | one file, with policy.d beside it
 athanor policy check /etc/athanor/policy.d | all drop-ins together
+athanor policy check new.yaml --config /etc/athanor/athanor.yaml --strict | names are held against this configuration
 """
+
+BESIDE = "athanor.yaml"
+"""Name of a configuration beside a policy."""
 
 
 def check(
     paths: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Files or folders that make one policy together.")
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Whose models and keys it names; else athanor.yaml beside it."
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only warned of.")] = False,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Check policy files before they are put in force.
 
     Prints every problem with its file, line and column, or the tenants and their limits when
-    there is none. Several files are checked together, as one policy. Nothing that runs is asked
-    or changed.
+    there is none. Several files are checked together, as one policy. Warns of models and keys
+    that are nowhere, and of files in policy.d that are not read. Nothing that runs is asked or
+    changed.
     """
     from policy.errors import PolicyError
     from policy.loader import load_policy
@@ -46,7 +58,45 @@ def check(
     except PolicyError as error:
         _report(error, sources, output_format)
         raise typer.Exit(exits.REFUSED) from None
-    _show(policy, output_format)
+    warnings = [*_overlooked(paths), *_compare(policy, sources, paths, config, strict=strict)]
+    _show(policy, sources, warnings, output_format)
+    raise typer.Exit(exits.REFUSED if strict and warnings else exits.OK)
+
+
+def _overlooked(paths: list[Path]) -> list[Problem]:
+    """Entries among the drop-ins that are not read."""
+    from policy.errors import Problem
+    from policy.files import overlooked
+
+    told = [line.partition(": ") for path in paths for line in overlooked(path)]
+    return [Problem(name, 0, 0, "", said) for name, _, said in told]
+
+
+def _compare(
+    policy: PolicySet, sources: list[Source], paths: list[Path], given: Path | None, *, strict: bool
+) -> list[Problem]:
+    """Names that lead nowhere, by the configuration given or beside the policy. Without one that can be read a line on
+    standard error says so; with ``strict`` that is a refusal."""
+    from datetime import UTC, datetime
+
+    from appliance.common.config_loader import load_config
+    from appliance.common.credentials import read_key_records
+    from appliance.common.errors import ConfigError
+    from policy.references import dangling, located
+
+    path = given or paths[0].absolute().parent / BESIDE
+    try:
+        loaded = load_config(path)
+        records = read_key_records(loaded.credentials)
+    except ConfigError as error:
+        if strict or given is not None:
+            fail(exits.REFUSED, f"names are not compared: {error}", f"athanor policy check {paths[0]} --config FILE")
+        errors().print(f"models and keys are not compared: {str(error).splitlines()[0]}", style="dim", soft_wrap=True)
+        return []
+    now = datetime.now(UTC)
+    whole = given is not None or loaded.policy.resolve() in {path.resolve() for path in paths}
+    models, keys = [model.name for model in loaded.models], [name for name, one in records.items() if one.holds(now)]
+    return located(dangling(policy, models, keys, whole=whole), sources, str(loaded.credentials))
 
 
 def _read(path: Path) -> list[Source]:
@@ -71,14 +121,21 @@ def _report(error: PolicyError, sources: list[Source], output_format: Format) ->
     console.print(f"{number} problem{'s' if number > 1 else ''}", style="bold red")
 
 
-def _show(policy: PolicySet, output_format: Format) -> None:
+def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], output_format: Format) -> None:
     from dataclasses import asdict
 
-    from appliance.operator.cli.policy_view import policy_view
+    from appliance.operator.cli.policy_view import policy_view, problem_view
 
     tenants = {name: asdict(tenant) for name, tenant in policy.tenants.items()}
     public = {name: asdict(prefix) for name, prefix in policy.public.items()}
-    data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public}
-    if not print_data(data, output_format):
-        console = output()
-        console.print(policy_view(policy, console.width))
+    told = [asdict(warning) for warning in warnings]
+    data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public, "warnings": told}
+    if print_data(data, output_format):
+        return
+    texts = {source.name: source.text for source in sources}
+    console = output()
+    for warning in warnings:
+        console.print(problem_view(warning, texts.get(warning.file, ""), console.width))
+    console.print(policy_view(policy, console.width))
+    if warnings:
+        console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}", style="bold yellow")

@@ -23,7 +23,7 @@ MIN_LINE = 20
 
 def problem_view(problem: Problem, text: str, width: int) -> RenderableType:
     """One problem: where, what, and the line of ``text`` with a caret under the column."""
-    where = f"{problem.file}:{problem.line}:{problem.column}"
+    where = f"{problem.file}:{problem.line}:{problem.column}" if problem.line else problem.file
     heading = Text.assemble((printable(where), "bold"), ": ", (printable(problem.path), "cyan") if problem.path else "")
     heading.append(": " if problem.path else "")
     heading.append(printable(problem.message))

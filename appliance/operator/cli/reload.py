@@ -1,4 +1,4 @@
-"""``athanor reload``: put an edited policy in force, or learn why not."""
+"""``athanor reload``: put an edited policy or configuration in force, or learn why not."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def reload(
     ] = 60.0,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Put an edited policy in force.
+    """Put an edited policy or configuration in force.
 
-    Reads policy and keys anew and waits for the outcome. All or nothing: with a problem in any
-    file the policy before stays in force. Requests that run are not touched.
+    Reads policy, keys and athanor.yaml anew and waits for the outcome. All or nothing: with a
+    problem in any file all stays as it was. Keys of athanor.yaml that cannot change while it
+    runs are listed with what a restart would make of them.
     """
     from rich.text import Text
 
@@ -43,5 +44,13 @@ def reload(
         raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)
     if outcome.ok:
         output().print(Text.assemble(("reloaded ", "green"), printable(outcome.message)))
+        for line in outcome.applied:
+            output().print(Text.assemble(("applied ", "green"), printable(line)), soft_wrap=True)
+        for line in outcome.restart:
+            output().print(Text.assemble(("needs a restart: ", "bold yellow"), printable(line)), soft_wrap=True)
+        if outcome.restart_command:
+            output().print(Text.assemble(("> ", "dim"), (outcome.restart_command, "cyan")), soft_wrap=True)
+        for line in outcome.warnings:
+            output().print(Text.assemble(("warning: ", "bold yellow"), printable(line)), soft_wrap=True)
         return
     fail(exits.REFUSED, "\n".join([outcome.message, *outcome.problems]))

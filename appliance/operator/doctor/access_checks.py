@@ -87,6 +87,18 @@ def check_policy(policy: Policy, running: Running) -> Iterator[Finding]:
         )
     else:
         yield Subject(Area.ACCESS, "policy").ok(what)
+    if policy.overlooked:
+        more = f" and {len(policy.overlooked) - 1} more" if len(policy.overlooked) > 1 else ""
+        file, _, said = policy.overlooked[0].partition(": ")
+        yield Subject(Area.ACCESS, "policy").warning(
+            f"{file}: {said}{more}",
+            means="what it says is not in force",
+            mend=f"mv '{file}' /root    # or let its name end in .yaml, if it belongs to the policy",
+        )
+    if policy.missing_models:
+        yield Subject(Area.ACCESS, "policy").warning(
+            _some(policy.missing_models), means="whoever should call it is refused", mend=check
+        )
     yield from _keys(policy)
 
 

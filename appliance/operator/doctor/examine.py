@@ -19,6 +19,7 @@ from appliance.operator.doctor.machine_checks import check_machine
 from appliance.operator.doctor.machine_facts import look_at_machine
 from appliance.operator.doctor.service_checks import check_service
 from appliance.operator.doctor.service_facts import look_at_service
+from appliance.operator.doctor.unit_checks import check_units
 
 AREAS = tuple(Area)
 
@@ -35,13 +36,15 @@ def read_config(path: Path, options: Sequence[str] = ()) -> tuple[ApplianceConfi
         return None, f"cannot read {path}: {reason_of(error)}"
 
 
-def gather(path: Path, config: ApplianceConfig | None, problem: str, running: Running | None) -> DoctorFacts:
+def gather(
+    path: Path, config: ApplianceConfig | None, problem: str, running: Running | None, options: Sequence[str] = ()
+) -> DoctorFacts:
     """Gather all facts; takes a second, most of it for a trial sandbox."""
     runsc, sandboxed = ("", True) if config is None else (config.sandbox.runsc, not config.sandbox.unsafe_no_sandbox)
     machine = look_at_machine(runsc, sandboxed=sandboxed)
     service = None
     if config is not None and running is not None:
-        service = look_at_service(config, path, running)
+        service = look_at_service(config, path, running, options=options)
     return DoctorFacts(
         version=VERSION,
         machine=machine,
@@ -55,9 +58,11 @@ def gather(path: Path, config: ApplianceConfig | None, problem: str, running: Ru
 def judge(facts: DoctorFacts) -> tuple[Finding, ...]:
     """All findings, by area. Pure."""
     service = facts.service
-    findings = [*check_machine(facts.machine, unsafe=service is not None and service.unsafe), _configuration(facts)]
+    unsafe, limits = (False, "") if service is None else (service.unsafe, service.running.cgroup)
+    findings = [*check_machine(facts.machine, unsafe=unsafe, limits_in_force=limits), _configuration(facts)]
     if service is not None:
         findings += check_service(service, facts.version, facts.machine.memory)
+        findings += check_units(service)
         findings += check_gpu_kernels(service.gpu_kernels, facts.machine.gpu)
         findings += check_access(service, facts.machine.clock.now)
     return tuple(sorted(findings, key=lambda one: AREAS.index(one.area)))

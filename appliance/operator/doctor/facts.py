@@ -108,6 +108,8 @@ class Port:
     in_use: bool = False
     holder: str = ""
     """Process that listens there, where it can be told."""
+    kept: bool = False
+    """It is our own socket, which systemd keeps for the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,62 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceUnit:
+    """One of our systemd units as it is loaded, drop-ins included."""
+
+    name: str
+    active: bool = False
+    stale: bool = False
+    """Its files have changed since systemd read them."""
+    file: str = ""
+    drop_ins: tuple[str, ...] = ()
+    user: str = "root"
+    group: str = ""
+    """Empty: the user's own."""
+    groups: tuple[str, ...] = ()
+    """Further groups."""
+    command: tuple[str, ...] = ()
+    """Words of ExecStart=."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables; in ``ServiceFacts`` without their values."""
+    environment_files: tuple[str, ...] = ()
+    credentials: tuple[tuple[str, str], ...] = ()
+    """Name and source of each credential that systemd loads for it."""
+    kept: int = 0
+    """Descriptors that systemd keeps for its next start."""
+    protect_system: str = "no"
+    hidden: tuple[str, ...] = ()
+    """Folders of the machine that it does not see."""
+    read_only: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    """Folders that it may write to all the same, where protect_system forbids it."""
+    made: tuple[str, ...] = ()
+    """Folders that systemd makes for it before each start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A path that a service needs and cannot use."""
+
+    unit: str
+    user: str
+    purpose: str
+    use: str
+    """What the service does with it, as in ``cannot read``."""
+    path: str
+    culprit: str = ""
+    """The path at which it fails: itself, a folder on the way or a file in it."""
+    reason: str = ""
+    owner: str = ""
+    """Owner and group of the culprit, and its mode."""
+    mode: int = 0
+    group: str = ""
+    """Group of the service's user."""
+    withheld: str = ""
+    """Setting of the unit that withholds it, if one does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The policy on disk, with the keys that it names."""
 
@@ -166,6 +224,10 @@ class Policy:
     """Credentials of tenants that no key belongs to."""
     unused_keys: tuple[str, ...] = ()
     """Keys in force that no tenant names."""
+    missing_models: tuple[str, ...] = ()
+    """Places where it names a model that is not served, each with what is said there."""
+    overlooked: tuple[str, ...] = ()
+    """Files among the drop-ins that are no part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +349,16 @@ class ServiceFacts:
     gpu_kernels: tuple[GpuKernelFacts, ...] = ()
     threads: tuple[str, ...] = ()
     """Threads of the engines with the reason for their number, each line once, as seen from this process."""
+    units: tuple[ServiceUnit, ...] = ()
+    """Our units, where systemd has them."""
+    refusals: tuple[Refusal, ...] = ()
+    """What their users cannot use and need."""
+    tried: int = 0
+    """Paths that were tried as those users."""
+    untried: str = ""
+    """Why none was tried; empty where they were, or there are no units."""
+    own_settings: tuple[str, ...] = ()
+    """Differences between what a unit starts with and what was looked at here, a line each."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
 

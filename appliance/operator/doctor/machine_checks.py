@@ -22,8 +22,14 @@ EARLIEST = 1_767_225_600.0
 WANTED_CONTROLLERS = ("memory", "cpu", "pids")
 
 
-def check_machine(machine: Machine, *, unsafe: bool = False) -> tuple[Finding, ...]:
-    """Findings about the machine; ``unsafe``: the configuration asks for no sandboxes."""
+def check_machine(machine: Machine, *, unsafe: bool = False, limits_in_force: str = "") -> tuple[Finding, ...]:
+    """Findings about the machine.
+
+    Args:
+        machine: the machine.
+        unsafe: the configuration asks for no sandboxes.
+        limits_in_force: what a running appliance says of its sandboxes' cgroups; empty: none runs.
+    """
     return (
         _machine(machine),
         *check_gpu(machine.gpu, machine.runsc.version),
@@ -31,7 +37,9 @@ def check_machine(machine: Machine, *, unsafe: bool = False) -> tuple[Finding, .
         check_limits(machine.limits),
         *(() if unsafe else check_runsc(machine.runsc)),
         *(() if unsafe else (check_namespaces(machine.namespaces, root=machine.root),)),
-        check_cgroups(machine.cgroups, under_systemd=machine.limits.under_systemd),
+        check_cgroups_in_force(limits_in_force)
+        if limits_in_force
+        else check_cgroups(machine.cgroups, under_systemd=machine.limits.under_systemd),
     )
 
 
@@ -125,6 +133,19 @@ def check_namespaces(namespaces: UserNamespaces, *, root: bool) -> Finding:
         what=said,
         means="a supervisor without root, as in the units, cannot start sandboxes",
         mend=mend,
+    )
+
+
+def check_cgroups_in_force(said: str) -> Finding:
+    """What bounds the sandboxes of the running appliance, in the words of its status: this process may be able to bound
+    more, or less."""
+    subject = Subject(Area.SANDBOXES, "cgroups")
+    if "not enforced" not in said and "no limits" not in said:
+        return subject.ok(f"{said}; as the running appliance says")
+    return subject.warning(
+        said,
+        means="sandboxes that run now have no such bound: one may starve the machine",
+        mend="systemctl show athanor-supervisor -p Delegate    # needs cpu, cpuset, memory and pids; then restart it",
     )
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from appliance.common.disk_space import FULL_BYTES, LOW_BYTES, LOW_SHARE
 from appliance.common.figures import size
 from appliance.common.status import Alert
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Memory, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 
-LOW_BYTES, LOW_SHARE = 2 << 30, 0.05
-FULL_BYTES = 64 << 20
-"""Free bytes of a file system: below the first two it will be full, below the last it is."""
-
 LOW_INODES = 1_000
 
-LOOKED_AT = ("policy", "unsafe", "null")
+LOOKED_AT = ("policy", "unsafe", "null", "disk")
 """Alerts of the running appliance about what has a check of its own here."""
 
 ENGINE_BYTES = 320 << 20
@@ -34,6 +31,12 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
             "unsafe_no_sandbox is on",
             means="models and prompts run with the rights of this user",
             mend="unsafe_no_sandbox: false    # in athanor.yaml",
+        )
+    elif service.running.unsafe:
+        yield Subject(Area.SANDBOXES, "sandboxes").problem(
+            "the running appliance has none, though the configuration asks for them",
+            means="models and prompts run with the rights of this user",
+            mend="systemctl restart athanor.target    # after a look at ATHANOR_SANDBOX__* and --set of its start",
         )
     elif service.image.path:
         yield check_image(service.image)
@@ -129,6 +132,9 @@ def check_port(port: Port, *, running: bool) -> Finding:
         return Subject(Area.SERVICE, check).ok(f"{port.address} is free")
     if running:
         return Subject(Area.SERVICE, check).ok(f"{port.address}: the appliance listens")
+    if port.kept:
+        what = f"{port.address} is kept by systemd for the gateway's next start; connections wait in its queue"
+        return Subject(Area.SERVICE, check).ok(what)
     return Subject(Area.SERVICE, check).problem(
         f"{port.address} is taken" + (f" by {port.holder}" if port.holder else ""),
         means="the gateway cannot start",

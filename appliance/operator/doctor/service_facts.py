@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,17 +28,25 @@ from appliance.operator.doctor.facts import (
     Model,
     Policy,
     Port,
+    Refusal,
     Running,
     ServiceFacts,
+    ServiceUnit,
 )
 from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder
+from appliance.operator.doctor.needs import SERVICE_CREDENTIALS
+from appliance.operator.doctor.reach import reach
+from appliance.operator.doctor.unit_checks import settings_beyond
+from appliance.operator.doctor.units import environment_of, look_at_units
+from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.supervisor.layout import engine_place, role_threads
 from isolation.errors import RootfsError
 from isolation.ipc.messages import Role
 from policy.errors import PolicyError
-from policy.files import read_sources
+from policy.files import overlooked, read_sources
 from policy.loader import load_policy
+from policy.references import dangling
 
 CONNECT_S = 2.0
 """Patience for a collector; one in the same house answers within milliseconds."""
@@ -49,22 +57,46 @@ MAX_PURPOSES = 4
 MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path, unix(7)."""
 
-SERVICE_CREDENTIALS = "/run/credentials/"
-"""Folder of the credentials that systemd loads for one service, while it runs."""
-
 PEPPER_SOURCE = Path("/etc/athanor/pepper")
 """From where the gateway's unit loads the pepper."""
 
 OTLP = "OTEL_EXPORTER_OTLP_{signal}ENDPOINT"
 
 
-def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> ServiceFacts:
-    """Gather the facts about what a configuration names."""
+INSTALLED = Path("/etc/athanor/athanor.yaml")
+"""Configuration of the units as they are shipped."""
+
+
+def look_at_service(
+    config: ApplianceConfig,
+    path: Path,
+    running: Running,
+    units: tuple[ServiceUnit, ...] | None = None,
+    options: Sequence[str] = (),
+) -> ServiceFacts:
+    """Gather the facts about what a configuration names.
+
+    Args:
+        config: the configuration.
+        path: its file.
+        running: the appliance that runs with it.
+        units: our systemd units; None: systemd is asked.
+        options: ``KEY=VALUE`` that the configuration was read with.
+    """
+    units = tuple(unit for unit in (look_at_units() if units is None else units) if _concerns(unit, path))
+    environments = {unit.name: environment_of(unit) for unit in units}
+    tried, refusals, untried = _tried(config, path, units)
     return ServiceFacts(
+        # Facts are packed for support: of variables, which may hold a collector's password, only the names go along.
+        units=tuple(replace(unit, environment=tuple((name, "") for name, _ in unit.environment)) for unit in units),
+        refusals=refusals,
+        tried=tried,
+        untried=untried,
+        own_settings=settings_beyond(units, environments, str(path), tuple(options)),
         config=str(path),
         unsafe=config.sandbox.unsafe_no_sandbox,
         sandbox_bytes=config.sandbox.memory_bytes,
-        ports=tuple(_ports(config)),
+        ports=tuple(_kept(port, units) for port in _ports(config)),
         tls=None if (tls := config.listen.tls) is None else read_certificate(tls.certificate, tls.key, tls.client_ca),
         disks=tuple(_disks(config)),
         access=tuple(_access(config, path)),
@@ -72,12 +104,46 @@ def look_at_service(config: ApplianceConfig, path: Path, running: Running) -> Se
         models=tuple(map(_model, config.models)),
         kernels=_kernels(config),
         image=_image(config),
-        exporters=tuple(find_exporters(notify.telemetry_environment())),
+        exporters=tuple(find_exporters(_exporting(environments))),
         running=running,
         gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
         threads=_threads(config),
         forms=_forms(config),
     )
+
+
+def _concerns(unit: ServiceUnit, path: Path) -> bool:
+    """Whether a unit serves this configuration, or ought to."""
+    return path == INSTALLED or any(Path(word).resolve() == path.resolve() for word in unit.command if "/" in word)
+
+
+def _tried(config: ApplianceConfig, path: Path, units: tuple[ServiceUnit, ...]) -> tuple[int, tuple[Refusal, ...], str]:
+    """Number of paths that were tried as the users of the units, those that failed, and why none was tried."""
+    found: list[Refusal] = []
+    tried = 0
+    for unit in units:
+        try:
+            number, refused = reach(config, path, unit)
+        except PermissionError:
+            return 0, (), "only root can try what the services' users may read and write"
+        tried += number
+        found += refused
+    return tried, tuple(found), ""
+
+
+def _exporting(environments: Mapping[str, dict[str, str]]) -> dict[str, str]:
+    """OpenTelemetry's variables of the gateway: its unit's where there is one, drop-ins included, else our own."""
+    unit = environments.get(GATEWAY_UNIT)
+    if unit is None:
+        return notify.telemetry_environment()
+    return {name: value for name, value in unit.items() if name.startswith("OTEL_")}
+
+
+def _kept(port: Port, units: tuple[ServiceUnit, ...]) -> Port:
+    """Mark the HTTP socket that systemd keeps for the gateway: its holder is systemd, or not shown to us."""
+    systemd = port.holder in ("", "process 1 (systemd)", "process 1 (init)")
+    keeps = any(unit.name == GATEWAY_UNIT and unit.kept for unit in units)
+    return replace(port, kept=port.name == "http" and port.in_use and systemd and keeps)
 
 
 def _threads(config: ApplianceConfig) -> tuple[str, ...]:
@@ -134,6 +200,8 @@ def _disks(config: ApplianceConfig) -> Iterator[Disk]:
         places.append((config.sandbox.checkpoints, "checkpoints"))
     if config.sandbox.spill is not None and config.sandbox.spill.directory is not None:
         places.append((config.sandbox.spill.directory, "spilled KV"))
+    caches = [path.parent for path in (config.digest_cache, config.sandbox.form_cache) if path is not None]
+    places += [(folder, "cache of digests and forms") for folder in caches[:1]]
     places += [(model.path, f"model {model.name}") for model in config.models]
     found: dict[int, tuple[Path, list[str]]] = {}
     for path, purpose in places:
@@ -194,25 +262,28 @@ def look_at_policy(config: ApplianceConfig) -> Policy:
     where = str(config.policy)
     try:
         loaded = load_policy(read_sources(config.policy))
+        beside = tuple(overlooked(config.policy))
     except PolicyError as error:
         return Policy(path=where, problems=tuple(map(str, error.problems)))
     except OSError as error:
-        return Policy(path=where, problems=(f"cannot read {where}: {reason_of(error)}",))
+        return Policy(path=where, problems=(f"cannot read {error.filename or where}: {reason_of(error)}",))
     pepper = pepper_of(config)
     readable = pepper is not None and os.access(pepper, os.R_OK)
-    found = Policy(path=where, digest=loaded.digest, tenants=tuple(loaded.tenants), keys_unseen=not readable)
+    found = Policy(
+        path=where,
+        digest=loaded.digest,
+        tenants=tuple(loaded.tenants),
+        keys_unseen=not readable,
+        missing_models=tuple(map(str, dangling(loaded, [model.name for model in config.models], None))),
+        overlooked=beside,
+    )
     if pepper is None or not readable:
         return found
     try:
         table = read_key_table(config.credentials, pepper)
     except ConfigError as error:
         return replace(found, keys_problem=error.message)
-    now = datetime.now(UTC)
-    valid = {
-        f"key:{key_id}"
-        for key_id, record in table.records.items()
-        if not record.revoked and (record.expires is None or now < record.expires)
-    }
+    valid = {f"key:{key_id}" for key_id in table.in_force(datetime.now(UTC))}
     named = {name for name in loaded.principals if name.startswith("key:")}
     return replace(found, missing_keys=tuple(sorted(named - valid)), unused_keys=tuple(sorted(valid - named)))
 

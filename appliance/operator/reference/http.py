@@ -43,7 +43,8 @@ ADMIN_ROUTES = {
     "GET /traces/{wanted}": "One request's trace, by the beginning of its trace id or request id.",
     "GET /health/live": "200 as long as the process answers.",
     "GET /health/ready": "As on the port of the tenants, with the reason.",
-    "POST /reload": "Read policy and keys anew: 200 in force, 409 nothing changed, with the problems.",
+    "POST /reload": "Read policy, keys and athanor.yaml anew: 200 in force, with what needs a restart; "
+    "409 nothing changed, with the problems.",
     "GET /console": "The operator's page.",
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.config import ApplianceConfig
-from appliance.common.config_handover import sealed, unsealed
+from appliance.common.config_handover import Handover, sealed, unsealed
 from appliance.common.config_keys import keys
 from appliance.common.config_loader import load_config, resolve
 from appliance.common.errors import ConfigError
@@ -166,9 +166,10 @@ def test_children_get_what_was_resolved(tmp_path: Path) -> None:
     """The configuration is equal on the other side, for each reader, and the file cannot be changed."""
     path = write(tmp_path, SPILLING.replace("dtype: float32", "gpu: [0, 2]") + "audit: {directory: log}\n")
     config = load_config(path, ["wipe_memory=false"], {})
-    with sealed(config) as fd:
+    given = Handover(config=config, options=("wipe_memory=false",), environment={"ATHANOR_SANDBOX__CORES": "2"})
+    with sealed(given) as fd:
         for _ in range(2):
-            assert unsealed(os.dup(fd)) == config
+            assert unsealed(os.dup(fd)) == given
         with pytest.raises(OSError):
             os.write(fd, b"x")
     assert type(config) is ApplianceConfig

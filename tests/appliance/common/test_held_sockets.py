@@ -17,7 +17,8 @@ if sys.argv[3:]:
     os.dup2(int(sys.argv[3]), 3)  # As a service manager numbers it; number 3 of the tests is in use.
 from appliance.common import held_sockets
 os.environ["LISTEN_PID"] = str(os.getpid()) if sys.argv[2] == "own" else "1"
-sock = held_sockets.listen("http", "127.0.0.1", int(sys.argv[1]), lambda h, p: socket.create_server((h, p), backlog=8))
+host = os.environ["HOST"]
+sock = held_sockets.listen("http", host, int(sys.argv[1]), lambda h, p: socket.create_server((h, p), backlog=8))
 print(sock.getsockname()[1], "LISTEN_FDS" in os.environ, os.get_inheritable(sock.fileno()), flush=True)
 sock.settimeout(5)
 peer, _ = sock.accept()
@@ -34,9 +35,21 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield sock
 
 
-def begin(manager: socket.socket, port: int, root: Path, held: socket.socket | None, whose: str = "own"):
+def begin(
+    manager: socket.socket,
+    port: int,
+    root: Path,
+    held: socket.socket | None,
+    whose: str = "own",
+    host: str = "127.0.0.1",
+):
     """One life of a service, with what the manager has kept for it."""
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "NOTIFY_SOCKET": manager.getsockname()}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(root),
+        "NOTIFY_SOCKET": manager.getsockname(),
+        "HOST": host,
+    }
     arguments = [str(port), whose]
     if held is not None:
         environment |= {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
@@ -102,6 +115,58 @@ def test_a_socket_of_another_address_is_let_go(manager: socket.socket, root: Pat
     assert process.wait(10) == 0
     old.close()
     held.close()
+
+
+@pytest.mark.parametrize("before", ["127.0.0.1", "0.0.0.0"])
+def test_the_same_port_of_other_addresses_is_free_at_once(manager: socket.socket, root: Path, before: str) -> None:
+    """From one address to all of the machine's and back, with the same port: the manager still has its copy of the old
+    socket, and the new one is bound. Control: while the old one listens, the address is taken."""
+    old = socket.create_server((before, 0))
+    port, after = old.getsockname()[1], "0.0.0.0" if before == "127.0.0.1" else "127.0.0.1"
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server((after, port))
+    process = begin(manager, port, root, old, host=after)
+    assert process.stdout.readline().split()[0] == str(port), process.stderr.read()
+    assert manager.recv(1024) == b"FDSTOREREMOVE=1\nFDNAME=http"
+    told, held = kept(manager)
+    assert (told.startswith(b"FDSTORE=1"), held.getsockname()) == (True, (after, port))
+    assert ask(port) == b"served"
+    assert process.wait(10) == 0
+    old.close()
+    held.close()
+
+
+def test_the_old_address_is_free_for_others_at_once(manager: socket.socket, root: Path) -> None:
+    """Once the new address is bound, another listener can have the old one while the manager still has its copy: gRPC
+    may be given HTTP's address of before."""
+    old, port = socket.create_server(("127.0.0.1", 0)), free_port()
+    process = begin(manager, port, root, old)
+    assert process.stdout.readline().split()[0] == str(port)
+    with socket.create_server(("127.0.0.1", old.getsockname()[1])) as other:
+        assert other.fileno() != old.fileno()
+    assert ask(port) == b"served"
+    assert process.wait(10) == 0
+    old.close()
+
+
+def test_a_start_that_fails_leaves_the_old_socket_to_the_next(manager: socket.socket, root: Path) -> None:
+    """The new address belongs to somebody else: the start fails, the manager is told nothing, and the next start with
+    the old address answers who connected meanwhile."""
+    old = socket.create_server(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as strangers:
+        failing = begin(manager, strangers.getsockname()[1], root, old)
+        assert failing.wait(10) != 0
+        assert "in use" in failing.stderr.read()
+    manager.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        manager.recv(1024)
+    port = old.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as early:
+        process = begin(manager, port, root, old)
+        early.settimeout(5)
+        assert early.recv(16) == b"served"
+        assert process.wait(10) == 0
+    old.close()
 
 
 def test_what_was_kept_for_another_process_is_not_taken(manager: socket.socket, root: Path) -> None:

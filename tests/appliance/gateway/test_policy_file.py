@@ -14,23 +14,54 @@ from policy.model import PolicySet
 POLICY = 'version: 1\ntenants:\n  alpha: {credentials: ["key:alpha"], models: ["*"]}\n'
 
 
+async def fetch_nothing(_names: list[str]) -> dict[str, bytes]:
+    """Namespace keys of nobody."""
+    return {}
+
+
+async def nothing_wrong(_policy: PolicySet) -> list[str]:
+    """Whatever a policy needs is there."""
+    return []
+
+
+async def test_a_reload_takes_in_the_drop_ins_and_says_what_is_loose(tmp_path: Path) -> None:
+    """A drop-in comes into force with the reload; a model and a key that are nowhere, and a file that is not read, are
+    warnings. A drop-in with a mistake changes nothing. Control: before, there is nothing to warn of but the key."""
+    for name, content in (("policy.yaml", POLICY), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper", ["m"])
+    ledger = Ledger(files.load(), {})
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert outcome.warnings == ("tenants.alpha.credentials[0]: no key in force has the id 'alpha'",)
+    drop_ins = tmp_path / "policy.d"
+    drop_ins.mkdir()
+    (drop_ins / "10.yml").write_text("")
+    (drop_ins / "20.yaml").write_text(
+        'version: 1\ntenants: {beta: {credentials: ["spiffe://athanor.local/tenant/b"], models: ["other"]}}\n'
+    )
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert (outcome.ok, sorted(ledger.policy.tenants)) == (True, ["alpha", "beta"])
+    told = "\n".join(outcome.warnings)
+    assert all(word in told for word in ("10.yml: not read", "no model is named 'other'", "'alpha'")), told
+    (drop_ins / "30.yaml").write_text(POLICY)
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert (outcome.ok, sorted(ledger.policy.tenants)) == (False, ["alpha", "beta"])
+    assert "stands in" in outcome.problems[0]
+    assert "policy.yaml" in outcome.problems[0]
+
+
 async def test_a_reload_stands_in_nobodys_way(tmp_path: Path) -> None:
     """While the policy is read, which takes as long as the operator's file system likes, the event loop goes on; what
     is read then is in force."""
     for name, content in (("policy.yaml", POLICY), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(0o600)
-    files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper")
+    files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper", ["m"])
     ledger, keys = Ledger(files.load(), {}), files.keys
     (tmp_path / "policy.yaml").unlink()
     os.mkfifo(tmp_path / "policy.yaml")
     turned = threading.Event()
-
-    async def fetch(_names: list[str]) -> dict[str, bytes]:
-        return {}
-
-    async def prepare(_policy: PolicySet) -> list[str]:
-        return []
 
     def feed() -> None:
         # A reload that kept the loop from turning would wait for this, and this for the loop.
@@ -39,7 +70,7 @@ async def test_a_reload_stands_in_nobodys_way(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=feed)
     writer.start()
-    reloading = asyncio.ensure_future(files.reload(ledger, fetch, prepare))
+    reloading = asyncio.ensure_future(files.reload(ledger, fetch_nothing, nothing_wrong))
     asyncio.get_running_loop().call_soon(turned.set)
     outcome = await reloading
     writer.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from pathlib import Path
@@ -95,6 +96,46 @@ async def test_the_later_of_two_reloads_wins(gateway: Gateway, tmp_path: Path, m
     await early
     assert late.ok and "gamma" in gateway._service.ledger.policy.tenants
     assert gateway._service.ledger.policy.digest == late.digest
+
+
+async def test_a_reload_reads_the_configuration_too(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live keys are in force with the reload and others are told, until they are taken back; with a wrong file, or with
+    a policy that cannot be used, neither changes."""
+    path, policy = tmp_path / "athanor.yaml", tmp_path / "policy.yaml"
+    good, digest = path.read_text(), gateway._service.ledger.policy.digest
+    gateway = Gateway(load_config(path), reread=lambda: load_config(path))
+
+    async def fetch(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._namespaces, "fetch", fetch)
+    plain = await gateway.reload()
+    assert (plain.ok, plain.applied, plain.restart, plain.restart_command) == (True, (), (), "")
+    values = json.loads(good.partition("\n")[2])
+    values["sandbox"] = {**values.get("sandbox", {}), "freeze_after_s": 7.0, "step_timeout_s": 9.0, "own_texts": 2}
+    values["credentials"] = str(tmp_path / "moved.json")
+    path.write_text(json.dumps(values))
+    refused = await gateway.reload()
+    assert not refused.ok and "moved.json" in refused.problems[0]
+    assert (gateway._freezer.after_s, gateway._step_timeout_s()) == (30.0, 300.0)
+    (tmp_path / "credentials.json").rename(tmp_path / "moved.json")
+    outcome = await gateway.reload()
+    assert outcome.ok, outcome.problems
+    assert {line.partition(" ")[0] for line in outcome.applied} == {
+        "credentials",
+        "sandbox.freeze_after_s",
+        "sandbox.step_timeout_s",
+    }
+    assert outcome.restart == ("sandbox.own_texts (4 -> 2)",)
+    assert (gateway._freezer.after_s, gateway._step_timeout_s()) == (7.0, 9.0)
+    path.write_text(path.read_text().replace("own_texts", "own_text"))
+    policy.write_text(policy.read_text() + demo.TENANT.format(name="gamma", key="gamma-1"))
+    refused = await gateway.reload()
+    assert not refused.ok and refused.problems[0].startswith(f"{path}:")
+    assert gateway._service.ledger.policy.digest == digest == refused.digest
+    assert refused.problems[0] == gateway._file.status(gateway._service.ledger.policy).last_error
 
 
 async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_pair: Pair) -> None:

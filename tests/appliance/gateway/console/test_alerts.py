@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.common.certificate_dates import DAY_S
+from appliance.common.disk_space import DiskSpace
 from appliance.common.figures import NS
 from appliance.common.status import Latency, Point, Spread
 from appliance.gateway.console.alerts import AUDIT_SAID, Facts, alerts
@@ -28,6 +29,7 @@ def test_an_appliance_that_is_well_has_no_alert() -> None:
     """The control of all others; so is one with a certificate that is good for long enough."""
     assert alerts(facts()) == ()
     assert alerts(facts(certificate=(NOW - DAY_S, NOW + 60 * DAY_S))) == ()
+    assert alerts(facts(disks=(DiskSpace("audit", 1 << 30, 4 << 30), DiskSpace("run", 3 << 30, 900 << 30)))) == ()
 
 
 def down(**changes: Any) -> Facts:
@@ -57,6 +59,12 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "defects": (facts(defects=1), "degraded", "promise between tenants"),
     "audit": (facts(audit_problem=f"{AUDIT_SAID}disk full"), "degraded", "The audit log cannot be written: disk full"),
     "audit refuses": (facts(audit_problem="disk full", audit_refuses=True), "broken", "audit log"),
+    "disk low": (
+        facts(disks=(DiskSpace("audit", 1 << 30, 100 << 30), DiskSpace("run", 50 << 30, 100 << 30))),
+        "degraded",
+        "1.0 GiB of disk are left: audit log",
+    ),
+    "disk full": (facts(disks=(DiskSpace("spill", 9, 1 << 30),)), "degraded", "The disk is full: spilled KV"),
     "null": (facts(models=(model(runner="null"),)), "note", "computes nothing"),
     "policy": (facts(policy=replace(POLICY, last_error="policy.yaml:3:1: no")), "degraded", "reload changed nothing"),
     "certificate ended": (facts(certificate=(NOW - 90 * DAY_S, NOW - DAY_S)), "broken", "certificate has expired"),

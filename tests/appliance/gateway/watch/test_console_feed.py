@@ -54,7 +54,7 @@ class House:
         self.sandboxes.take(Welcome(CONTROL_VERSION, "gvisor/systrap", "limits", ["m"]), ())
         for record in self.model.records.values():
             record.become("ready")
-        files = PolicyFile(folder / "p.yaml", folder / "c.json", folder / "pepper")
+        files = PolicyFile(folder / "p.yaml", folder / "c.json", folder / "pepper", ["m"])
         self.now = 1_795_263_200.0
         self.feed = ApplianceState(self.service, self.sandboxes, files, self.telemetry.store, lambda: self.now)
         self.link = EngineLink(pair.host, ENGINE_READY, 1, lambda *_: None)

@@ -123,3 +123,76 @@ def test_texts_cannot_steer_the_terminal(run: Run, folder: Path) -> None:
     (folder / "policy.yaml").write_text('version: 1\ntenants:\n  "[red]x[/red]": {}\n')
     result = run("policy", "check", "policy.yaml")
     assert "[red]x[/red]" in result.stdout
+
+
+CONFIG = """\
+models: [{name: athanor-mini, path: models/athanor-mini}]
+policy: policy.yaml
+credentials: credentials.json
+pepper: pepper
+run_dir: run
+"""
+
+
+@pytest.fixture
+def configured(folder: Path) -> Path:
+    """A configuration of one model and one key beside a policy that names more."""
+    (folder / "athanor.yaml").write_text(CONFIG)
+    record = {"hmac_sha256": "0" * 64, "created": "2026-01-01T00:00:00+00:00"}
+    (folder / "credentials.json").write_text(
+        json.dumps({"keys": {"alpha-1": record, "spare-1": record, "beta-1": {**record, "revoked": True}}})
+    )
+    (folder / "credentials.json").chmod(0o600)
+    (folder / "policy.yaml").write_text(GOOD)
+    return folder
+
+
+def test_names_that_lead_nowhere_are_warned_of(run: Run, configured: Path) -> None:
+    """A pattern that no served model has, a key that is not in force, and a key that nobody owns: each with its place,
+    and the policy is still usable; --strict refuses it."""
+    result = run("policy", "check", "policy.yaml", columns=160)
+    assert result.exit_code == 0
+    assert (
+        "policy.yaml:5:30: tenants.alpha.models[1]: no model is named 'qwen3-*'; served: athanor-mini" in result.stdout
+    )
+    assert "tenants.beta-research-group.credentials[0]: no key in force has the id 'beta-1'" in result.stdout
+    assert "credentials.json: key 'spare-1' belongs to no tenant" in result.stdout
+    assert "3 warnings" in result.stdout
+    assert "credentials[1]" not in result.stdout, "a client certificate is in no table"
+    assert run("policy", "check", "policy.yaml", "--strict").exit_code == 1
+
+
+def test_a_policy_without_loose_ends_is_strictly_good(run: Run, configured: Path) -> None:
+    """Control: when every name leads somewhere nothing is warned of, and --strict accepts."""
+    text = GOOD.replace('"athanor-mini", "qwen3-*"', '"athanor-*"').replace('"key:beta-1"', '"key:spare-1"')
+    (configured / "policy.yaml").write_text(text)
+    result = run("policy", "check", "policy.yaml", "--strict", "-o", "json")
+    assert (result.exit_code, json.loads(result.stdout)["warnings"]) == (0, [])
+
+
+def test_files_beside_drop_ins_are_told(run: Run, configured: Path) -> None:
+    """A drop-in takes part in the check of the file beside it; one with another suffix is named as not read."""
+    drop_ins = configured / "policy.d"
+    drop_ins.mkdir()
+    (drop_ins / "10.yaml").write_text(
+        'version: 1\ntenants: {gamma: {credentials: ["key:spare-1"], models: ["nowhere"]}}\n'
+    )
+    (drop_ins / "20.yml").write_text("version: 1\n")
+    shown = json.loads(run("policy", "check", "policy.yaml", "-o", "json").stdout)
+    assert "gamma" in shown["tenants"]
+    told = {(Path(one["file"]).name, one["line"]): one["message"] for one in shown["warnings"]}
+    assert "not read" in told["20.yml", 0]
+    assert "no model is named 'nowhere'" in told["10.yaml", 2]
+
+
+def test_a_draft_is_held_against_a_configuration(run: Run, configured: Path, tmp_path_factory) -> None:
+    """A policy elsewhere is compared with the configuration that is named; without one nothing is, which is said, and
+    --strict refuses to say that all is well."""
+    draft = tmp_path_factory.mktemp("draft") / "new.yaml"
+    draft.write_text(GOOD)
+    alone = run("policy", "check", str(draft), columns=160)
+    assert (alone.exit_code, "models and keys are not compared" in alone.stderr) == (0, True)
+    assert "qwen3-*'" not in alone.stdout
+    assert run("policy", "check", str(draft), "--strict").exit_code == 1
+    named = run("policy", "check", str(draft), "--config", str(configured / "athanor.yaml"), columns=160)
+    assert "no model is named 'qwen3-*'" in named.stdout

@@ -212,6 +212,35 @@ def test_reload(run: Run, appliance: FakeAppliance) -> None:
     assert appliance.reloads == 1
 
 
+def test_reload_with_warnings(run: Run, appliance: FakeAppliance) -> None:
+    """What is worth a look is said below what is in force; the end is still 0."""
+    appliance.outcome = ReloadOutcome(ok=True, digest="d", message="in force", warnings=("policy.d/1.yml: not read",))
+    result = run("reload", "--admin", appliance.url)
+    assert (result.exit_code, result.stdout) == (0, "reloaded in force\nwarning: policy.d/1.yml: not read\n")
+
+
+def test_reload_of_the_configuration(run: Run, appliance: FakeAppliance) -> None:
+    """What is applied, what needs a restart, and the command for that."""
+    appliance.outcome = ReloadOutcome(
+        ok=True,
+        digest="d",
+        message="in force",
+        applied=("sandbox.step_timeout_s (300 -> 60)",),
+        restart=("sandbox.cores (0 -> 2)",),
+        restart_command="systemctl restart athanor.target",
+    )
+    result = run("reload", "--admin", appliance.url)
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        0,
+        [
+            "reloaded in force",
+            "applied sandbox.step_timeout_s (300 -> 60)",
+            "needs a restart: sandbox.cores (0 -> 2)",
+            "> systemctl restart athanor.target",
+        ],
+    )
+
+
 def test_reload_refused(run: Run, appliance: FakeAppliance) -> None:
     """A reload that changed nothing ends with 1 and repeats every problem, also as JSON."""
     problems = ("policy.yaml:3:1: tenants: this key is required", "policy.yaml:4:1: x")

@@ -42,6 +42,12 @@ def service(**changes: object) -> DoctorFacts:
     return replace(FACTS, service=replace(SERVICE, **changes))
 
 
+def idle(**changes: object) -> DoctorFacts:
+    """Nothing runs, on a machine with these faults."""
+    stopped = Running(admin=SERVICE.running.admin)
+    return replace(service(running=stopped, ports=()), machine=replace(MACHINE, **changes))
+
+
 def tls(**changes: object) -> DoctorFacts:
     """A certificate with these faults."""
     return service(tls=replace(SERVICE.tls, **changes))
@@ -93,18 +99,30 @@ FAULTS = {
         "sysctl x",
     ),
     "no cgroups": (
-        machine(cgroups=Cgroups(version=0, controllers=(), directory="", writable=False)),
+        idle(cgroups=Cgroups(version=0, controllers=(), directory="", writable=False)),
         W,
         "cgroups",
         "systemd",
     ),
     "no memory controller": (
-        machine(cgroups=replace(MACHINE.cgroups, controllers=("cpu", "pids"))),
+        idle(cgroups=replace(MACHINE.cgroups, controllers=("cpu", "pids"))),
         W,
         "cgroups",
         "unified",
     ),
-    "not delegated": (machine(cgroups=replace(MACHINE.cgroups, writable=False)), W, "cgroups", "Delegate=yes"),
+    "not delegated": (idle(cgroups=replace(MACHINE.cgroups, writable=False)), W, "cgroups", "Delegate=yes"),
+    "sandboxes run without bounds": (
+        service(running=replace(SERVICE.running, cgroup="no limits enforced: read-only")),
+        W,
+        "cgroups",
+        "Delegate",
+    ),
+    "runs without a sandbox that the file asks for": (
+        service(running=replace(SERVICE.running, unsafe=True)),
+        P,
+        "sandboxes",
+        "systemctl restart",
+    ),
     "configuration wrong": (
         replace(FACTS, service=None, config_problem="x.yaml:1:2: no\nmore"),
         P,
@@ -240,6 +258,18 @@ FAULTS = {
         "policy",
         "athanor policy check p",
     ),
+    "policy with a stray file": (
+        service(policy=replace(SERVICE.policy, overlooked=("/p.d/1.yml: not read: why", "/p.d/2.yml: not read"))),
+        W,
+        "policy",
+        "mv '/p.d/1.yml'",
+    ),
+    "policy with a model of nobody": (
+        service(policy=replace(SERVICE.policy, missing_models=("tenants.a.models[0]: no model is named 'x'",))),
+        W,
+        "policy",
+        "athanor policy check",
+    ),
     "policy not in force": (service(policy=replace(SERVICE.policy, digest="f" * 64)), W, "policy", "athanor reload"),
     "reload failed": (
         service(running=replace(SERVICE.running, reload_error="p:1:1: no")),
@@ -298,6 +328,13 @@ def test_a_fault_is_found_and_nothing_else(name: str) -> None:
     assert found[0].means
     assert mend in found[0].mend
     assert worst(judge(facts)) is level
+
+
+def test_status_and_doctor_agree_on_isolation() -> None:
+    """What a running appliance says of its sandboxes' bounds is what the doctor says, whatever this process could."""
+    facts = replace(FACTS, machine=replace(MACHINE, cgroups=replace(MACHINE.cgroups, writable=False)))
+    (found,) = [one for one in judge(facts) if one.check == "cgroups"]
+    assert (found.level, SERVICE.running.cgroup in found.what) == (Severity.OK, True)
 
 
 def test_notes_are_no_faults() -> None:

@@ -66,6 +66,15 @@ def test_faults_on_disk_are_seen(state: Path) -> None:
     policy.write_text(good.replace("key:beta-1", "key:gamma-1"))
     found = look_at_service(read(state), state / "athanor.yaml", RUNNING).policy
     assert (found.missing_keys, found.unused_keys) == (("key:gamma-1",), ("key:beta-1",))
+    drop_ins = state / "policy.d"
+    drop_ins.mkdir()
+    (drop_ins / "10.yml").write_text("")
+    (drop_ins / "20.yaml").write_text('version: 1\ntenants: {gamma: {credentials: ["key:gamma-1"], models: [gone]}}\n')
+    policy.write_text(good)
+    found = look_at_service(read(state), state / "athanor.yaml", RUNNING).policy
+    assert (found.tenants, found.missing_keys) == (("gamma", "alpha", "beta"), ("key:gamma-1",))
+    assert [place.partition(":")[0] for place in found.missing_models] == ["tenants.gamma.models[0]"]
+    assert [line.partition(":")[0] for line in found.overlooked] == [str(drop_ins / "10.yml")]
     policy.write_text(good.replace("concurrency", "concurency", 1))
     (state / "pepper").chmod(0o644)
     config = read(state)

@@ -1,0 +1,59 @@
+"""Differences between the configuration that runs and the one in the file: what a reload applies, and what waits for a
+restart. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.common.config import ApplianceConfig
+from appliance.common.config_keys import default_words
+from appliance.common.config_loader import values_of
+from policy.positions import dotted
+
+LIVE = ("credentials", "pepper", "sandbox.freeze_after_s", "sandbox.step_timeout_s")
+"""Keys that the gateway alone uses and looks up anew each time. Addresses and certificates are bound to sockets, and
+all else is the supervisor's, which has made its sandboxes by it."""
+
+GATEWAY_ONLY = ("listen.",)
+"""Beginnings of keys for which a restart of the gateway is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a reload does about the configuration."""
+
+    config: ApplianceConfig
+    """The one that runs, with the new values of ``LIVE``."""
+    applied: tuple[str, ...]
+    """A line for each key that is in force with the reload: ``KEY (OLD -> NEW)``."""
+    restart: tuple[str, ...]
+    """A line for each key that is in force after a restart."""
+
+    @property
+    def command(self) -> str:
+        """Command that puts the rest in force; empty where nothing is left."""
+        if not self.restart:
+            return ""
+        alone = all(line.startswith(GATEWAY_ONLY) for line in self.restart)
+        return f"systemctl restart {'athanor-gateway' if alone else 'athanor.target'}"
+
+
+def changes(running: ApplianceConfig, wanted: ApplianceConfig) -> Changes:
+    """Compare two configurations, key by key."""
+    old, new = ({dotted(where): value for where, value in values_of(one)} for one in (running, wanted))
+    differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
+    lines = {key: f"{key} ({default_words(old.get(key))} -> {default_words(new.get(key))})" for key in differing}
+    live = {key for key in differing if key in LIVE}
+    sandbox = {name: getattr(wanted.sandbox, name) for name in ("freeze_after_s", "step_timeout_s")}
+    config = running.model_copy(
+        update={
+            "credentials": wanted.credentials,
+            "pepper": wanted.pepper,
+            "sandbox": running.sandbox.model_copy(update=sandbox),
+        }
+    )
+    return Changes(
+        config=config,
+        applied=tuple(line for key, line in lines.items() if key in live),
+        restart=tuple(line for key, line in lines.items() if key not in live),
+    )

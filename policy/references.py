@@ -1,0 +1,87 @@
+"""What a policy names that is nowhere: models that are not served, keys that are not in force. Pure.
+
+It is no reason to refuse a policy: a model may come with the next start, and a key be withdrawn before its tenant is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from policy.errors import PolicySyntaxError, Problem
+from policy.loader import Source
+from policy.match import glob_matches
+from policy.model import PolicySet
+from policy.positions import Locator, Path, dotted, load_yaml
+
+API_KEY = "key:"
+"""Beginning of a credential that is an API key; others are SPIFFE URIs, which no table lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dangling:
+    """A name in a policy that leads nowhere."""
+
+    path: Path
+    """Place in the policy file; empty for what no file names."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.message}" if self.path else self.message
+
+
+def dangling(
+    policy: PolicySet, models: Collection[str], keys: Collection[str] | None, *, whole: bool = True
+) -> list[Dangling]:
+    """Return what leads nowhere, in the order of the policy.
+
+    Args:
+        policy: the policy.
+        models: names of the models that are served.
+        keys: ids of the API keys in force; None: not known, and not compared.
+        whole: the policy is all there is, so that a key it does not name belongs to nobody.
+    """
+    found = [*_models(policy, models), *(() if keys is None else _credentials(policy, keys))]
+    if whole and keys is not None:
+        free = sorted(set(keys) - {name.removeprefix(API_KEY) for name in policy.principals})
+        found += [Dangling((), f"key {name!r} belongs to no tenant: calls with it are refused") for name in free]
+    return found
+
+
+def located(found: Sequence[Dangling], sources: Sequence[Source], keys: str) -> list[Problem]:
+    """Return the same with file, line and column; ``keys`` names the file of what no policy file names, with line 0."""
+    files: list[tuple[str, Locator, object]] = []
+    for source in sources:
+        try:
+            data, locate = load_yaml(source.text, source.name)
+        except PolicySyntaxError:
+            continue
+        files.append((source.name, locate, data))
+    return [_located(one, files, keys) for one in found]
+
+
+def _located(one: Dangling, files: Sequence[tuple[str, Locator, object]], keys: str) -> Problem:
+    for name, locate, data in files:
+        section = data.get(one.path[0]) if one.path and isinstance(data, dict) else None
+        if isinstance(section, dict) and one.path[1] in section:
+            return Problem(name, *locate(one.path), dotted(one.path), one.message)
+    return Problem(keys, 0, 0, "", one.message)
+
+
+def _models(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
+    names = f"; served: {', '.join(sorted(models))}" if models else ""
+    for tenant in policy.tenants.values():
+        for index, pattern in enumerate(tenant.models):
+            if not any(glob_matches(pattern, name) for name in models):
+                yield Dangling(("tenants", tenant.id, "models", index), f"no model is named {pattern!r}{names}")
+    for prefix in policy.public.values():
+        if prefix.model not in models:
+            yield Dangling(("public_prefixes", prefix.id, "model"), f"no model is named {prefix.model!r}{names}")
+
+
+def _credentials(policy: PolicySet, keys: Collection[str]) -> Iterator[Dangling]:
+    for tenant in policy.tenants.values():
+        for index, credential in enumerate(tenant.credentials):
+            if credential.startswith(API_KEY) and credential.removeprefix(API_KEY) not in keys:
+                message = f"no key in force has the id {credential.removeprefix(API_KEY)!r}"
+                yield Dangling(("tenants", tenant.id, "credentials", index), message)

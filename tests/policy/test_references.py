@@ -1,0 +1,37 @@
+"""policy.references: names in a policy that lead nowhere."""
+
+from __future__ import annotations
+
+from policy.loader import Source, load_policy
+from policy.references import dangling, located
+
+TEXT = """\
+version: 1
+tenants:
+  alpha:
+    credentials: ["key:a", "spiffe://athanor.local/tenant/alpha"]
+    models: ["chat-*"]
+public_prefixes:
+  help: {model: chat-1, tenants: [alpha], text: hello}
+"""
+
+
+def test_everything_leads_somewhere() -> None:
+    """Control: served models and keys in force give nothing to say; a client certificate is in no table."""
+    assert dangling(load_policy([Source("p.yaml", TEXT)]), ["chat-1"], ["a"]) == []
+
+
+def test_loose_ends_have_their_place() -> None:
+    """A pattern without a model, a prefix of none, a key that is not there: each at its line; a key of nobody is told
+    of the table, and not where the policy is only a part."""
+    source = Source("p.yaml", TEXT)
+    policy = load_policy([source])
+    told = [str(one) for one in located(dangling(policy, ["other"], ["b"]), [source], "keys.json")]
+    assert told == [
+        "p.yaml:5:14: tenants.alpha.models[0]: no model is named 'chat-*'; served: other",
+        "p.yaml:7:17: public_prefixes.help.model: no model is named 'chat-1'; served: other",
+        "p.yaml:4:19: tenants.alpha.credentials[0]: no key in force has the id 'a'",
+        "keys.json:0:0: key 'b' belongs to no tenant: calls with it are refused",
+    ]
+    assert len(dangling(policy, ["chat-1"], ["a", "b"], whole=False)) == 0
+    assert dangling(policy, ["chat-1"], None) == []
