@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.clocks import Clocks
 from appliance.common.credentials import read_key_table
 from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.keys import KeyTable
@@ -33,7 +34,7 @@ class PolicyFile:
 
     def __init__(self, policy: Path, credentials: Path, pepper: Path) -> None:
         self._policy, self._credentials, self._pepper = policy, credentials, pepper
-        self._loaded_at = time.time()
+        self._loaded_at = time.monotonic()
         self._last_error: str | None = None
         self._last_attempt_at = self._loaded_at
         self.keys = KeyTable(b"", {})
@@ -74,7 +75,7 @@ class PolicyFile:
             namespaces = await fetch(account_names(policy))
         except (PolicyError, ApplianceError) as error:
             problems = tuple(str(error).splitlines())
-            self._last_attempt_at = time.time()
+            self._last_attempt_at = time.monotonic()
             self._last_error = problems[0] if problems else "unknown"
             log.error("policy reload refused", problems=problems)
             return ReloadOutcome(
@@ -85,7 +86,7 @@ class PolicyFile:
             )
         ledger.replace(policy, namespaces)
         self.keys = keys
-        self._loaded_at = self._last_attempt_at = time.time()
+        self._loaded_at = self._last_attempt_at = time.monotonic()
         self._last_error = None
         log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
         return ReloadOutcome(
@@ -94,12 +95,12 @@ class PolicyFile:
             message=f"policy {policy.digest[:12]} with {len(policy.tenants)} tenants is in force",
         )
 
-    def status(self, policy: PolicySet) -> PolicyStatus:
+    def status(self, policy: PolicySet, clocks: Clocks) -> PolicyStatus:
         """Return the state of the policy for status."""
         return PolicyStatus(
             digest=policy.digest,
-            loaded_at=self._loaded_at,
+            loaded_at=clocks.unix(self._loaded_at),
             file=str(self._policy),
             last_error=self._last_error,
-            last_attempt_at=self._last_attempt_at,
+            last_attempt_at=clocks.unix(self._last_attempt_at),
         )

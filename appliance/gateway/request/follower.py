@@ -154,7 +154,7 @@ class Follower:
                 if token_ids:
                     progress.tokens(len(token_ids))
                     delta, used = await text.decode(token_ids, logprobs, finish)
-                    self._used[choice] += used
+                    self._count(choice, used)
                     yield delta
                 if text.stopped is None and finish is Finish.NONE:
                     stream.raise_if_lost()
@@ -200,7 +200,7 @@ class Follower:
         if token_ids:
             self._progress.tokens(len(token_ids))
             delta, used = text.push(token_ids, logprobs, finish)
-            self._used[0] += used
+            self._count(0, used)
             sink.delta(delta)
         return text.stopped is not None or finish is not Finish.NONE
 
@@ -213,6 +213,11 @@ class Follower:
                 self._used[choice] = max(self._used[choice], stream.received)
                 self._outcome.started = self._outcome.started or stream.started is not None
         self._outcome.output_tokens = sum(self._used)
+
+    def _count(self, choice: int, used: int) -> None:
+        """Count tokens that are delivered now; ``charge`` settles the sum."""
+        self._used[choice] += used
+        self._outcome.output_tokens += used
 
     def _end(self, choice: int, finish: Finish) -> ChoiceFinished | Finished:
         """End one output, in the engine too; returns its last event."""

@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind
 
 from appliance.common.errors import ApplianceError
 from appliance.common.figures import NS
+from appliance.common.outcomes import FAILED, outcome_of
 from appliance.gateway.generate_request import CallContext, EmbedRequest, GenerateRequest
 from appliance.gateway.telemetry import attributes, names
 from appliance.gateway.telemetry.attributes import Value
@@ -172,7 +173,7 @@ class RequestTrace:
             request_id=self._request_id,
             trace_id=self.trace_id,
             route=attributes.clean(self._context.route),
-            outcome=attributes.outcome(error),
+            outcome=outcome_of(error),
             started_ns=self._wall_ns,
             duration_s=(end_ns - self._wall_ns) / NS,
             error=attributes.error_type(error) if error is not None else None,
@@ -190,7 +191,7 @@ class RequestTrace:
         self._end_generation(summary, end_ns)
         self._server.attributes.update(attributes.server_end(self._context, error))
         # The conventions leave a server span's status unset when the caller was at fault.
-        self._server.error = summary.outcome == "failed"
+        self._server.error = summary.outcome == FAILED
         self._server.end_ns = end_ns
         if self._export is not None:
             self._export.tell(self._ids, self._started)

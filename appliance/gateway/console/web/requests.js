@@ -6,8 +6,8 @@ import { waterfall } from "./waterfall.js";
 
 const COLUMNS = 11;
 const AT_ONCE_S = 0.001;
-const LEVELS = { ok: "well", refused: "degraded", cancelled: "quiet", failed: "broken" };
-const OUTCOMES = [["", "All"], ["failed", "Failed"], ["refused", "Refused"], ["cancelled", "Cancelled"], ["ok", "Answered"]];
+const LEVELS = { ok: "well", refused: "degraded", invalid: "degraded", cancelled: "quiet", failed: "broken" };
+const OUTCOMES = [["", "All"], ["failed", "Failed"], ["refused", "Refused"], ["invalid", "Invalid"], ["cancelled", "Cancelled"], ["ok", "Answered"]];
 
 export const filter = { outcome: "", mark: "" };
 

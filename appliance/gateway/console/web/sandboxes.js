@@ -53,7 +53,7 @@ export function showPolicy(picture) {
     `${policy.digest.slice(0, 12)}, ${counted(picture.tenants.total, "tenant")}`,
     `${clock(policy.loaded_at)}, ${age(picture.now - policy.loaded_at)} ago`,
     policy.last_error !== null ? `refused ${at ? `at ${clock(at)}` : ""}: ${policy.last_error}`
-      : at && policy.loaded_at - picture.started_at > 5 ? "accepted" : "none since the start",
+      : at && picture.load.up_s - (picture.now - policy.loaded_at) > 5 ? "accepted" : "none since the start",
     policy.file,
   ];
   facts.forEach((node, index) => setText(node, values[index]));
