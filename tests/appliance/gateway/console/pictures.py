@@ -203,12 +203,13 @@ class FakeGateway:
         """The appliance is well."""
         self.shown = picture()
         self.page = ""
+        self.clock_step_s = 0.0
         self.questions.clear()
 
     def look(self, question: Question, page: str) -> Look:
         """The picture as of now."""
         self.questions.append(question)
-        shown = replace(self.shown, now=time.time(), page=self.page or page)
+        shown = replace(self.shown, now=time.time() + self.clock_step_s, page=self.page or page)
         shown = replace(shown, points=tuple(point for point in shown.points if point.at > question.after))
         if shown.requests is not None:
             shown = replace(shown, requests=self._requests(shown.requests, question))
