@@ -155,7 +155,7 @@ class Counts:
     cancelled: int = 0
     failed: int = 0
     input_tokens: int = 0
-    """Of requests that an engine took up, from that moment on."""
+    """Prompts' tokens, counted once an engine has taken their request up."""
     cached_tokens: int = 0
     """Part of the input that the engine found in its KV."""
     output_tokens: int = 0
@@ -185,7 +185,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ApplianceLoad:
     """What the whole appliance does now: every surface shows these numbers, or sums that are equal to them."""
 
     up_s: float = 0.0
@@ -313,7 +313,7 @@ class ApplianceStatus:
     models: tuple[ModelStatus, ...]
     tenants: tuple[TenantStatus, ...]
     policy: PolicyStatus
-    load: Load = Load()
+    load: ApplianceLoad = ApplianceLoad()
     latency: Latency = Latency(requests=0, window_s=0.0)
     public: tuple[PublicPrefixStatus, ...] = ()
     """Public prefixes of the policy in force."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.common.status import Alert, ApplianceStatus, Load, ModelStatus, TenantStatus, busiest_first
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, ModelStatus, TenantStatus, busiest_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUsage:
-    """Load of one model's engine."""
+    """ApplianceLoad of one model's engine."""
 
     name: str
     state: str
@@ -27,7 +27,7 @@ class Usage:
 
     version: str
     sandbox: str
-    load: Load
+    load: ApplianceLoad
     models: tuple[ModelUsage, ...]
     tenants: tuple[TenantStatus, ...]
     """Those at work first, the busiest on top."""

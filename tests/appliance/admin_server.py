@@ -12,10 +12,10 @@ from pathlib import Path
 import uvicorn
 
 from appliance.common.status import (
+    ApplianceLoad,
     ApplianceStatus,
     Counts,
     EngineStatus,
-    Load,
     ModelStatus,
     PolicyStatus,
     Rates,
@@ -63,7 +63,7 @@ STATUS = ApplianceStatus(
         ),
         TenantStatus(id="beta", isolation_class="strict", in_flight=0),
     ),
-    load=Load(
+    load=ApplianceLoad(
         up_s=7_445.0,
         running=3,
         waiting=1,

@@ -64,7 +64,7 @@ class Facts:
     now: float
     """Unix time."""
     up_s: float
-    """The same moment as the points of the history have it."""
+    """Seconds since the gateway's start, as points of the history have them."""
     attached: bool
     """Whether the supervisor is there."""
     draining: bool

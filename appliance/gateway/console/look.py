@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.common.status import Alert, Latency, Load, ModelView, Point, PolicyStatus, TenantStatus
+from appliance.common.status import Alert, ApplianceLoad, Latency, ModelView, Point, PolicyStatus, TenantStatus
 from appliance.gateway.telemetry.store import TraceSummary
 
 MAX_TENANT_ROWS = 12
@@ -102,7 +102,7 @@ class Look:
     sandbox: str
     limits: str
     """One sentence on what limits of memory, CPU and processes are in force."""
-    load: Load
+    load: ApplianceLoad
     alerts: tuple[Alert, ...]
     models: tuple[ModelView, ...]
     own: tuple[ModelView, ...]

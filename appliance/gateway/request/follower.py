@@ -11,7 +11,6 @@ last one, and whatever ends one stream in any other way ends the request.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +53,7 @@ class RunProgress:
         self._visit = visit
         self._outcome = outcome
         self._trace = trace
-        self._began_ns = time.time_ns()
+        self._began_ns = trace.now_ns()
         self._first = True
         self.begun = False
         """Whether ``started`` was called."""
@@ -66,7 +65,7 @@ class RunProgress:
         # An engine that sends tokens without reporting their start has cached nothing and queued nothing.
         reported = stream.started or EngineStarted(stream.request, 0, 0)
         outcome.started = True
-        scheduled_ns = min(time.time_ns(), self._began_ns + reported.queue_us * 1_000)
+        scheduled_ns = min(self._trace.now_ns(), self._began_ns + reported.queue_us * 1_000)
         outcome.cached_tokens = min(reported.cached_tokens, outcome.input_tokens)
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)

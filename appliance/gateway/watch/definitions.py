@@ -1,7 +1,7 @@
 """The definition of each number that status, top, console and metrics show, in one place. Pure.
 
-``docs/observability.md`` has the same list in words. Whoever shows a number takes it from here, or from the values that
-are made here, and computes nothing of its own.
+``docs/observability.md`` has the list in words. Every surface takes its numbers from here, or from the values that are
+made here, and computes none by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from appliance.common.status import Counts, KvView, Load, ModelView, Rates, SandboxStatus
+from appliance.common.status import ApplianceLoad, Counts, KvView, ModelView, Rates, SandboxStatus
 from appliance.gateway.sandboxes.engine_link import EngineLink
 
 RATE_WINDOW_S = 10.0
@@ -72,13 +72,13 @@ def rates(before: Counts, after: Counts, seconds: float) -> Rates:
     )
 
 
-def load(models: Iterable[ModelView], counts: Counts, found: Rates, *, in_flight: int, up_s: float) -> Load:
+def load(models: Iterable[ModelView], counts: Counts, found: Rates, *, in_flight: int, up_s: float) -> ApplianceLoad:
     """Return the sums over all models, tenants' own ones among them."""
     views = tuple(models)
     pools = [view.kv for view in views if view.kv is not None]
     boxes = [box for view in views for box in view.sandboxes]
     blocks, free = sum(pool.blocks for pool in pools), sum(pool.free for pool in pools)
-    return Load(
+    return ApplianceLoad(
         up_s=up_s,
         running=sum(view.running for view in views),
         waiting=sum(view.waiting for view in views),

@@ -23,7 +23,7 @@ NOTHING = Counts()
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CountSample:
     """Counts at one moment."""
 
     at: float
@@ -35,14 +35,14 @@ class Sample:
 class Samples:
     """Samples of the last ``RATE_WINDOW_S``, and the one before; at most a dozen."""
 
-    _kept: deque[Sample] = field(default_factory=deque)
+    _kept: deque[CountSample] = field(default_factory=deque)
 
     def take(self, now: float, counts: Callable[[], tuple[Mapping[str, Counts], Counts]]) -> None:
         """Keep the counts of all tenants and their sum, unless that was done a moment ago."""
         kept = self._kept
         if kept and now - kept[-1].at < SAMPLE_S:
             return
-        kept.append(Sample(now, *counts()))
+        kept.append(CountSample(now, *counts()))
         while len(kept) > 2 and now - kept[1].at >= RATE_WINDOW_S:
             kept.popleft()
 

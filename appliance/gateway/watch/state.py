@@ -5,7 +5,7 @@ what it keeps is bounded.
 from __future__ import annotations
 
 from appliance.common.clocks import Clocks
-from appliance.common.status import Alert, ApplianceStatus, Latency, Load, ModelView, Point, Readiness
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
 from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
 from appliance.gateway.console.latency import WINDOW_S, latency
@@ -138,7 +138,7 @@ class ApplianceState:
         shared, own = self._views()
         return (*shared, *own)
 
-    def _load(self, models: tuple[ModelView, ...]) -> Load:
+    def _load(self, models: tuple[ModelView, ...]) -> ApplianceLoad:
         """Return what the appliance does now, with a sample of the counts if the last is not of this moment."""
         self._samples.take(self._clocks.monotonic(), self._service.tenant_counts.now)
         _, total = self._service.tenant_counts.now()

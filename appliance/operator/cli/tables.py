@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.common.figures import count
-from appliance.common.status import Load
+from appliance.common.status import ApplianceLoad
 
 
 def table(*titles: str, numbers: Iterable[str] = ()) -> Table:
@@ -38,7 +38,7 @@ def rate(value: float | None, style: str = "") -> Text:
     return Text(f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}", style)
 
 
-def rates_line(load: Load) -> Text:
+def rates_line(load: ApplianceLoad) -> Text:
     """Rates of the whole appliance on one line, and the seconds that they are of."""
     rates = load.rates
     if not rates.over_s:

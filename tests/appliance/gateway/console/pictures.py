@@ -8,10 +8,10 @@ from typing import Any
 
 from appliance.common.status import (
     AccountView,
+    ApplianceLoad,
     Counts,
     KvView,
     Latency,
-    Load,
     ModelView,
     Point,
     PolicyStatus,
@@ -38,7 +38,7 @@ POLICY = PolicyStatus(
 UP_S = 7_500.0
 """Seconds for which the gateway of all pictures has been up."""
 
-LOAD = Load(
+LOAD = ApplianceLoad(
     up_s=UP_S,
     running=3,
     waiting=1,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from appliance.common.status import Alert, Load
+from appliance.common.status import Alert, ApplianceLoad
 from appliance.gateway.console.look import Requests, Tenants
 from tests.appliance.gateway.console.browser import Page
 from tests.appliance.gateway.console.conftest import Console
@@ -44,7 +44,7 @@ def looks(page: Page, question: str) -> Any:
     return page.run(f"looks.{question}()")
 
 
-def load(output_tokens: int, **changes: Any) -> Load:
+def load(output_tokens: int, **changes: Any) -> ApplianceLoad:
     """The picture's load with so many output tokens since the start."""
     return replace(LOAD, counts=replace(LOAD.counts, output_tokens=output_tokens), **changes)
 
