@@ -63,7 +63,7 @@ class PoolMap {
     const held = kv.blocks - kv.free;
     const words = `${count(held)} of ${count(kv.blocks)} blocks in use, ${count(kv.free)} free, ${count(kv.cached)} of these cached`;
     setAttribute(this.svg, "aria-label", `${words}; the table below says whose`);
-    setText(this.caption, `${words}. A block is ${counted(kv.block_tokens, "token")}; a cell is ${counted(size, "block")}.`);
+    setText(this.caption, `${words}; accounts are told once a second. A block is ${counted(kv.block_tokens, "token")}; a cell is ${counted(size, "block")}.`);
     this.rows.show(legendOf(parts, kv));
   }
 

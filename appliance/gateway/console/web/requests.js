@@ -13,6 +13,7 @@ export const filter = { outcome: "", mark: "" };
 
 const list = new Keyed(byId("requests"), (one) => one.request_id, build);
 let opened = 0;
+let now = 0; // The gateway's wall clock, for labels.
 
 function build(one) {
   const id = one.request_id;
@@ -24,7 +25,7 @@ function build(one) {
     ["td", "num"], ["td", "num wide"], ["td", "num wide"], ["td", "num"]]);
   row[0].append(button);
   const node = make("tr", {}, ...row);
-  const texts = [clock(one.started_ns / 1e9 + one.duration_s), one.tenant ?? DASH, one.model ?? DASH, one.error ?? one.outcome,
+  const texts = [clock(one.started_ns / 1e9 + one.duration_s, now), one.tenant ?? DASH, one.model ?? DASH, one.error ?? one.outcome,
     count(one.input_tokens), count(one.cached_tokens), count(one.output_tokens), duration(one.ttft_s),
     speed(one), duration(one.duration_s)];
   texts.forEach((text, index) => setText(row[index + 1], text));
@@ -75,6 +76,7 @@ export function showRequests(picture) {
     return;
   }
   filter.mark = requests.mark;
+  now = picture.now;
   opened = 0;
   list.show(requests.rows);
   const empty = byId("requests-empty");
