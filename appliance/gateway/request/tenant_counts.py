@@ -6,7 +6,7 @@ whenever somebody asks, so that a long answer is seen while it is written, and a
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
@@ -44,7 +44,9 @@ class TenantCounts:
     def __init__(self, running: Callable[[], Iterable[Tokens]] = tuple) -> None:
         """``running`` gives the tokens of each request that has not ended."""
         self._running = running
-        self._ended: OrderedDict[str, Counts] = OrderedDict()
+        # A plain dictionary, the latest caller last: a copy of 10,000 tenants is several times quicker than an ordered
+        # one's, and there is one each second.
+        self._ended: dict[str, Counts] = {}
         self._total = Counts()
         self._tokens: Counter[tuple[str, str, str]] = Counter()
         """Tokens of requests that have ended, by tenant, model and type."""
@@ -71,8 +73,7 @@ class TenantCounts:
         """Count a request that has ended, with its tokens; ``running`` gives it no more."""
         more = plus(Counts(**{outcome_of(error): 1}), _flowing(tokens))
         whose = tokens.tenant
-        self._ended[whose], self._total = plus(self._ended.get(whose, Counts()), more), plus(self._total, more)
-        self._ended.move_to_end(whose)
+        self._ended[whose], self._total = plus(self._ended.pop(whose, Counts()), more), plus(self._total, more)
         for key, amount in _by_type(tokens):
             if amount:
                 self._tokens[key] += amount

@@ -63,6 +63,11 @@ class Samples:
         first, last = self._kept[0].tenants, self._kept[-1].tenants
         return rates(first.get(tenant, NOTHING), last.get(tenant, NOTHING), self._seconds)
 
+    def output_of(self, tenant: str) -> int:
+        """Return one tenant's output tokens in these seconds: tenants sort by them as by their rates, at less cost."""
+        first, last = self._kept[0].tenants, self._kept[-1].tenants
+        return last.get(tenant, NOTHING).output_tokens - first.get(tenant, NOTHING).output_tokens
+
     @property
     def _seconds(self) -> float:
         return self._kept[-1].at - self._kept[0].at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from appliance.common.status import Counts, TenantStatus, busiest_first
+from appliance.common.status import Counts, TenantStatus
 from appliance.gateway.console.look import MAX_TENANT_ROWS, Question, Tenants, TenantView
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.tenant_counts import TenantCounts
@@ -89,17 +89,18 @@ class TenantStates:
         )
 
     def _at_work(self) -> list[str]:
-        """Return the tenants with a request in flight, or one that ended in the seconds that rates are of; the busiest
-        first."""
-        before, known, counts = self._samples.since, self._ledger.policy.tenants, self._counts.now()[0]
+        """Return the tenants with a request in flight, or one that ended in the seconds that rates are of, in the order
+        of ``busiest_first``."""
+        before, known, samples = self._samples.since, self._ledger.policy.tenants, self._samples
+        if before is None:
+            return sorted(known.keys() & self._ledger.at_work)
         found = set(self._ledger.at_work)
-        if before is not None:
-            for tenant, count in self._counts.latest:
-                if before.get(tenant, NOTHING).requests == count.requests:
-                    break
-                found.add(tenant)
-        states = [self._status(known[tenant], counts) for tenant in found if tenant in known]
-        return [one.id for one in sorted(states, key=busiest_first)]
+        for tenant, count in self._counts.latest:
+            if before.get(tenant, NOTHING).requests == count.requests:
+                break
+            found.add(tenant)
+        ranks = ((-samples.output_of(one), -self._ledger.concurrency(one), one) for one in found if one in known)
+        return [tenant for _, _, tenant in sorted(ranks)]
 
     def _others(self, first: list[str]) -> Iterator[str]:
         """Yield all other tenants by name; sorted once for each policy."""

@@ -14,7 +14,7 @@ from appliance.common.clocks import Clocks
 from appliance.common.control import CONTROL_VERSION, Welcome
 from appliance.common.errors import RateLimitedError
 from appliance.common.json_codec import encode
-from appliance.common.status import Rates
+from appliance.common.status import Rates, busiest_first
 from appliance.gateway.console.look import MAX_ACCOUNTS, MAX_TENANT_ROWS, MAX_TRACE_ROWS, Question
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.ledger import Ledger
@@ -130,6 +130,22 @@ async def test_who_is_at_work_comes_first(house: House) -> None:
     assert (busy.in_flight, busy.requests_left) == (1, busy.requests_per_minute - 1)
     assert (refused.refused, refused.refused_per_s) == (1, 0.2)
     reservation.settle(0, 0)
+
+
+async def test_the_console_sorts_tenants_as_top_does(house: House) -> None:
+    """By output tokens a second, then by requests in flight, then by name; each way of sorting has a case."""
+    house.feed.note()
+    for tenant, output in (("t0300", 10), ("t0301", 90), ("t0302", 10), ("t0303", 0)):
+        house.service.tenant_counts.add(Tokens(tenant, "m", 5, 0, output), None)
+    reservations = [house.service.ledger.admit(tenant, "m", 5) for tenant in ("t0302", "t0304")]
+    house.now += 10
+    page = house.feed.look(Question(), "p").tenants
+    names = [row.id for row in page.rows]
+    assert names[:5] == ["t0301", "t0302", "t0300", "t0304", "t0303"] and page.active == 5
+    status = sorted(house.feed.status().tenants, key=busiest_first)
+    assert [one.id for one in status[: len(names)]] == names
+    for reservation in reservations:
+        reservation.settle(0, 0)
 
 
 async def test_the_engine_is_as_its_last_step_said(house: House) -> None:
