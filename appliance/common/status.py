@@ -1,8 +1,9 @@
 """State of the appliance as values: sandboxes, tenants, KV, rates, policy and alerts.
 
 The gateway builds it in one place (``appliance.gateway.watch.state``), so that a number means the same in ``athanor
-status``, in ``athanor top`` and on the console. Times are seconds; a moment is Unix time. None means unknown or
-unlimited, as each field says. Nothing that a tenant wrote is among it: names, counts, times and reasons only.
+status``, in ``athanor top`` and on the console. Times are seconds; a moment is Unix time, told as if the machine's
+clock had always been as it is now. None means unknown or unlimited, as each field says. Nothing that a tenant wrote is
+among it: names, counts, times and reasons only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class EngineStatus(SandboxStatus):
     num_blocks: int = 0
     """KV blocks in the pool."""
     free_blocks: int = 0
-    """KV blocks that are free, or cached and evictable, as the engine's last step said."""
+    """As in ``KvView``."""
+    cached_blocks: int = 0
+    """As in ``KvView``."""
     running: int = 0
     """Requests in the last step, those that have ended since left out."""
     waiting: int = 0
@@ -75,8 +78,10 @@ class KvView:
     """KV pool of one engine, in blocks."""
 
     blocks: int
-    available: int
-    """Blocks that are free, or cached and evictable, as the engine's last step said."""
+    free: int
+    """Blocks that a request can have: empty, or cached and evictable, as the engine's last step said."""
+    cached: int
+    """Part of the free blocks whose content a later request may find, as the accounts last said."""
     block_tokens: int
     accounts: tuple[AccountView, ...]
     """Accounts with the most blocks, the largest first."""
@@ -96,8 +101,6 @@ class ModelView:
     runner: str
     tenant: str
     """Tenant whose own sandboxes these are; empty: shared."""
-    tokens: int
-    """Output tokens since the start."""
     running: int
     waiting: int
     sandboxes: tuple[SandboxStatus, ...]
@@ -123,8 +126,8 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantStatus:
-    """One tenant of the policy in force. Counts are since the start and of requests that have ended, rates those of the
-    last seconds; None: not counted."""
+    """One tenant of the policy in force. Counts are since the start (see ``Counts``), rates those of the last seconds
+    (see ``Rates``); None: not counted."""
 
     id: str
     isolation_class: str
@@ -137,9 +140,76 @@ class TenantStatus:
     tokens: int | None = None
     """Input and output tokens."""
     refused: int | None = None
-    tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
     requests_per_s: float | None = None
     refused_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests by how they ended (``appliance.common.outcomes``), and tokens, since the gateway's start."""
+
+    ok: int = 0
+    refused: int = 0
+    invalid: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    """Prompts' tokens, counted once an engine has taken their request up."""
+    cached_tokens: int = 0
+    """Part of the input that the engine found in its KV."""
+    output_tokens: int = 0
+    """As they are delivered; in the end what the request is charged."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that have ended."""
+        return self.ok + self.refused + self.invalid + self.cancelled + self.failed
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens."""
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Increases of ``Counts``, for each second of the same ``over_s`` seconds by a monotonic clock."""
+
+    over_s: float = 0.0
+    """0: the gateway has just started, and there are no rates yet."""
+    requests: float = 0.0
+    refused: float = 0.0
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplianceLoad:
+    """What the whole appliance does now: every surface shows these numbers, or sums that are equal to them."""
+
+    up_s: float = 0.0
+    """Since the gateway's start."""
+    running: int = 0
+    """Requests in the engines' last steps."""
+    waiting: int = 0
+    """Requests that wait inside engines."""
+    in_flight: int = 0
+    """Admitted outputs that have not ended, wherever they are: a request of ``n`` outputs counts ``n`` times."""
+    requests: int = 0
+    """Requests that have ended since the start, those of ``counts`` together."""
+    counts: Counts = Counts()
+    rates: Rates = Rates()
+    kv_blocks: int = 0
+    kv_held: int = 0
+    """Blocks that requests hold: all that are not free."""
+    kv_free: int = 0
+    kv_cached: int = 0
+    sandboxes: int = 0
+    """Sandboxes that are there or are being booted, those of single tenants among them."""
+    sandboxes_ready: int = 0
+    restarts: int = 0
+    """Restarts of these sandboxes since the supervisor's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +217,9 @@ class Point:
     """The appliance at one moment."""
 
     at: float
+    """Seconds since the gateway's start, by a monotonic clock."""
     tokens: int
-    """Output tokens received from engines since the start."""
+    """Output tokens since the start, as in ``Counts``."""
     running: int
     waiting: int
     kv_held: float
@@ -234,6 +305,7 @@ class ApplianceStatus:
 
     version: str
     started_at: float
+    """When the gateway started, by the clock of that moment; ``load.up_s`` says how long ago that is."""
     sandbox: str
     """The sandbox kind that new sandboxes get, one of the ``kind`` values above."""
     cgroup: str
@@ -241,8 +313,8 @@ class ApplianceStatus:
     models: tuple[ModelStatus, ...]
     tenants: tuple[TenantStatus, ...]
     policy: PolicyStatus
-    rates_over_s: float = 0.0
-    """Seconds that the tenants' rates are of; 0: there are none yet."""
+    load: ApplianceLoad = ApplianceLoad()
+    latency: Latency = Latency(requests=0, window_s=0.0)
     public: tuple[PublicPrefixStatus, ...] = ()
     """Public prefixes of the policy in force."""
     own: tuple[ModelStatus, ...] = ()
@@ -278,6 +350,13 @@ class Readiness:
 
     ready: bool
     reason: str = ""
+
+
+def busiest_first(one: TenantStatus) -> tuple[bool, float, int, str]:
+    """Return the key by which tenants are sorted: those at work first (a request in flight, or one that ended in the
+    seconds that rates are of); by output tokens a second, then by requests in flight, both falling; then by name."""
+    at_work = bool(one.in_flight or one.requests_per_s or one.output_tokens_per_s)
+    return not at_work, -(one.output_tokens_per_s or 0.0), -one.in_flight, one.id
 
 
 def is_unsafe(kind: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from appliance.common.clocks import Clocks
 from appliance.common.credentials import read_key_table
 from appliance.common.errors import ApplianceError, ConfigError
 from appliance.common.keys import KeyTable
@@ -41,7 +42,7 @@ class PolicyFile:
         """``models``: names of the models that are served."""
         self._models = models
         self._policy, self._credentials, self._pepper = policy, credentials, pepper
-        self._loaded_at = time.time()
+        self._loaded_at = time.monotonic()
         self._last_error: str | None = None
         self._last_attempt_at = self._loaded_at
         self.keys = KeyTable(b"", {})
@@ -81,7 +82,7 @@ class PolicyFile:
 
     def refused(self, digest: str, problems: tuple[str, ...]) -> ReloadOutcome:
         """Remember and return the outcome of a reload that changed nothing."""
-        self._last_attempt_at = time.time()
+        self._last_attempt_at = time.monotonic()
         self._last_error = problems[0] if problems else "unknown"
         log.error("reload refused", problems=problems)
         return ReloadOutcome(
@@ -106,7 +107,7 @@ class PolicyFile:
             return self.refused(ledger.policy.digest, tuple(str(error).splitlines()))
         ledger.replace(policy, namespaces)
         self.keys = keys
-        self._loaded_at = self._last_attempt_at = time.time()
+        self._loaded_at = self._last_attempt_at = time.monotonic()
         self._last_error = None
         log.info("policy reloaded", digest=policy.digest, tenants=len(policy.tenants))
         return ReloadOutcome(
@@ -123,12 +124,12 @@ class PolicyFile:
         rest = len(told) - MAX_WARNINGS
         return (*told[:MAX_WARNINGS], *((f"and {rest} more: athanor policy check {self._policy}",) if rest > 0 else ()))
 
-    def status(self, policy: PolicySet) -> PolicyStatus:
+    def status(self, policy: PolicySet, clocks: Clocks) -> PolicyStatus:
         """Return the state of the policy for status."""
         return PolicyStatus(
             digest=policy.digest,
-            loaded_at=self._loaded_at,
+            loaded_at=clocks.unix(self._loaded_at),
             file=str(self._policy),
             last_error=self._last_error,
-            last_attempt_at=self._last_attempt_at,
+            last_attempt_at=clocks.unix(self._last_attempt_at),
         )

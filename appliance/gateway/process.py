@@ -162,7 +162,7 @@ class Gateway:
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
             background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
-            await self._serve(background)
+            await self._serve(background, gauges)
         finally:
             self._audit.flush()
             for task in (attach, *background):
@@ -198,12 +198,12 @@ class Gateway:
             self._hopeless = problem
             self._stop.set()
 
-    async def _serve(self, background: list[asyncio.Task[None]]) -> None:
+    async def _serve(self, background: list[asyncio.Task[None]], gauges: Gauges) -> None:
         listen = self._config.listen
         resolver = Resolver(self._service, lambda: self._file.keys)
         async with (
             serve_front_ends(self._service, resolver, FrontEndSettings.of(listen), self._is_ready) as front,
-            serve_admin(listen.admin, self._telemetry, self._state, self.reload) as admin,
+            serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
         ):
             addresses = {**front.addresses, "admin": admin}
             for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.common.status import Alert, ApplianceStatus, ModelStatus, TenantStatus
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, ModelStatus, TenantStatus, busiest_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUsage:
-    """Load of one model's engine."""
+    """ApplianceLoad of one model's engine."""
 
     name: str
     state: str
@@ -27,28 +27,22 @@ class Usage:
 
     version: str
     sandbox: str
-    up_s: float
-    seconds: float
-    """Seconds that the rates are of; 0: there are none yet."""
-    tokens_per_s: float
+    load: ApplianceLoad
     models: tuple[ModelUsage, ...]
     tenants: tuple[TenantStatus, ...]
-    """The busiest first."""
+    """Those at work first, the busiest on top."""
     alerts: tuple[Alert, ...] = ()
     """What the operator should know now, the worst first."""
 
 
-def usage(status: ApplianceStatus, now: float) -> Usage:
-    """Return what tenants use; ``now`` is Unix time."""
-    tenants = sorted(status.tenants, key=lambda one: (-(one.tokens_per_s or 0.0), -one.in_flight, one.id))
+def usage(status: ApplianceStatus) -> Usage:
+    """Return what tenants use, by the gateway's own counts and clock."""
     return Usage(
         version=status.version,
         sandbox=status.sandbox,
-        up_s=max(0.0, now - status.started_at),
-        seconds=status.rates_over_s,
-        tokens_per_s=sum(one.tokens_per_s or 0.0 for one in tenants),
-        models=tuple(map(_model, status.models)),
-        tenants=tuple(tenants),
+        load=status.load,
+        models=tuple(map(_model, (*status.models, *status.own))),
+        tenants=tuple(sorted(status.tenants, key=busiest_first)),
         alerts=status.alerts,
     )
 
@@ -56,7 +50,7 @@ def usage(status: ApplianceStatus, now: float) -> Usage:
 def _model(model: ModelStatus) -> ModelUsage:
     engine = model.engine
     return ModelUsage(
-        name=model.name,
+        name=f"{model.name} of {model.tenant}" if model.tenant else model.name,
         state=model.state,
         running=engine.running,
         waiting=engine.waiting,

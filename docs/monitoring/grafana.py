@@ -26,6 +26,7 @@ GREEN, YELLOW, ORANGE, RED, BLUE, PURPLE, GREY = (
 MEANINGS = {
     "ok": GREEN,
     "refused": YELLOW,
+    "invalid": ORANGE,
     "cancelled": GREY,
     "failed": RED,
     "p50": BLUE,
@@ -207,7 +208,7 @@ def _words(panel: Panel) -> list[str]:
     """Words with a meaning that this panel's legends may hold; a label may have any of them as its value."""
     told = " ".join(legend for legend, _ in panel.queries)
     by_label = {
-        "{{athanor_outcome}}": ("ok", "refused", "cancelled", "failed"),
+        "{{athanor_outcome}}": ("ok", "refused", "invalid", "cancelled", "failed"),
         "{{athanor_token_type}}": ("input", "output", "cached"),
         "{{athanor_reason}}": ("oom", "fault", "ended"),
     }

@@ -33,9 +33,9 @@ OVERVIEW = Dashboard(
                     kind="stat",
                 ),
                 Panel(
-                    "Tokens a second",
-                    "Input and output of all tenants.",
-                    (("tokens/s", f'sum(rate(athanor_tokens_total{{athanor_token_type=~"input|output"}}{RATE}))'),),
+                    "Output tokens a second",
+                    "Of all tenants, as they are delivered.",
+                    (("tokens/s", f'sum(rate(athanor_tokens_total{{athanor_token_type="output"}}{RATE}))'),),
                     TOKENS,
                     "stat",
                 ),
@@ -178,7 +178,7 @@ TENANT_PAGE = Dashboard(
                 ),
                 Panel(
                     "Output tokens a second",
-                    "What engines computed for each.",
+                    "As they are delivered to each.",
                     (
                         (
                             "{{athanor_tenant_id}}",
@@ -336,7 +336,7 @@ KV = Dashboard(
             (
                 Panel(
                     "In use",
-                    "Blocks with content, cached ones included: full is normal once caches are warm.",
+                    "Blocks that requests hold. Cached blocks can be evicted, so they are free.",
                     (
                         (
                             "{{gen_ai_request_model}}",

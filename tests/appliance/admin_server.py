@@ -12,10 +12,13 @@ from pathlib import Path
 import uvicorn
 
 from appliance.common.status import (
+    ApplianceLoad,
     ApplianceStatus,
+    Counts,
     EngineStatus,
     ModelStatus,
     PolicyStatus,
+    Rates,
     Readiness,
     ReloadOutcome,
     SandboxStatus,
@@ -45,6 +48,7 @@ STATUS = ApplianceStatus(
                 uptime_s=3_725.0,
                 num_blocks=1_024,
                 free_blocks=1_000,
+                cached_blocks=300,
                 running=3,
                 waiting=1,
                 computes="compiled kernels x86-64-v4-dot, 3 threads; ms a layer at 1/4 rows: x86-64-v4-dot 0.09/0.13, "
@@ -58,6 +62,22 @@ STATUS = ApplianceStatus(
             id="alpha", isolation_class="shared", in_flight=3, max_in_flight=8, requests=120, tokens=51_234, refused=2
         ),
         TenantStatus(id="beta", isolation_class="strict", in_flight=0),
+    ),
+    load=ApplianceLoad(
+        up_s=7_445.0,
+        running=3,
+        waiting=1,
+        in_flight=3,
+        requests=120,
+        counts=Counts(ok=115, refused=2, invalid=3, input_tokens=40_000, cached_tokens=12_000, output_tokens=11_234),
+        rates=Rates(over_s=10.0, requests=2.1, refused=0.1, input_tokens=804.0, output_tokens=212.0),
+        kv_blocks=1_024,
+        kv_held=24,
+        kv_free=1_000,
+        kv_cached=300,
+        sandboxes=2,
+        sandboxes_ready=2,
+        restarts=1,
     ),
     policy=PolicyStatus(digest="9f86d081884c7d659a2feaa0c55ad015", loaded_at=1_795_263_000.0, file="policy.yaml"),
 )
@@ -87,6 +107,7 @@ class FakeAppliance:
         return AdminParts(
             traces=self.traces,
             metrics=self.telemetry.metrics.render,
+            refresh=lambda: None,
             status=lambda: self.status,
             ready=lambda: Readiness(ready=not self.not_ready, reason=self.not_ready),
             reload=self._reload,

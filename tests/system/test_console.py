@@ -43,10 +43,10 @@ def test_real_traffic_is_shown(appliance: Appliance, page: Page) -> None:
     """Tokens rise while requests run; each tenant's KV has its place; a finished request opens into its phases; and no
     word of a prompt is in anything that the page was given."""
     look = f"{appliance.ready['admin']}/console/look"
-    before = httpx.get(look).json()["tokens"]
+    before = httpx.get(look).json()["load"]["counts"]["output_tokens"]
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda number: ask(appliance, ("alpha", "beta")[number % 2], 48), range(8)))
-    page.wait(lambda: httpx.get(look).json()["tokens"] > before, "tokens to be counted")
+    page.wait(lambda: httpx.get(look).json()["load"]["counts"]["output_tokens"] > before, "tokens to be counted")
     short = ids[-1].rpartition("-")[2][:8]
     page.wait_text(short)
     legend = "[...document.querySelectorAll('.legend tbody th .name')].map((n) => n.textContent)"
@@ -62,3 +62,20 @@ def test_real_traffic_is_shown(appliance: Appliance, page: Page) -> None:
     assert MARKER not in given and MARKER not in page.text()
     assert page.complaints() == []
     assert all(url.startswith(appliance.ready["admin"]) for url in page.requests())
+
+
+def test_the_drawn_numbers_are_those_of_status(appliance: Appliance, page: Page) -> None:
+    """What a person reads on the page, once nothing moves any more: tokens, requests, KV and restarts as status has
+    them."""
+    ask(appliance, "alpha", 16)
+    page.wait(lambda: appliance.status()["load"]["in_flight"] == 0, "the request to end")
+    load = appliance.status()["load"]
+    kv = f"{load['kv_held']:,} of {load['kv_blocks']:,} blocks in use, {load['kv_free']:,} free"
+    page.wait_text(f"{kv}, {load['kv_cached']:,} of these cached")
+    page.wait_text(f"{load['counts']['output_tokens']:,} since the start")
+    page.wait_text(f"{load['requests']:,} requests since the start")
+    assert page.run("document.getElementById('running-now').textContent") == "0"
+    free = "[...document.querySelectorAll('.legend tbody tr')].at(-1).lastChild.textContent"
+    assert page.run(free) == f"{round(100 * load['kv_free'] / load['kv_blocks'])} %"
+    restarts = "[...document.querySelectorAll('#boxes tr')].map((row) => Number(row.children[3].textContent))"
+    assert sum(page.run(restarts)) == load["restarts"]

@@ -64,13 +64,15 @@ def rules(root: Path) -> dict[str, str]:
 
 
 def traffic(appliance: Appliance) -> None:
-    """Answers for both tenants, one found in KV, one refusal, one that a second client left."""
+    """Answers for both tenants, one found in KV, one mistake, one refusal."""
     for tenant in ("alpha", "beta", "alpha"):
         appliance.openai(tenant).chat.completions.create(
             model="athanor-mini", messages=[{"role": "user", "content": "What is a sandbox? " * 8}], max_tokens=8
         )
     with pytest.raises(openai.NotFoundError):
         appliance.openai("alpha").completions.create(model="none", prompt="x")
+    with pytest.raises(openai.AuthenticationError):
+        appliance.openai("alpha").with_options(api_key="nobody").completions.create(model="athanor-mini", prompt="x")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.common.disk_space import PLACES, DiskSpace
-from appliance.common.figures import NS, size
+from appliance.common.figures import size
+from appliance.common.outcomes import FAILED, REFUSED
 from appliance.common.status import Alert, Latency, ModelView, Point, PolicyStatus, SandboxStatus, is_unsafe
 from appliance.gateway.console.latency import WINDOW_S
 from appliance.gateway.telemetry.store import TraceSummary
@@ -63,6 +64,9 @@ class Facts:
     """State from which alerts are derived."""
 
     now: float
+    """Unix time."""
+    up_s: float
+    """Seconds since the gateway's start, as points of the history have them."""
     attached: bool
     """Whether the supervisor is there."""
     draining: bool
@@ -83,8 +87,8 @@ class Facts:
     """Promises that engines themselves found broken."""
     points: tuple[Point, ...]
     latency: Latency
-    newest: tuple[TraceSummary, ...]
-    """The newest finished requests first."""
+    recent: tuple[TraceSummary, ...]
+    """Requests that ended in the last ``RECENT_S``, the newest first."""
     certificate: tuple[float, float] | None = None
     """Unix times between which the certificate that the gateway serves with is valid; None: it has none."""
     disks: tuple[DiskSpace, ...] = ()
@@ -227,8 +231,8 @@ def _promises(facts: Facts) -> Iterator[Alert]:
 
 def _requests(facts: Facts) -> Iterator[Alert]:
     """Yield alerts about failed and refused requests."""
-    recent = [one for one in facts.newest if facts.now - (one.started_ns / NS + one.duration_s) <= RECENT_S]
-    failed = [one for one in recent if one.outcome == "failed"]
+    recent = facts.recent
+    failed = [one for one in recent if one.outcome == FAILED]
     if failed and len(failed) > FAILED_SHARE * len(recent):
         reasons = Counter(one.error or "unknown" for one in failed)
         yield Alert(
@@ -241,10 +245,10 @@ def _requests(facts: Facts) -> Iterator[Alert]:
             command=_LOGS,
         )
     by_tenant = Counter(one.tenant for one in recent)
-    turned = Counter(one.tenant for one in recent if one.outcome == "refused" and one.tenant is not None)
+    turned = Counter(one.tenant for one in recent if one.outcome == REFUSED and one.tenant is not None)
     for tenant, count in turned.most_common(SHOWN):
         if count >= MIN_REFUSED and count >= REFUSED_SHARE * by_tenant[tenant]:
-            refused = [one for one in recent if one.outcome == "refused" and one.tenant == tenant]
+            refused = [one for one in recent if one.outcome == REFUSED and one.tenant == tenant]
             reason, _ = Counter(one.error or "refused" for one in refused).most_common(1)[0]
             yield Alert(
                 key=f"refused/{tenant}",
@@ -279,23 +283,23 @@ def lasting(points: Iterable[Point], holds: Callable[[Point], bool]) -> float | 
 def _load(facts: Facts) -> Iterator[Alert]:
     """Yield alerts about load."""
     waiting = lasting(facts.points, lambda point: point.waiting > 0)
-    if waiting is not None and facts.now - waiting >= WAIT_S:
+    if waiting is not None and facts.up_s - waiting >= WAIT_S:
         yield Alert(
             key="queue",
             level="degraded",
             what=f"{_count(facts.points[-1].waiting, 'request')} wait for their turn",
-            since=waiting,
+            since=facts.now - (facts.up_s - waiting),
             who="Whoever calls now. Tenants take turns, so light ones wait least.",
             do="See who has most in flight; lower concurrency in the policy, or serve on more.",
             command="athanor top",
         )
     full = lasting(facts.points, lambda point: point.kv_held >= KV_FULL)
-    if full is not None and facts.now - full >= WAIT_S:
+    if full is not None and facts.up_s - full >= WAIT_S:
         yield Alert(
             key="kv",
             level="degraded",
             what="Running requests hold all KV memory",
-            since=full,
+            since=facts.now - (facts.up_s - full),
             who="New requests wait; who is above its reservation may be set back.",
             do="Raise kv_bytes in athanor.yaml, or lower concurrency or context in the policy.",
         )

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from appliance.common.figures import NS
+from appliance.common.outcomes import OK
 from appliance.common.status import Latency, Spread
-from appliance.gateway.telemetry.store import TraceSummary
+from appliance.gateway.telemetry.store import Ended
 
 WINDOW_S = 900.0
 """Requests that ended longer ago say nothing about now."""
 
 
-def latency(summaries: Iterable[TraceSummary], now: float) -> Latency:
-    """Return the times of requests that were answered in the last ``WINDOW_S``; ``now`` is Unix time."""
-    ended = [(one.started_ns / NS + one.duration_s, one) for one in summaries if one.outcome == "ok"]
-    recent = [(at, one) for at, one in ended if now - at <= WINDOW_S]
+def latency(ended: Iterable[Ended]) -> Latency:
+    """Return the times of those requests that were answered, and not longer ago than ``WINDOW_S``."""
+    answered = [one for one in ended if one.summary.outcome == OK and one.age_s <= WINDOW_S]
+    recent = [one.summary for one in answered]
     return Latency(
         requests=len(recent),
-        window_s=max((now - at for at, _ in recent), default=0.0),
-        first_token=_spread([one.ttft_s for _, one in recent if one.ttft_s is not None]),
-        each_token=_spread([one.token_s for _, one in recent if one.token_s is not None]),
-        total=_spread([one.duration_s for _, one in recent]),
+        window_s=max((one.age_s for one in answered), default=0.0),
+        first_token=_spread([one.ttft_s for one in recent if one.ttft_s is not None]),
+        each_token=_spread([one.token_s for one in recent if one.token_s is not None]),
+        total=_spread([one.duration_s for one in recent]),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.common.status import Alert, Latency, ModelView, Point, PolicyStatus, TenantStatus
+from appliance.common.status import Alert, ApplianceLoad, Latency, ModelView, Point, PolicyStatus, TenantStatus
 from appliance.gateway.telemetry.store import TraceSummary
 
 MAX_TENANT_ROWS = 12
@@ -25,16 +25,13 @@ MAX_OWN_SANDBOXES = 32
 MAX_FIND_CHARS = 64
 """Characters of a tenant's name that are searched for."""
 
-OUTCOMES = ("", "ok", "refused", "cancelled", "failed")
-"""Outcomes by which requests may be filtered; the first is no filter."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One look as the page asks for it."""
 
     after: float = 0.0
-    """Only points of the history later than this are wanted."""
+    """Only points of the history later than this are wanted, in seconds since the gateway's start."""
     seen: str = ""
     """``Requests.mark`` of the list that the page has: the same one is not sent again."""
     offset: int = 0
@@ -42,7 +39,7 @@ class Question:
     find: str = ""
     """Part of the names of tenants to show; empty: all."""
     outcome: str = ""
-    """Outcome of the requests to list, one of ``OUTCOMES``."""
+    """Outcome of the requests to list, one of ``appliance.common.outcomes``; empty: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +67,13 @@ class TenantView(TenantStatus):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """A page of tenants: those at work first, then by name."""
+    """A page of tenants: those at work first, the busiest on top (``busiest_first``), then by name."""
 
     total: int
     matching: int
     offset: int
     active: int
-    """Tenants with a request in flight, or that had one end in the last seconds."""
+    """Tenants at work: with a request in flight, or with one that ended in the seconds that rates are of."""
     rows: tuple[TenantView, ...]
 
 
@@ -96,6 +93,7 @@ class Look:
     """State of the appliance as one look shows it."""
 
     now: float
+    """Unix time, for labels and for the age of moments that are Unix time too."""
     version: str
     page: str
     """Digest of the page's files: another one than the page was loaded with means that it is out of date."""
@@ -104,8 +102,7 @@ class Look:
     sandbox: str
     limits: str
     """One sentence on what limits of memory, CPU and processes are in force."""
-    tokens: int
-    """Output tokens of all engines since the start."""
+    load: ApplianceLoad
     alerts: tuple[Alert, ...]
     models: tuple[ModelView, ...]
     own: tuple[ModelView, ...]

@@ -24,7 +24,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from appliance.common.json_codec import encode
-from appliance.gateway.console.look import MAX_FIND_CHARS, OUTCOMES, Look, Question
+from appliance.common.outcomes import OUTCOMES
+from appliance.gateway.console.look import MAX_FIND_CHARS, Look, Question
 from appliance.gateway.telemetry.store import TraceStore
 
 FOLDER = Path(__file__).resolve().parent / "web"
@@ -161,14 +162,14 @@ def read_question(query: Mapping[str, str]) -> Question:
     except ValueError:
         after = math.nan
     if not math.isfinite(after):
-        raise ValueError("after must be a moment in Unix seconds")
+        raise ValueError("after must be a moment in seconds since the gateway's start")
     if not (offset.isascii() and offset.isdigit() and len(offset) <= MAX_OFFSET_DIGITS):
         raise ValueError("offset must be a whole number")
     if len(find) > MAX_FIND_CHARS:
         raise ValueError(f"find has more than {MAX_FIND_CHARS} characters")
     outcome, seen = query.get("outcome", ""), query.get("seen", "")
-    if outcome not in OUTCOMES:
-        raise ValueError(f"outcome must be one of {', '.join(OUTCOMES[1:])}, or be left out")
+    if outcome not in ("", *OUTCOMES):
+        raise ValueError(f"outcome must be one of {', '.join(OUTCOMES)}, or be left out")
     return Question(after=after, seen=seen[:MAX_WORD_CHARS], offset=int(offset), find=find.casefold(), outcome=outcome)
 
 

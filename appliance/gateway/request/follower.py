@@ -11,7 +11,6 @@ last one, and whatever ends one stream in any other way ends the request.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +53,7 @@ class RunProgress:
         self._visit = visit
         self._outcome = outcome
         self._trace = trace
-        self._began_ns = time.time_ns()
+        self._began_ns = trace.now_ns()
         self._first = True
         self.begun = False
         """Whether ``started`` was called."""
@@ -66,7 +65,7 @@ class RunProgress:
         # An engine that sends tokens without reporting their start has cached nothing and queued nothing.
         reported = stream.started or EngineStarted(stream.request, 0, 0)
         outcome.started = True
-        scheduled_ns = min(time.time_ns(), self._began_ns + reported.queue_us * 1_000)
+        scheduled_ns = min(self._trace.now_ns(), self._began_ns + reported.queue_us * 1_000)
         outcome.cached_tokens = min(reported.cached_tokens, outcome.input_tokens)
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
@@ -154,7 +153,7 @@ class Follower:
                 if token_ids:
                     progress.tokens(len(token_ids))
                     delta, used = await text.decode(token_ids, logprobs, finish)
-                    self._used[choice] += used
+                    self._count(choice, used)
                     yield delta
                 if text.stopped is None and finish is Finish.NONE:
                     stream.raise_if_lost()
@@ -200,7 +199,7 @@ class Follower:
         if token_ids:
             self._progress.tokens(len(token_ids))
             delta, used = text.push(token_ids, logprobs, finish)
-            self._used[0] += used
+            self._count(0, used)
             sink.delta(delta)
         return text.stopped is not None or finish is not Finish.NONE
 
@@ -213,6 +212,11 @@ class Follower:
                 self._used[choice] = max(self._used[choice], stream.received)
                 self._outcome.started = self._outcome.started or stream.started is not None
         self._outcome.output_tokens = sum(self._used)
+
+    def _count(self, choice: int, used: int) -> None:
+        """Count tokens that are delivered now; ``charge`` settles the sum."""
+        self._used[choice] += used
+        self._outcome.output_tokens += used
 
     def _end(self, choice: int, finish: Finish) -> ChoiceFinished | Finished:
         """End one output, in the engine too; returns its last event."""

@@ -28,7 +28,7 @@ from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation
 from appliance.gateway.request.suspects import Standing, Suspects
-from appliance.gateway.request.tenant_counts import TenantCounts
+from appliance.gateway.request.tenant_counts import TenantCounts, Tokens
 from appliance.gateway.request.withdrawal import Admitted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
@@ -160,6 +160,14 @@ class Lifecycle:
             self.principal, self.model.name, reservation.obligations, reservation.namespace, reservation.group
         )
 
+    @property
+    def tokens(self) -> Tokens:
+        """Tokens to charge up to now: input once an engine took the request up, output as it is delivered."""
+        outcome = self.outcome
+        charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
+        cached = outcome.cached_tokens if charged else 0
+        return Tokens(self.principal.tenant, self.model.name, charged, cached, outcome.output_tokens)
+
     def withdraw(self, error: ApplianceError) -> None:
         """End the request with this error: what it waits for is given up, and its outputs are aborted at once, whether
         or not the caller reads."""
@@ -282,21 +290,21 @@ class Lifecycle:
     def _end(self, error: ApplianceError | None) -> None:
         """Settle with everybody who was told of the request."""
         self.dependencies.live.discard(self)
-        parts, outcome, tenant = self.dependencies, self.outcome, self.principal.tenant
+        parts, outcome = self.dependencies, self.outcome
         self.pair.leave()
-        charged = outcome.input_tokens if outcome.started or outcome.output_tokens else 0
-        parts.tenant_counts.add(tenant, error=error, tokens=charged + outcome.output_tokens)
+        tokens = self.tokens
+        parts.tenant_counts.add(tokens, error)
         reservation = self._reservation
         if reservation is None:
             parts.audited_calls.denied(self.principal, self._call, parts.ledger.policy.digest, error)
         else:
             parts.audited_calls.served(self.principal, self._call, reservation.decision, outcome, error)
-            reservation.settle(charged, outcome.output_tokens)
+            reservation.settle(tokens.input, tokens.output)
         self.trace.finish(
             error=error,
-            input_tokens=outcome.input_tokens,
-            cached_tokens=outcome.cached_tokens,
-            output_tokens=outcome.output_tokens,
+            input_tokens=tokens.input,
+            cached_tokens=tokens.cached,
+            output_tokens=tokens.output,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
 

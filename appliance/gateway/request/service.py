@@ -34,7 +34,7 @@ from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Suspects
-from appliance.gateway.request.tenant_counts import TenantCounts
+from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.withdrawal import reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
@@ -73,7 +73,7 @@ class GatewayService:
         self.ledger = ledger
         self.sandbox = "unknown"
         """Kind of the sandboxes, as the supervisor reported it; a span attribute."""
-        self.tenant_counts = TenantCounts()
+        self.tenant_counts = TenantCounts(lambda: (life.tokens for life in self._dependencies.live))
         self.integrity_failures = 0
         """Requests ended for an integrity failure since the start, in all engines."""
         self.publications = Publications(model_sandboxes, self.next_id)
@@ -130,7 +130,7 @@ class GatewayService:
         except ApplianceError as error:
             call = Call(request.request_id, request.model, request.operation.value)
             self._audited_calls.denied(principal, call, "", error)
-            self.tenant_counts.add(principal.tenant, error=error)
+            self.tenant_counts.add(Tokens(principal.tenant, request.model), error)
             trace.finish(error=error)
             raise
         return Lifecycle(self._dependencies, principal, request, trace)
@@ -177,8 +177,7 @@ class GatewayService:
         trace.begin(Phase.POLICY)
         trace.end(Phase.POLICY)
         known = error if isinstance(error, ApplianceError) else InternalError("a defect of the appliance")
-        if tenant is not None:
-            self.tenant_counts.add(tenant, error=known)
+        self.tenant_counts.add(Tokens(tenant or STRANGER, ""), known)
         self._audited_calls.refused(tenant, known)
         trace.finish(error=known)
         return request_id

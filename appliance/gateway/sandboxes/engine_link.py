@@ -75,8 +75,6 @@ class EngineLink:
         self.integrity_failures = 0
         """Requests that the engine ended because a KV block in their tables was not theirs; ``GatewayService`` counts
         them and resets this."""
-        self.tokens = 0
-        """Output tokens received; shown, never charged."""
         self.kv = KvUsage()
         """KV blocks by account, as the engine last said; shown to the operator, never to a tenant."""
         self.public: dict[bytes, PublicUse] = {}
@@ -307,7 +305,6 @@ class EngineLink:
         """Hand out the step's tokens; returns how the protocol was broken."""
         if message.token_ids and max(message.token_ids) >= self.ready.vocab_size:
             return "sent a token beyond its vocabulary"
-        self.tokens += len(message.token_ids)
         logprobs = {item.index: item for item in message.logprobs}
         live = self._live
         followed: dict[Grammars, list[tuple[GrammarRun, int]]] = {}

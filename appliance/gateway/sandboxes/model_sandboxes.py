@@ -48,9 +48,10 @@ class SandboxRecord:
     generation: int = 0
     restarts: int = 0
     pid: int = 0
-    since: float = field(default_factory=time.time)
-    away_since: float = field(default_factory=time.time)
-    """When it was last ready, or first known."""
+    since: float = field(default_factory=time.monotonic)
+    """When it entered its state, in monotonic seconds."""
+    away_since: float = field(default_factory=time.monotonic)
+    """When it was last ready, or first known, in monotonic seconds."""
     cause: str = ""
     computes: str = ""
     """What an engine said last that it computes with."""
@@ -83,11 +84,11 @@ class SandboxRecord:
 
     def become(self, state: str, cause: str = "") -> None:
         """Enter a state now; ``cause`` says why the sandbox is not ready."""
-        now = time.time()
+        now = time.monotonic()
         if self.state == "ready":
             self.away_since = now
         if state == "ready" and self.state != "ready":
-            self.away_s = max(0.0, now - self.away_since)
+            self.away_s = now - self.away_since
         self.state, self.cause, self.since, self.frozen = state, cause, now, False
 
 

@@ -46,7 +46,9 @@ class AdminParts:
 
     traces: TraceStore
     metrics: Callable[[], tuple[str, bytes]]
-    """Called in a thread."""
+    """Called in a thread, after ``refresh``."""
+    refresh: Callable[[], None]
+    """Sets gauges and counters as of now."""
     status: Callable[[], ApplianceStatus]
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
@@ -56,6 +58,7 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     """Return the ASGI application of the admin listener, with the routes of the console."""
 
     async def metrics(_: Request) -> Response:
+        parts.refresh()
         content_type, body = await run_in_threadpool(parts.metrics)
         return Response(body, media_type=content_type)
 

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 
 from appliance.common.errors import ApplianceError
 from appliance.common.figures import printable
+from appliance.common.outcomes import outcome_of
 from appliance.gateway.generate_request import CallContext, EmbedRequest, GenerateRequest
 from appliance.gateway.telemetry import names
 
 MAX_VALUE_CHARS = 128
 """Characters of a text attribute: room for a model's name or a SPIFFE URI, not for a prompt."""
-
-CLIENT_CLOSED = 499
-"""HTTP status of a request whose client left."""
 
 Value = str | int | float | bool
 Attributes = dict[str, Value]
@@ -61,7 +59,7 @@ def server_end(context: CallContext, error: ApplianceError | None) -> Attributes
         found: Attributes = {names.RPC_STATUS: error.wire.grpc if error else "OK"}
     else:
         found = {names.HTTP_STATUS: error.wire.http if error else 200}
-    found[names.OUTCOME] = outcome(error)
+    found[names.OUTCOME] = outcome_of(error)
     if error is not None:
         found[names.ERROR_TYPE] = error_type(error)
     return found
@@ -96,15 +94,6 @@ def generation(request: GenerateRequest | EmbedRequest) -> Attributes:
     if sampling.seed < 1 << 63:
         found[names.REQUEST_SEED] = sampling.seed
     return found
-
-
-def outcome(error: ApplianceError | None) -> str:
-    """Return ``ok``, ``cancelled``, ``refused`` (because of the caller or a limit) or ``failed``."""
-    if error is None:
-        return "ok"
-    if error.wire.http == CLIENT_CLOSED:
-        return "cancelled"
-    return "refused" if error.wire.http < 500 else "failed"
 
 
 def error_type(error: ApplianceError) -> str:

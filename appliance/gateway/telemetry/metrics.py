@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from appliance.common.figures import NS
+from appliance.common.outcomes import FAILED, OUTCOMES, REFUSED
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.names import Instrument
 from appliance.gateway.telemetry.store import StoredTrace, TraceSummary
@@ -187,17 +188,11 @@ class Metrics:
         whose = (self._tenants.label(tenant), self._models.label(model), request.front_end)
         if whose not in self._seen:
             self._seen.add(whose)
-            self.expect(
-                names.REQUESTS, tenant=[tenant], model=[model], front_end=[request.front_end], outcome=names.OUTCOMES
-            )
+            self.expect(names.REQUESTS, tenant=[tenant], model=[model], front_end=[request.front_end], outcome=OUTCOMES)
         self.count(names.REQUESTS, tenant=tenant, model=model, outcome=summary.outcome, front_end=request.front_end)
-        blamed = {"refused": names.REFUSALS, "failed": names.FAILURES}.get(summary.outcome)
+        blamed = {REFUSED: names.REFUSALS, FAILED: names.FAILURES}.get(summary.outcome)
         if blamed is not None:
             self.count(blamed, tenant=tenant, reason=summary.error or "")
-        tokens = {"input": summary.input_tokens, "cached": summary.cached_tokens, "output": summary.output_tokens}
-        for kind, amount in tokens.items():
-            if amount:
-                self.count(names.TOKENS, amount, token_type=kind, tenant=tenant, model=model)
         if request.replays:
             self.count(names.REPLAYS, request.replays, model=model)
         for span in request.trace.spans:

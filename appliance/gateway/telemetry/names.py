@@ -65,9 +65,6 @@ ENGINE_LOST = "engine_lost"
 
 OWN_PREFIX = "athanor."
 
-OUTCOMES = ("ok", "refused", "cancelled", "failed")
-"""Values of ``OUTCOME`` and of the requests' label."""
-
 DROP_REASONS = ("queue_full", "export_failed", "shutdown")
 """Why a span does not reach the collector."""
 
@@ -110,6 +107,7 @@ INTEGRITY_FAILURES = "athanor.engine.integrity_failures"
 AUDIT_FAILING = "athanor.audit.failing"
 CERTIFICATE_END = "athanor.certificate.end"
 KV_BLOCKS = "athanor.engine.kv_blocks"
+KV_CACHED_BLOCKS = "athanor.engine.kv_cached_blocks"
 KV_RESIDENT = "athanor.kv.resident_blocks"
 KV_RESERVED = "athanor.kv.reserved_blocks"
 KV_BORROWED = "athanor.kv.borrowed_blocks"
@@ -190,7 +188,8 @@ HISTOGRAMS = {
 COUNTERS = {
     REQUESTS: Instrument(
         "{request}",
-        "Requests by outcome: ok, refused (by a limit or a rule), cancelled, failed (our fault).",
+        "Requests by outcome: ok, refused (by a limit or a rule), invalid (the caller's mistake), cancelled, failed "
+        "(our fault).",
         frozenset({"tenant", "model", "outcome", "front_end"}),
     ),
     REFUSALS: Instrument("{request}", "Requests refused by a limit or a rule.", frozenset({"tenant", "reason"})),
@@ -247,7 +246,10 @@ GAUGES = {
     ENGINE_DEFECTS: Instrument(
         "{defect}", "Promises (fairness between tenants) that the engine itself found broken.", frozenset({"model"})
     ),
-    KV_FREE_BLOCKS: Instrument("{block}", "KV blocks that are free.", frozenset({"model"})),
+    KV_FREE_BLOCKS: Instrument(
+        "{block}", "KV blocks that a request can have: empty, or cached and evictable.", frozenset({"model"})
+    ),
+    KV_CACHED_BLOCKS: Instrument("{block}", "KV blocks that are cached, which are free too.", frozenset({"model"})),
     KV_BLOCKS: Instrument("{block}", "KV blocks in the pool.", frozenset({"model"})),
     AUDIT_FAILING: Instrument("1", "1 while the audit log cannot be written.", frozenset()),
     CERTIFICATE_END: Instrument("s", "Unix time at which the certificate in use ends.", frozenset()),

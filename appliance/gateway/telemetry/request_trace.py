@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind
 
 from appliance.common.errors import ApplianceError
 from appliance.common.figures import NS
+from appliance.common.outcomes import FAILED, outcome_of
 from appliance.gateway.generate_request import CallContext, EmbedRequest, GenerateRequest
 from appliance.gateway.telemetry import attributes, names
 from appliance.gateway.telemetry.attributes import Value
@@ -44,7 +45,7 @@ class RequestTrace:
     """The server span of one call, its generation span, and one span for each phase, as records. ``done`` is called
     once, by ``finish``, and a sampled trace goes to ``export``.
 
-    Phases may be begun and ended in any order; ``finish`` closes what is open. Times are ``time.time_ns`` and default
+    Phases may be begun and ended in any order; ``finish`` closes what is open. Times are of ``now_ns`` and default
     to now: the queue phase ends at a time computed from what the engine reports.
     """
 
@@ -86,6 +87,10 @@ class RequestTrace:
         """Trace id as 32 hex digits: the caller's when it sent a valid ``traceparent``."""
         return format(self._ids.trace_id, "032x")
 
+    def now_ns(self) -> int:
+        """Return now by this request's clock, in which ``begin`` and ``end`` take other moments."""
+        return self._wall_ns + time.monotonic_ns() - self._mono_ns
+
     def describe(self, request: GenerateRequest | EmbedRequest) -> None:
         """Open the generation span; phases begun from now on are its children."""
         if self._generation is not None or self._finished:
@@ -93,7 +98,7 @@ class RequestTrace:
         # The request itself is not kept: it holds the prompt.
         self._model, self._operation = attributes.clean(request.model), request.operation.value
         name = attributes.clean(f"{request.operation.value} {request.model}")
-        span = self._generation = self._open(name, SpanKind.INTERNAL, self._server.span_id, self._now_ns())
+        span = self._generation = self._open(name, SpanKind.INTERNAL, self._server.span_id, self.now_ns())
         span.attributes.update(attributes.generation(request))
         if self._tenant is not None:
             span.attributes[names.TENANT] = self._tenant
@@ -147,7 +152,7 @@ class RequestTrace:
     def first_token(self, together: int = 1) -> None:
         """Note that the first ``together`` output tokens arrived now; later calls, of a replay, change nothing."""
         if self._first_ns is None:
-            self._first_ns, self._first_tokens = self._now_ns(), together
+            self._first_ns, self._first_tokens = self.now_ns(), together
 
     def finish(
         self,
@@ -161,7 +166,7 @@ class RequestTrace:
         """End all spans and hand the request to store, metrics and log. Idempotent."""
         if self._finished:
             return
-        end_ns = self._now_ns()
+        end_ns = self.now_ns()
         for phase, span in tuple(self._phases.items()):
             if error is not None:
                 span.error = True
@@ -172,7 +177,7 @@ class RequestTrace:
             request_id=self._request_id,
             trace_id=self.trace_id,
             route=attributes.clean(self._context.route),
-            outcome=attributes.outcome(error),
+            outcome=outcome_of(error),
             started_ns=self._wall_ns,
             duration_s=(end_ns - self._wall_ns) / NS,
             error=attributes.error_type(error) if error is not None else None,
@@ -190,7 +195,7 @@ class RequestTrace:
         self._end_generation(summary, end_ns)
         self._server.attributes.update(attributes.server_end(self._context, error))
         # The conventions leave a server span's status unset when the caller was at fault.
-        self._server.error = summary.outcome == "failed"
+        self._server.error = summary.outcome == FAILED
         self._server.end_ns = end_ns
         if self._export is not None:
             self._export.tell(self._ids, self._started)
@@ -253,9 +258,6 @@ class RequestTrace:
         value = self._own.get(name)
         return None if value is None else str(value)
 
-    def _now_ns(self) -> int:
-        return self._wall_ns + time.monotonic_ns() - self._mono_ns
-
     def _clamp(self, at_ns: int | None) -> int:
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         return now_ns if at_ns is None else min(max(at_ns, self._wall_ns), now_ns)

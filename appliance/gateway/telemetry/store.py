@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _PREFIX = re.compile(r"^[a-z]+[-_]")
@@ -50,7 +52,7 @@ class TraceSummary:
     trace_id: str
     route: str
     outcome: str
-    """``ok``, ``refused``, ``cancelled`` or ``failed``."""
+    """One of ``appliance.common.outcomes``."""
     started_ns: int
     duration_s: float
     error: str | None = None
@@ -80,7 +82,7 @@ class StoredTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceList:
-    """List of requests, the newest first."""
+    """List of requests, those that ended last first."""
 
     traces: tuple[TraceSummary, ...]
     recorded: int
@@ -88,11 +90,22 @@ class TraceList:
     capacity: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One finished request and how long ago it ended, by a clock that nobody sets."""
+
+    age_s: float
+    summary: TraceSummary
+
+
 class TraceStore:
     """A ring of the last ``capacity`` traces; safe to use from several threads."""
 
-    def __init__(self, capacity: int = MAX_TRACES) -> None:
+    def __init__(self, capacity: int = MAX_TRACES, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: monotonic seconds."""
+        self._clock = clock
         self._traces: deque[StoredTrace] = deque(maxlen=capacity)
+        self._ended: deque[float] = deque(maxlen=capacity)
         self._recorded = 0
         self._capacity = capacity
         self._lock = threading.Lock()
@@ -103,13 +116,24 @@ class TraceStore:
         dropped = trace.dropped_spans + len(trace.spans) - len(kept)
         with self._lock:
             self._traces.append(StoredTrace(trace.summary, kept, dropped))
+            self._ended.append(self._clock())
             self._recorded += 1
 
     def newest(self, limit: int) -> TraceList:
-        """Return the newest ``limit`` requests."""
+        """Return the ``limit`` requests that ended last."""
         with self._lock:
             kept = list(reversed(self._traces))[: max(limit, 0)]
             return TraceList(tuple(trace.summary for trace in kept), self._recorded, self._capacity)
+
+    def ended(self, within_s: float) -> tuple[Ended, ...]:
+        """Return the requests that ended in the last ``within_s`` seconds, the newest first."""
+        now, found = self._clock(), []
+        with self._lock:
+            for at, trace in zip(reversed(self._ended), reversed(self._traces), strict=True):
+                if now - at > within_s:
+                    break
+                found.append(Ended(now - at, trace.summary))
+        return tuple(found)
 
     def find(self, wanted: str) -> tuple[StoredTrace, ...]:
         """Return all traces that ``wanted`` names, newest first: a request id, a trace id, or at least

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from appliance.common.lines import RefusedLines
+from appliance.common.outcomes import FAILED, INVALID, REFUSED
 from appliance.gateway.generate_request import CallContext
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.attributes import MAX_VALUE_CHARS
@@ -100,12 +101,12 @@ class OtelTelemetry:
         self.metrics.record(request)
         summary = request.trace.summary
         fields = log_fields(summary)
-        if summary.outcome == "refused":
+        if summary.outcome in (REFUSED, INVALID):
             unsaid = self._lines.take(summary.tenant, time.monotonic())
             if unsaid is None:
                 return
             fields |= {"unsaid": unsaid} if unsaid else {}
-        log = self._log.error if summary.outcome == "failed" else self._log.info
+        log = self._log.error if summary.outcome == FAILED else self._log.info
         log("request", **fields)
 
 

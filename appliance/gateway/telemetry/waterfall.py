@@ -18,6 +18,7 @@ from rich.text import Text
 
 from appliance.common import figures
 from appliance.common.figures import NS, duration, printable
+from appliance.common.outcomes import CANCELLED, FAILED, INVALID, OK, REFUSED
 from appliance.common.status import is_unsafe
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.store import StoredSpan, StoredTrace, TraceSummary
@@ -37,10 +38,10 @@ TICK_ROOM = 12
 SHORT_ID = 8
 """Digits of an id in the table: enough to name it to ``athanor traces``."""
 
-OUTCOME_STYLES = {"ok": "green", "refused": "yellow", "cancelled": "dim", "failed": "bold red"}
+OUTCOME_STYLES = {OK: "green", REFUSED: "yellow", INVALID: "yellow", CANCELLED: "dim", FAILED: "bold red"}
 
-_WIDE = ("ID", "TIME", "TENANT", "MODEL", "OUTCOME", "IN", "CACHED", "OUT", "TTFT", "TOK/S", "TOTAL")
-_MEDIUM = ("ID", "TIME", "TENANT", "MODEL", "OUTCOME", "IN", "OUT", "TTFT", "TOTAL")
+_WIDE = ("ID", "ENDED", "TENANT", "MODEL", "OUTCOME", "IN", "CACHED", "OUT", "TTFT", "TOK/S", "TOTAL")
+_MEDIUM = ("ID", "ENDED", "TENANT", "MODEL", "OUTCOME", "IN", "OUT", "TTFT", "TOTAL")
 _LAYOUTS = ((100, _WIDE), (76, _MEDIUM), (0, ("ID", "TENANT", "OUTCOME", "TOTAL")))
 """Columns of the terminal from which on the table shows so much; the waterfall shows the rest."""
 
@@ -104,7 +105,7 @@ def _cells(one: TraceSummary, zone: tzinfo | None) -> dict[str, Text]:
 
     return {
         "ID": Text(printable(one.request_id.removeprefix("req_"))[:SHORT_ID], "bold"),
-        "TIME": Text(figures.clock(one.started_ns, zone), "dim"),
+        "ENDED": Text(figures.clock(one.started_ns + round(one.duration_s * NS), zone), "dim"),
         "TENANT": Text(printable(one.tenant or "-")),
         "MODEL": Text(printable(one.model or "-")),
         "OUTCOME": Text(printable(one.error or one.outcome), OUTCOME_STYLES.get(one.outcome, "")),

@@ -17,6 +17,7 @@ from appliance.common.status import ReloadOutcome
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
 from appliance.gateway.telemetry.tracer import OtelTelemetry
+from appliance.gateway.watch.gauges import Gauges
 from appliance.gateway.watch.state import ApplianceState
 
 MAX_CONNECTIONS = 64
@@ -28,7 +29,11 @@ SOCKET_MODE = 0o660
 
 @contextlib.asynccontextmanager
 async def serve_admin(
-    address: str, telemetry: OtelTelemetry, state: ApplianceState, reload: Callable[[], Awaitable[ReloadOutcome]]
+    address: str,
+    telemetry: OtelTelemetry,
+    state: ApplianceState,
+    gauges: Gauges,
+    reload: Callable[[], Awaitable[ReloadOutcome]],
 ) -> AsyncIterator[str]:
     """Serve the admin routes while the block runs; gives the address as a URL, or ``unix:PATH``.
 
@@ -39,6 +44,7 @@ async def serve_admin(
     parts = AdminParts(
         traces=telemetry.store,
         metrics=telemetry.metrics.render,
+        refresh=gauges.refresh,
         status=state.status,
         ready=state.readiness,
         reload=reload,

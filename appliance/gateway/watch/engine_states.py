@@ -1,57 +1,28 @@
-"""Sandboxes, engines and their KV as status and console show them: one definition for each number."""
+"""Sandboxes, engines and their KV as status and console show them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from appliance.common.clocks import Clocks
 from appliance.common.status import AccountView, EngineStatus, KvView, ModelStatus, ModelView, SandboxStatus
 from appliance.gateway.console.look import MAX_ACCOUNTS
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
-
-
-def running(engine: EngineLink | None) -> int:
-    """Count the requests in the engine's last step, those that have ended since left out."""
-    return min(engine.stats.running, len(engine.live)) if engine is not None else 0
-
-
-def waiting(engine: EngineLink | None) -> int:
-    """Count the requests that waited inside the engine at its last step, those that have ended since left out."""
-    return min(engine.stats.waiting, len(engine.live) - running(engine)) if engine is not None else 0
-
-
-class TokenCount:
-    """Output tokens of all engines since the start; an engine counts its own from nothing."""
-
-    def __init__(self) -> None:
-        self._ended: dict[tuple[str, str], int] = {}
-        self._seen: dict[tuple[str, str], tuple[EngineLink, int]] = {}
-        self.total = 0
-
-    def look(self, model: ModelSandboxes) -> int:
-        """Return the tokens of this model's engines, as far as they were looked at."""
-        key, link = (model.name, model.tenant), model.engine
-        if link is not None:
-            before = self._seen.get(key)
-            new = link.tokens - (before[1] if before is not None and before[0] is link else 0)
-            self._seen[key] = link, link.tokens
-            self._ended[key] = self._ended.get(key, 0) + new
-            self.total += new
-        return self._ended.get(key, 0)
+from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 
 
 class EngineStates:
     """States of the models' sandboxes, read from their links and records."""
 
-    def __init__(self, sandboxes: Sandboxes, ledger: Ledger) -> None:
+    def __init__(self, sandboxes: Sandboxes, ledger: Ledger, clocks: Clocks) -> None:
         self._sandboxes = sandboxes
         self._ledger = ledger
+        self._clocks = clocks
         self._names: tuple[Mapping[str, bytes], dict[bytes, str]] = ({}, {})
-        self.tokens = TokenCount()
 
     @property
     def engines(self) -> list[EngineLink]:
@@ -67,11 +38,10 @@ class EngineStates:
             runner=model.runner,
             tenant=model.tenant,
             state="draining" if model.draining else "ready" if there else "starting",
-            tokens=self.tokens.look(model),
             running=running(engine),
             waiting=waiting(engine),
             sandboxes=tuple(
-                _sandbox(role, model.records[role], kind) for role in ("engine", "text") if role in model.records
+                self._sandbox(role, model.records[role], kind) for role in ("engine", "text") if role in model.records
             ),
             kv=None if engine is None else self._kv(engine),
         )
@@ -82,11 +52,12 @@ class EngineStates:
         known = {one.role: one for one in view.sandboxes}
         engine = EngineStatus(state="shared", kind=kind)
         if "engine" in known:
-            blocks, available = (view.kv.blocks, view.kv.available) if view.kv is not None else (0, 0)
+            blocks, free, cached = (view.kv.blocks, view.kv.free, view.kv.cached) if view.kv is not None else (0, 0, 0)
             engine = EngineStatus(
                 **_fields(known["engine"]),
                 num_blocks=blocks,
-                free_blocks=available,
+                free_blocks=free,
+                cached_blocks=cached,
                 running=view.running,
                 waiting=view.waiting,
                 computes=model.records["engine"].computes,
@@ -125,14 +96,31 @@ class EngineStates:
         ]
         shown = {view.name for view in views}
         rest = [use for use in uses if use.resident and names.get(use.namespace) not in shown]
+        pool = kv_blocks(engine)
         return KvView(
-            blocks=engine.ready.num_blocks,
-            available=engine.stats.free_blocks,
+            blocks=pool.total,
+            free=pool.free,
+            cached=pool.cached,
             block_tokens=engine.ready.block_size,
             accounts=tuple(views),
             other_accounts=len(rest),
             other_held=sum(use.held for use in rest),
             other_cached=sum(max(0, use.resident - use.held) for use in rest),
+        )
+
+    def _sandbox(self, role: str, record: SandboxRecord, kind: str) -> SandboxStatus:
+        ready = record.state == "ready"
+        return SandboxStatus(
+            role=role,
+            state=record.state,
+            kind=kind,
+            pid=record.pid or None,
+            generation=record.generation,
+            restarts=record.restarts,
+            uptime_s=self._clocks.monotonic() - record.since if ready else None,
+            since=self._clocks.unix(record.since),
+            cause="" if ready else record.cause,
+            frozen=record.frozen,
         )
 
     def _account_names(self) -> dict[bytes, str]:
@@ -141,22 +129,6 @@ class EngineStates:
         if self._names[0] is not keys:
             self._names = keys, {key: name for name, key in keys.items()}
         return self._names[1]
-
-
-def _sandbox(role: str, record: SandboxRecord, kind: str) -> SandboxStatus:
-    ready = record.state == "ready"
-    return SandboxStatus(
-        role=role,
-        state=record.state,
-        kind=kind,
-        pid=record.pid or None,
-        generation=record.generation,
-        restarts=record.restarts,
-        uptime_s=time.time() - record.since if ready else None,
-        since=record.since,
-        cause="" if ready else record.cause,
-        frozen=record.frozen,
-    )
 
 
 def _fields(sandbox: SandboxStatus) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
 from appliance.gateway.telemetry.tracer import OtelTelemetry
+from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
-from appliance.gateway.watch.engine_states import running, waiting
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
 
 TIERS = ("memory", "disk")
@@ -91,6 +91,7 @@ class Gauges:
         self._spill, self._disks = spill, disks or Disks()
         self._telemetry = telemetry
         self._restarts = Increases()
+        self._tokens = Increases()
 
     def begin(self) -> None:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
@@ -110,7 +111,11 @@ class Gauges:
                 model.engine.check_progress(step_timeout_s)
 
     def refresh(self) -> None:
-        """Tell every level, and count the restarts and starts that have been added."""
+        """Tell every level, and count the tokens, restarts and starts that have been added: what a scrape then reads
+        is of this moment."""
+        for (tenant, model_name, kind), total in self._service.tenant_counts.moved().items():
+            if more := self._tokens.since((tenant, model_name, kind), total):
+                self._telemetry.count(names.TOKENS, more, token_type=kind, tenant=tenant, model=model_name)
         for model in self._sandboxes.every:
             for role, record in model.records.items():
                 if more := self._restarts.since((model.name, role, model.tenant), record.restarts):
@@ -120,10 +125,11 @@ class Gauges:
         self._telemetry.levels(self._all())
 
     def _all(self) -> Iterator[Level]:
-        for name, model in self._service.model_sandboxes.items():
+        for model in self._sandboxes.every:
             if model.engine is not None:
-                yield from _engine(name, model.engine)
-                yield from self._accounts(name, model.engine)
+                yield from _engine(model.name, model.engine)
+                yield from self._accounts(model.name, model.engine)
+        for name, model in self._service.model_sandboxes.items():
             yield from self._readiness(name, model)
             for one in self._service.publications.views(name):
                 labels = {"tenant": f"public/{one.id}", "model": name}
@@ -175,13 +181,14 @@ class Gauges:
 
 
 def _engine(name: str, engine: EngineLink) -> Iterator[Level]:
-    stats = engine.stats
+    pool = kv_blocks(engine)
     for gauge, value in (
         (names.RUNNING, running(engine)),
         (names.WAITING, waiting(engine)),
-        (names.KV_FREE_BLOCKS, stats.free_blocks),
-        (names.ENGINE_DEFECTS, stats.defects),
-        (names.KV_BLOCKS, engine.ready.num_blocks),
+        (names.KV_FREE_BLOCKS, pool.free),
+        (names.KV_CACHED_BLOCKS, pool.cached),
+        (names.ENGINE_DEFECTS, engine.stats.defects),
+        (names.KV_BLOCKS, pool.total),
     ):
         yield Level(gauge, value, {"model": name})
 

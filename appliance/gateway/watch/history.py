@@ -1,36 +1,83 @@
-"""History of the last ten minutes: points of the appliance, and marks of the tenants' counts, which all rates are from.
+"""History of the last ten minutes: points of the appliance, and samples of the counts, which all rates are from.
 
-Both are taken when the gateway looks at its engines in any case, so they cost no wake-up.
+Both are taken when the gateway looks at its engines in any case, so they cost no wake-up. All times are monotonic
+seconds: a machine whose clock is set loses nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from appliance.common.status import Point
+from appliance.common.status import Counts, Point, Rates
+from appliance.gateway.watch.definitions import RATE_WINDOW_S, rates
 
 MAX_POINTS = 300
 """Points kept: ten minutes at one each two seconds, some 30 KiB."""
 
-MARK_S = 5.0
-"""Between two marks of the tenants' counts."""
+SAMPLE_S = 1.0
+"""Least time between two samples. Surfaces that are asked within it show the same rates."""
 
-NUM_MARKS = 3
-"""Marks kept: rates are of the last 10 to 15 seconds."""
+NOTHING = Counts()
 
-Counts = tuple[int, int, int]
-"""Requests, tokens and refusals of one tenant since the start."""
 
-NOTHING: Counts = (0, 0, 0)
+@dataclass(frozen=True, slots=True)
+class CountSample:
+    """Counts at one moment."""
+
+    at: float
+    tenants: Mapping[str, Counts]
+    total: Counts
+
+
+@dataclass(slots=True)
+class Samples:
+    """Samples of the last ``RATE_WINDOW_S``, and the one before; at most a dozen."""
+
+    _kept: deque[CountSample] = field(default_factory=deque)
+
+    def take(self, now: float, counts: Callable[[], tuple[Mapping[str, Counts], Counts]]) -> None:
+        """Keep the counts of all tenants and their sum, unless that was done a moment ago."""
+        kept = self._kept
+        if kept and now - kept[-1].at < SAMPLE_S:
+            return
+        kept.append(CountSample(now, *counts()))
+        while len(kept) > 2 and now - kept[1].at >= RATE_WINDOW_S:
+            kept.popleft()
+
+    @property
+    def since(self) -> Mapping[str, Counts] | None:
+        """Counts of all tenants at the beginning of the window; None before there is a sample."""
+        return self._kept[0].tenants if self._kept else None
+
+    @property
+    def rates(self) -> Rates:
+        """Rates of all tenants and strangers together; zeros before there are two samples."""
+        return rates(self._kept[0].total, self._kept[-1].total, self._seconds) if self._kept else Rates()
+
+    def rates_of(self, tenant: str) -> Rates:
+        """Return one tenant's rates over the same seconds."""
+        if not self._kept:
+            return Rates()
+        first, last = self._kept[0].tenants, self._kept[-1].tenants
+        return rates(first.get(tenant, NOTHING), last.get(tenant, NOTHING), self._seconds)
+
+    def output_of(self, tenant: str) -> int:
+        """Return one tenant's output tokens in these seconds: tenants sort by them as by their rates, at less cost."""
+        first, last = self._kept[0].tenants, self._kept[-1].tenants
+        return last.get(tenant, NOTHING).output_tokens - first.get(tenant, NOTHING).output_tokens
+
+    @property
+    def _seconds(self) -> float:
+        return self._kept[-1].at - self._kept[0].at
 
 
 class History:
-    """Points of the appliance and marks of the tenants' counts, both bounded."""
+    """Points of the appliance; bounded."""
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=MAX_POINTS)
-        self._marks: deque[tuple[float, dict[str, Counts]]] = deque(maxlen=NUM_MARKS)
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -44,26 +91,3 @@ class History:
     def after(self, at: float) -> tuple[Point, ...]:
         """Return the points later than a moment, oldest first."""
         return tuple(point for point in self._points if point.at > at)
-
-    def mark(self, now: float, counts: Callable[[], Iterable[tuple[str, Counts]]]) -> None:
-        """Keep the tenants' counts, unless that was done a moment ago."""
-        if not self._marks or now - self._marks[-1][0] >= MARK_S or now < self._marks[-1][0]:
-            self._marks.append((now, dict(counts())))
-
-    @property
-    def marked(self) -> dict[str, Counts] | None:
-        """Counts of the oldest mark; None before there is one."""
-        return self._marks[0][1] if self._marks else None
-
-    def marked_s(self, now: float) -> float:
-        """Return the seconds since the oldest mark, over which rates are; 0 before there is one."""
-        return max(now - self._marks[0][0], 1.0) if self._marks else 0.0
-
-    def rates(self, tenant: str, counts: Counts, now: float) -> tuple[float, float, float]:
-        """Return requests, tokens and refusals a second since the oldest mark; zeros before there is one."""
-        if not self._marks:
-            return 0.0, 0.0, 0.0
-        seconds = self.marked_s(now)
-        then = self._marks[0][1].get(tenant, NOTHING)
-        requests, tokens, refused = (max(0, new - old) / seconds for new, old in zip(counts, then, strict=True))
-        return requests, tokens, refused

@@ -4,21 +4,20 @@ what it keeps is bounded.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-from appliance.common.status import Alert, ApplianceStatus, Latency, ModelView, Point, Readiness
+from appliance.common.clocks import Clocks
+from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
-from appliance.gateway.console.alerts import Facts, alerts
-from appliance.gateway.console.latency import latency
+from appliance.gateway.console.alerts import RECENT_S, Facts, alerts
+from appliance.gateway.console.latency import WINDOW_S, latency
 from appliance.gateway.console.look import MAX_OWN_SANDBOXES, MAX_TRACE_ROWS, Look, Question, Requests
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
-from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore, TraceSummary
+from appliance.gateway.telemetry.store import MAX_TRACES, Ended, TraceList, TraceStore
+from appliance.gateway.watch.definitions import held_share, load
 from appliance.gateway.watch.disks import Disks
-from appliance.gateway.watch.engine_states import EngineStates, running, waiting
-from appliance.gateway.watch.history import History
+from appliance.gateway.watch.engine_states import EngineStates
+from appliance.gateway.watch.history import History, Samples
 from appliance.gateway.watch.tenant_states import TenantStates
 from policy.evaluate import visible_models
 from policy.model import PolicySet
@@ -36,38 +35,34 @@ class ApplianceState:
         sandboxes: Sandboxes,
         policy: PolicyFile,
         traces: TraceStore,
-        clock: Callable[[], float] = time.time,
+        clocks: Clocks | None = None,
         certificate: tuple[float, float] | None = None,
         disks: Disks | None = None,
     ) -> None:
         """``certificate``: Unix times between which the one that is served with is valid; ``disks``: what the
         supervisor tells of them."""
         self._service, self._sandboxes, self._policy, self._traces = service, sandboxes, policy, traces
-        self._clock, self._certificate, self._disks = clock, certificate, disks or Disks()
-        self._started_at = clock()
-        self._history = History()
-        self._engines = EngineStates(sandboxes, service.ledger)
-        self._tenants = TenantStates(service.ledger, service.tenant_counts, self._history, self._engines)
+        self._clocks, self._certificate, self._disks = clocks or Clocks(), certificate, disks or Disks()
+        self._started_at, self._began = self._clocks.wall(), self._clocks.monotonic()
+        self._history, self._samples = History(), Samples()
+        self._engines = EngineStates(sandboxes, service.ledger, self._clocks)
+        self._tenants = TenantStates(service.ledger, service.tenant_counts, self._samples, self._engines)
         self._users: tuple[str, dict[str, int]] = ("", {})
 
     def note(self) -> None:
-        """Keep a point of the history, and now and then the tenants' counts."""
-        now, engines = self._clock(), self._engines.engines
-        for model in self._sandboxes.every:
-            self._engines.tokens.look(model)
-        blocks = sum(engine.ready.num_blocks for engine in engines)
-        held = blocks - sum(engine.stats.free_blocks for engine in engines)
+        """Keep a point of the history, and a sample of the counts."""
+        models = self._every()
+        now = self._load(models)
         self._history.add(
             Point(
-                at=now,
-                tokens=self._engines.tokens.total,
-                running=sum(map(running, engines)),
-                waiting=sum(map(waiting, engines)),
-                kv_held=held / blocks if blocks else 0.0,
-                restarts=sum(one.restarts for model in self._sandboxes.every for one in model.records.values()),
+                at=now.up_s,
+                tokens=now.counts.output_tokens,
+                running=now.running,
+                waiting=now.waiting,
+                kv_held=held_share(view.kv for view in models),
+                restarts=now.restarts,
             )
         )
-        self._tenants.mark(now)
 
     def readiness(self) -> Readiness:
         """Return whether a request would be taken now."""
@@ -84,8 +79,8 @@ class ApplianceState:
 
     def status(self) -> ApplianceStatus:
         """Return the whole state without pages, for ``athanor status`` and ``athanor top``."""
-        service, attachment, now = self._service, self._sandboxes.attachment, self._clock()
-        policy = service.ledger.policy
+        service, attachment = self._service, self._sandboxes.attachment
+        policy, now = service.ledger.policy, self._load(self._every())
         return ApplianceStatus(
             version=VERSION,
             started_at=self._started_at,
@@ -94,35 +89,37 @@ class ApplianceState:
             models=tuple(map(self._engines.status, service.model_sandboxes.values())),
             own=tuple(map(self._engines.status, service.tenant_sandboxes.resident)),
             public=tuple(service.publications.views()),
-            tenants=tuple(self._tenants.status(tenant, now) for tenant in policy.tenants.values()),
-            policy=self._policy.status(policy),
-            rates_over_s=self._history.marked_s(now),
+            tenants=self._tenants.all(),
+            policy=self._policy.status(policy, self._clocks),
+            load=now,
+            latency=latency(self._traces.ended(WINDOW_S)),
             alerts=self.alerts(),
         )
 
     def look(self, question: Question, page: str) -> Look:
         """Return what the console's page shows; ``page`` is the digest of the page's files."""
-        now, service, attachment = self._clock(), self._service, self._sandboxes.attachment
-        newest = self._traces.newest(MAX_TRACES)
-        times = latency(newest.traces, now)
+        service, attachment = self._service, self._sandboxes.attachment
+        newest, ended = self._traces.newest(MAX_TRACES), self._traces.ended(WINDOW_S)
+        times = latency(ended)
         models, own = self._views()
+        now = self._load((*models, *own))
         mark = f"{newest.recorded}/{question.outcome}"
         return Look(
-            now=now,
+            now=self._clocks.wall(),
             version=VERSION,
             page=page,
             started_at=self._started_at,
             ready=all(model.ready for model in service.model_sandboxes.values()),
             sandbox=attachment.sandbox,
             limits=attachment.limits,
-            tokens=self._engines.tokens.total,
-            alerts=alerts(self._facts(now, models, own, times, newest.traces)),
+            load=now,
+            alerts=alerts(self._facts(models, own, times, ended)),
             models=models,
-            own=own,
+            own=own[:MAX_OWN_SANDBOXES],
             own_total=len(service.tenant_sandboxes.resident),
-            tenants=self._tenants.page(question, now),
+            tenants=self._tenants.page(question),
             latency=times,
-            policy=self._policy.status(service.ledger.policy),
+            policy=self._policy.status(service.ledger.policy, self._clocks),
             period_s=PERIOD_S,
             points=self._history.after(question.after),
             requests=None if mark == question.seen else _requests(mark, newest, question.outcome),
@@ -130,35 +127,43 @@ class ApplianceState:
 
     def alerts(self) -> tuple[Alert, ...]:
         """Return what the operator should know now, the worst first."""
-        now, newest = self._clock(), self._traces.newest(MAX_TRACES).traces
-        return alerts(self._facts(now, *self._views(), latency(newest, now), newest))
+        ended = self._traces.ended(WINDOW_S)
+        return alerts(self._facts(*self._views(), latency(ended), ended))
 
     def _views(self) -> tuple[tuple[ModelView, ...], tuple[ModelView, ...]]:
-        """Return the models' shared sandboxes, and some of single tenants."""
-        resident = self._service.tenant_sandboxes.resident[:MAX_OWN_SANDBOXES]
+        """Return the models' shared sandboxes, and those of single tenants."""
+        resident = self._service.tenant_sandboxes.resident
         shared = self._service.model_sandboxes.values()
         return tuple(map(self._engines.view, shared)), tuple(map(self._engines.view, resident))
 
+    def _every(self) -> tuple[ModelView, ...]:
+        """Return the sandboxes of all models, shared ones first."""
+        shared, own = self._views()
+        return (*shared, *own)
+
+    def _load(self, models: tuple[ModelView, ...]) -> ApplianceLoad:
+        """Return what the appliance does now, with a sample of the counts if the last is not of this moment."""
+        self._samples.take(self._clocks.monotonic(), self._service.tenant_counts.now)
+        _, total = self._service.tenant_counts.now()
+        up_s = self._clocks.monotonic() - self._began
+        return load(models, total, self._samples.rates, in_flight=self._tenants.in_flight, up_s=up_s)
+
     def _facts(
-        self,
-        now: float,
-        models: tuple[ModelView, ...],
-        own: tuple[ModelView, ...],
-        times: Latency,
-        newest: tuple[TraceSummary, ...],
+        self, models: tuple[ModelView, ...], own: tuple[ModelView, ...], times: Latency, ended: tuple[Ended, ...]
     ) -> Facts:
         service, attachment = self._service, self._sandboxes.attachment
         policy = service.ledger.policy
         return Facts(
-            now=now,
+            now=self._clocks.wall(),
+            up_s=self._clocks.monotonic() - self._began,
             attached=attachment.attached,
             draining=any(model.draining for model in service.model_sandboxes.values()),
             sandbox=attachment.sandbox if attachment.attached else "",
             models=models,
-            own=own,
+            own=own[:MAX_OWN_SANDBOXES],
             users=self._num_users(policy),
             num_tenants=len(policy.tenants),
-            policy=self._policy.status(policy),
+            policy=self._policy.status(policy, self._clocks),
             audit_problem=service.audit.problem,
             audit_refuses=service.audit.refuses,
             integrity_failures=service.integrity_failures,
@@ -166,7 +171,7 @@ class ApplianceState:
             defects=sum(engine.stats.defects for engine in self._engines.engines),
             points=self._history.points,
             latency=times,
-            newest=newest,
+            recent=tuple(one.summary for one in ended if one.age_s <= RECENT_S),
             certificate=self._certificate,
             disks=self._disks.spaces,
         )

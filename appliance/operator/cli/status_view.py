@@ -22,7 +22,7 @@ from appliance.common.status import (
     is_unsafe,
     runs_unsafe,
 )
-from appliance.operator.cli.tables import number, share_of, table
+from appliance.operator.cli.tables import number, rates_line, share_of, table
 
 WIDE = 112
 """Columns from which on process ids and sandbox kinds are shown."""
@@ -44,18 +44,18 @@ _STATE_STYLES = {"ready": "green", "frozen": "cyan", "failed": "bold red", "stop
 
 
 def status_view(status: ApplianceStatus, now: float, width: int) -> RenderableType:
-    """The whole status for a terminal of so many columns; ``now`` is Unix time, for how long it has been up."""
+    """The whole status for a terminal of so many columns; ``now`` is Unix time, for how long an alert has lasted."""
     parts: list[RenderableType] = [""]
     if runs_unsafe(status):
         parts += [unsafe_warning(width), ""]
     parts += [part for model in status.models if model.runner == "null" for part in (_null_warning(model.name), "")]
     heading = Text.assemble(
         (f"athanor {printable(status.version)}", "bold"),
-        f"   up {duration(max(0.0, now - status.started_at))}   ",
+        f"   up {duration(status.load.up_s)}   ",
         ("sandbox ", "dim"),
         (printable(status.sandbox), "bold red" if is_unsafe(status.sandbox) else ""),
     )
-    parts += [heading, Text(printable(status.cgroup), "dim"), ""]
+    parts += [heading, Text(printable(status.cgroup), "dim"), rates_line(status.load), ""]
     for alert in status.alerts:
         if alert.key not in _SAID_ELSEWHERE:
             parts += [_alert(alert, now), ""]
@@ -141,7 +141,8 @@ def _room(name: str, room: str, one: SandboxStatus, width: int) -> Iterator[Text
         if not narrow:
             yield number(one.waiting)
         share = f"{100 * one.free_blocks / one.num_blocks:.0f} %" if one.num_blocks else "-"
-        yield Text(f"{share} of {one.num_blocks:,}" if wide and one.num_blocks else share)
+        cached = f", {one.cached_blocks:,} cached" if one.cached_blocks else ""
+        yield Text(f"{share} of {one.num_blocks:,}{cached}" if wide and one.num_blocks else share)
 
 
 def _tenants(tenants: tuple[TenantStatus, ...]) -> RenderableType:

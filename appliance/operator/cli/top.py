@@ -33,8 +33,8 @@ def top(
 ) -> None:
     """Show who uses the appliance, live.
 
-    Tokens a second by tenant, queues and KV memory by model. Live on a terminal; one look
-    otherwise. Rates are those of the last 10 to 15 seconds and count requests that have ended.
+    Output tokens a second by tenant, queues and KV memory by model. Live on a terminal; one look
+    otherwise. Rates are the gateway's own, of its last 10 seconds: the first look is right at once.
     """
     console = output()
     if output_format is not Format.TABLE:
@@ -70,4 +70,4 @@ def _look(admin: str) -> Usage:
     from appliance.common.status import ApplianceStatus
     from appliance.operator.usage import usage
 
-    return usage(read(ApplianceStatus, ask(admin, "/status")), time.time())
+    return usage(read(ApplianceStatus, ask(admin, "/status")))

@@ -9,7 +9,7 @@ from rich.text import Text
 from appliance.common.figures import count, duration, printable
 from appliance.common.status import TenantStatus, is_unsafe
 from appliance.operator.cli.status_view import NARROW, alert_mark, unsafe_warning
-from appliance.operator.cli.tables import number, share_of, table
+from appliance.operator.cli.tables import number, rate, rates_line, share_of, table
 from appliance.operator.usage import ModelUsage, Usage
 
 BAR_CELLS, NARROW_CELLS = 20, 8
@@ -24,13 +24,8 @@ FULL, NEARLY = 0.95, 0.8
 
 def top_view(usage: Usage, width: int) -> RenderableType:
     """Everything on one screen of so many columns."""
-    heading = Text.assemble(
-        (f"athanor {printable(usage.version)}", "bold"),
-        f"   up {duration(usage.up_s)}   ",
-        (f"{usage.tokens_per_s:,.0f} tokens/s", "bold green" if usage.tokens_per_s else "dim"),
-        (f"   over {usage.seconds:.0f} s" if usage.seconds else "   no rates yet", "dim"),
-    )
-    parts: list[RenderableType] = ["", heading, ""]
+    heading = Text.assemble((f"athanor {printable(usage.version)}", "bold"), f"   up {duration(usage.load.up_s)}")
+    parts: list[RenderableType] = ["", heading, rates_line(usage.load), ""]
     if is_unsafe(usage.sandbox):
         parts = ["", unsafe_warning(80), *parts]
     for alert in usage.alerts[:MAX_ALERTS]:
@@ -71,21 +66,15 @@ def _models(models: tuple[ModelUsage, ...], *, narrow: bool) -> Table:
 
 
 def _tenants(tenants: tuple[TenantStatus, ...], *, narrow: bool) -> Table:
-    numbers = ("TOKENS/S", "REQUESTS/S", "REFUSED/S", "IN FLIGHT", *(() if narrow else ("TOKENS",)))
+    numbers = ("TOKENS OUT/S", "REQUESTS/S", "REFUSED/S", "IN FLIGHT", *(() if narrow else ("TOKENS",)))
     shown = table("TENANT", *(() if narrow else ("CLASS",)), numbers=numbers)
     for one in tenants:
         cells = [Text(printable(one.id), "bold"), *(() if narrow else (Text(printable(one.isolation_class)),))]
         cells += [
-            _rate(one.tokens_per_s, "green"),
-            _rate(one.requests_per_s),
-            _rate(one.refused_per_s, "yellow"),
+            rate(one.output_tokens_per_s, "green"),
+            rate(one.requests_per_s),
+            rate(one.refused_per_s, "yellow"),
             share_of(one.in_flight, one.max_in_flight),
         ]
         shown.add_row(*cells, *(() if narrow else (Text(count(one.tokens), "dim"),)))
     return shown
-
-
-def _rate(value: float | None, style: str = "") -> Text:
-    if not value:
-        return Text("-" if value is None else "0", "dim")
-    return Text(f"{value:,.0f}" if value >= 10 else f"{value:.1f}", style)

@@ -24,7 +24,7 @@ function build(alert) {
       setText(mark, MARKS[one.level]);
       setText(level, `${WORDS[one.level]}: `);
       setText(what, one.what);
-      setText(since, one.since ? `since ${clock(one.since)}, ${age(one.now - one.since)}` : "");
+      setText(since, one.since ? `since ${clock(one.since, one.now)}, ${age(one.now - one.since)}` : "");
       setText(who, one.who);
       setText(words, one.do);
       setText(command, one.command);

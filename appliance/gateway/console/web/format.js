@@ -63,9 +63,9 @@ export const percent = (share) => `${Math.round(100 * share)} %`;
 const timeOfDay = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const day = new Intl.DateTimeFormat("en-CA", { year: "numeric", month: "2-digit", day: "2-digit" });
 
-/** Unix seconds as local time of day, with the date when that is not today's. */
-export function clock(at) {
+/** Unix seconds as local time of day, with the date when that is not today's; `now` is the gateway's, as `at` is. */
+export function clock(at, now) {
   const moment = new Date(at * 1000);
-  const today = day.format(new Date()) === day.format(moment);
+  const today = day.format(new Date(now * 1000)) === day.format(moment);
   return today ? timeOfDay.format(moment) : `${day.format(moment)} ${timeOfDay.format(moment)}`;
 }

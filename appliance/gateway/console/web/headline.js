@@ -5,7 +5,6 @@ import { age, count, counted, DASH, duration, rate } from "./format.js";
 import { Spark } from "./spark.js";
 
 const SPAN_S = 600;
-const SMOOTH_S = 4; // The headline is the rate of the last seconds: one second's would jump.
 
 const tokenSpark = new Spark(byId("tokens-spark"), ["tokens"], SPAN_S, (_, most) => `peak ${rate(most)}`);
 const queueSpark = new Spark(byId("queue-spark"), ["running", "waiting"], SPAN_S, (points) => {
@@ -19,54 +18,38 @@ const rows = ["First token", "Each token", "Whole answer"].map((title) => {
 });
 
 let points = [];
-let samples = [];
 
 /** Forget what came from another life of the gateway. */
 export function forget() {
   points = [];
-  samples = [];
 }
 
-/** The moment of the newest point that is known. */
+/** The moment of the newest point that is known, in seconds of the gateway's life: nobody sets that clock. */
 export const newest = () => (points.length ? points.at(-1).at : 0);
 
 export function showHeadline(picture) {
   points = [...points, ...picture.points].slice(-Math.ceil(SPAN_S / picture.period_s) - 1);
   showTokens(picture);
-  const running = sum(picture, "running");
-  const waiting = sum(picture, "waiting");
+  const { running, waiting, up_s: now } = picture.load;
   setText(byId("running-now"), count(running));
   setText(byId("waiting-now"), count(waiting));
   setAttribute(byId("waiting-now"), "data-some", waiting > 0);
   const flying = picture.tenants.active;
   setText(byId("queue-note"), flying ? `${counted(flying, "tenant")} at work` : "no tenant at work");
-  queueSpark.show(points.map((point) => [point.at, point.running, point.waiting]), picture.now);
+  queueSpark.show(points.map((point) => [point.at, point.running, point.waiting]), now);
   showLatency(picture.latency);
 }
 
 function showTokens(picture) {
-  const total = picture.tokens;
-  samples = [...samples.filter((one) => picture.now - one.at <= SMOOTH_S && one.total <= total), { at: picture.now, total }];
-  const first = samples[0];
-  const seconds = picture.now - first.at;
-  const live = seconds > 0 ? (total - first.total) / seconds : lastRate();
-  setText(byId("tokens-now"), rate(live));
-  setText(byId("tokens-note"), `${count(total)} since the start`);
+  const { counts, rates: lately, up_s: now } = picture.load;
+  setText(byId("tokens-now"), rate(lately.output_tokens));
+  const over = lately.over_s ? `over ${Math.round(lately.over_s)} s; ` : "";
+  setText(byId("tokens-note"), `${over}${count(counts.output_tokens)} since the start`);
   const rates = points.slice(1).map((point, index) => {
     const before = points[index];
     return [point.at, Math.max(0, point.tokens - before.tokens) / Math.max(0.1, point.at - before.at)];
   });
-  tokenSpark.show(rates, picture.now);
-}
-
-function lastRate() {
-  if (points.length < 2) return 0;
-  const [before, after] = points.slice(-2);
-  return Math.max(0, after.tokens - before.tokens) / Math.max(0.1, after.at - before.at);
-}
-
-function sum(picture, name) {
-  return [...picture.models, ...picture.own].reduce((before, model) => before + model[name], 0);
+  tokenSpark.show(rates, now);
 }
 
 function showLatency(latency) {

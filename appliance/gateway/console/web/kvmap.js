@@ -60,11 +60,10 @@ class PoolMap {
     const parts = split(kv, this.slots.of(kv.accounts));
     const size = Math.max(1, Math.ceil(kv.blocks / MOST_CELLS));
     this.draw(paint(parts, kv.blocks, size), size);
-    const taken = parts.reduce((sum, part) => sum + part.held + part.cached, 0);
-    const held = parts.reduce((sum, part) => sum + part.held, 0);
-    const words = `${count(held)} of ${count(kv.blocks)} blocks in use, ${count(taken - held)} cached`;
+    const held = kv.blocks - kv.free;
+    const words = `${count(held)} of ${count(kv.blocks)} blocks in use, ${count(kv.free)} free, ${count(kv.cached)} of these cached`;
     setAttribute(this.svg, "aria-label", `${words}; the table below says whose`);
-    setText(this.caption, `${words}. A block is ${counted(kv.block_tokens, "token")}; a cell is ${counted(size, "block")}.`);
+    setText(this.caption, `${words}; accounts are told once a second. A block is ${counted(kv.block_tokens, "token")}; a cell is ${counted(size, "block")}.`);
     this.rows.show(legendOf(parts, kv));
   }
 
@@ -95,7 +94,7 @@ function split(kv, slotOf) {
       held: kv.other_held, cached: kv.other_cached, reserved: 0 });
   }
   const told = parts.reduce((sum, part) => sum + part.held, 0);
-  const taken = Math.max(0, kv.blocks - kv.available);
+  const taken = Math.max(0, kv.blocks - kv.free);
   if (!parts.length && taken) {
     parts.push({ name: "not told yet", kind: "other", slot: -1, held: taken - told, cached: 0, reserved: 0 });
   }
@@ -117,10 +116,10 @@ function paint(parts, blocks, size) {
   return names;
 }
 
+/** Shares add up to the whole pool: of accounts what is in use, and what is free, where cached blocks are free too. */
 function legendOf(parts, kv) {
-  const taken = parts.reduce((sum, part) => sum + part.held + part.cached, 0);
   const rows = parts.map((part) => ({ key: part.name, part, blocks: kv.blocks }));
-  const free = { name: "free", kind: "free", slot: -1, held: null, cached: null, reserved: null, free: Math.max(0, kv.blocks - taken) };
+  const free = { name: "free", kind: "free", slot: -1, held: null, cached: null, reserved: null, free: kv.free };
   return [...rows, { key: " free", part: free, blocks: kv.blocks }];
 }
 
@@ -140,7 +139,7 @@ function legendRow() {
       setText(kind, part.kind === "group" || part.kind === "public" ? part.kind : "");
       kind.hidden = !kind.textContent;
       const values = free ? ["", "", "", percent(part.free / blocks)]
-        : [count(part.held), count(part.cached), part.reserved ? count(part.reserved) : "\u2013", percent((part.held + part.cached) / blocks)];
+        : [count(part.held), count(part.cached), part.reserved ? count(part.reserved) : "\u2013", percent(part.held / blocks)];
       values.forEach((value, index) => setText(numbers[index], value));
     },
   };

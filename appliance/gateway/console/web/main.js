@@ -33,8 +33,8 @@ function told(picture) {
   heard = Date.now() / 1000;
   setAttribute(document.documentElement, "data-lost", null);
   contact(picture.ready ? "live" : "waiting", picture.ready ? "live" : "not ready");
-  setText(byId("about"), `${picture.version} \u00b7 up ${age(picture.now - picture.started_at)}`);
-  setText(byId("foot"), "Read-only. Rates of tenants count requests that have ended; names and numbers only, never content.");
+  setText(byId("about"), `${picture.version} \u00b7 up ${age(picture.load.up_s)}`);
+  setText(byId("foot"), "Read-only. Rates are those of the last ten seconds; names and numbers only, never content.");
   showAlerts(picture, loaded !== picture.page);
   headline.showHeadline(picture);
   showKv(picture);

@@ -6,13 +6,14 @@ import { waterfall } from "./waterfall.js";
 
 const COLUMNS = 11;
 const AT_ONCE_S = 0.001;
-const LEVELS = { ok: "well", refused: "degraded", cancelled: "quiet", failed: "broken" };
-const OUTCOMES = [["", "All"], ["failed", "Failed"], ["refused", "Refused"], ["cancelled", "Cancelled"], ["ok", "Answered"]];
+const LEVELS = { ok: "well", refused: "degraded", invalid: "degraded", cancelled: "quiet", failed: "broken" };
+const OUTCOMES = [["", "All"], ["failed", "Failed"], ["refused", "Refused"], ["invalid", "Invalid"], ["cancelled", "Cancelled"], ["ok", "Answered"]];
 
 export const filter = { outcome: "", mark: "" };
 
 const list = new Keyed(byId("requests"), (one) => one.request_id, build);
 let opened = 0;
+let now = 0; // The gateway's wall clock, for labels.
 
 function build(one) {
   const id = one.request_id;
@@ -24,7 +25,7 @@ function build(one) {
     ["td", "num"], ["td", "num wide"], ["td", "num wide"], ["td", "num"]]);
   row[0].append(button);
   const node = make("tr", {}, ...row);
-  const texts = [clock(one.started_ns / 1e9 + one.duration_s), one.tenant ?? DASH, one.model ?? DASH, one.error ?? one.outcome,
+  const texts = [clock(one.started_ns / 1e9 + one.duration_s, now), one.tenant ?? DASH, one.model ?? DASH, one.error ?? one.outcome,
     count(one.input_tokens), count(one.cached_tokens), count(one.output_tokens), duration(one.ttft_s),
     speed(one), duration(one.duration_s)];
   texts.forEach((text, index) => setText(row[index + 1], text));
@@ -75,6 +76,7 @@ export function showRequests(picture) {
     return;
   }
   filter.mark = requests.mark;
+  now = picture.now;
   opened = 0;
   list.show(requests.rows);
   const empty = byId("requests-empty");

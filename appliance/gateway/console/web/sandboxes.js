@@ -51,9 +51,9 @@ export function showPolicy(picture) {
   const at = policy.last_attempt_at;
   const values = [
     `${policy.digest.slice(0, 12)}, ${counted(picture.tenants.total, "tenant")}`,
-    `${clock(policy.loaded_at)}, ${age(picture.now - policy.loaded_at)} ago`,
-    policy.last_error !== null ? `refused ${at ? `at ${clock(at)}` : ""}: ${policy.last_error}`
-      : at && policy.loaded_at - picture.started_at > 5 ? "accepted" : "none since the start",
+    `${clock(policy.loaded_at, picture.now)}, ${age(picture.now - policy.loaded_at)} ago`,
+    policy.last_error !== null ? `refused ${at ? `at ${clock(at, picture.now)}` : ""}: ${policy.last_error}`
+      : at && picture.load.up_s - (picture.now - policy.loaded_at) > 5 ? "accepted" : "none since the start",
     policy.file,
   ];
   facts.forEach((node, index) => setText(node, values[index]));

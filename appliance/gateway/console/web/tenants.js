@@ -48,7 +48,7 @@ function build(first) {
     update(one) {
       setText(row[1], one.isolation_class);
       setMeter(flying, one.in_flight / one.concurrency, `${count(one.in_flight)} of ${count(one.concurrency)}`);
-      setNumber(row[3], one.tokens_per_s, rate);
+      setNumber(row[3], one.output_tokens_per_s, rate);
       setNumber(row[4], one.requests_per_s, rate);
       setNumber(row[5], one.refused_per_s, rate);
       setAttribute(row[5], "data-some", one.refused_per_s > 0);
@@ -77,14 +77,17 @@ function setLimits(limits, one) {
   facts.forEach(([, value], index) => setText(limits.children[index].lastChild, value));
 }
 
-let order = new Map(); // Places of the rows that are shown.
-let ordered = 0; // Since when, by the gateway's clock.
+let order = new Map(); // Places of the rows at work.
+let ordered = 0; // Since when, in seconds of the gateway's life.
 
-/** The same tenants keep their places for a while: rows that swap each second cannot be read. */
-function settle(rows, now) {
-  const same = rows.length === order.size && rows.every((one) => order.has(one.id));
-  if (same && now - ordered < STILL_S) return [...rows].sort((one, other) => order.get(one.id) - order.get(other.id));
-  order = new Map(rows.map((one, index) => [one.id, index]));
+/** The same tenants at work keep their places for a while: rows that swap each second cannot be read. */
+function settle(rows, busy, now) {
+  const first = rows.slice(0, busy);
+  const same = first.length === order.size && first.every((one) => order.has(one.id));
+  if (same && now >= ordered && now - ordered < STILL_S) {
+    return [...first.sort((one, other) => order.get(one.id) - order.get(other.id)), ...rows.slice(busy)];
+  }
+  order = new Map(first.map((one, index) => [one.id, index]));
   ordered = now;
   return rows;
 }
@@ -93,13 +96,13 @@ function settle(rows, now) {
 export function showTenants(picture) {
   const tenants = picture.tenants;
   page.offset = tenants.offset;
-  list.show(settle(tenants.rows, picture.now));
+  list.show(settle(tenants.rows, page.find ? 0 : Math.max(0, tenants.active - tenants.offset), picture.load.up_s));
   byId("tenants").closest(".scroll").hidden = tenants.rows.length === 0;
   byId("tenants-empty").hidden = tenants.rows.length > 0;
   const last = tenants.offset + tenants.rows.length;
   const many = tenants.matching > PAGE;
   const which = many ? `${count(tenants.offset + 1)} to ${count(last)} of ${count(tenants.matching)}` : counted(tenants.matching, "tenant");
-  setText(byId("tenants-note"), `${which}${page.find ? " found" : ""}; ${count(tenants.active)} at work, these first.`);
+  setText(byId("tenants-note"), `${which}${page.find ? " found" : ""}; ${count(tenants.active)} at work, these first, by tokens a second; sorted anew every ${STILL_S} s.`);
   byId("earlier").disabled = tenants.offset === 0;
   byId("later").disabled = last >= tenants.matching;
   for (const name of ["earlier", "later"]) byId(name).hidden = !many;

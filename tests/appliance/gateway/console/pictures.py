@@ -6,7 +6,19 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from appliance.common.status import AccountView, KvView, Latency, ModelView, Point, PolicyStatus, SandboxStatus, Spread
+from appliance.common.status import (
+    AccountView,
+    ApplianceLoad,
+    Counts,
+    KvView,
+    Latency,
+    ModelView,
+    Point,
+    PolicyStatus,
+    Rates,
+    SandboxStatus,
+    Spread,
+)
 from appliance.gateway.console.alerts import Facts
 from appliance.gateway.console.look import Look, Question, Requests, Tenants, TenantView
 from appliance.gateway.telemetry.store import StoredTrace, TraceStore
@@ -20,6 +32,26 @@ POLICY = PolicyStatus(
     loaded_at=1_795_263_000.0,
     file="policy.yaml",
     last_attempt_at=1_795_263_000.0,
+)
+
+
+UP_S = 7_500.0
+"""Seconds for which the gateway of all pictures has been up."""
+
+LOAD = ApplianceLoad(
+    up_s=UP_S,
+    running=3,
+    waiting=1,
+    in_flight=11,
+    requests=240,
+    counts=Counts(ok=230, refused=8, invalid=2, input_tokens=80_000, cached_tokens=20_000, output_tokens=46_000),
+    rates=Rates(over_s=10.0, requests=2.8, refused=3.2, input_tokens=900.0, output_tokens=420.0),
+    kv_blocks=1_024,
+    kv_held=532,
+    kv_free=492,
+    kv_cached=140,
+    sandboxes=2,
+    sandboxes_ready=2,
 )
 
 
@@ -44,13 +76,12 @@ def model(name: str = "athanor-mini", **changes: Any) -> ModelView:
         account("beta", 80),
         account("public/system", 32, 0, "public"),
     )
-    kv = KvView(blocks=1_024, available=492, block_tokens=16, accounts=accounts)
+    kv = KvView(blocks=1_024, free=492, cached=140, block_tokens=16, accounts=accounts)
     base = ModelView(
         name=name,
         state="ready",
         runner="model",
         tenant="",
-        tokens=50_000,
         running=3,
         waiting=1,
         sandboxes=(sandbox("engine"), sandbox("text", pid=4243)),
@@ -73,7 +104,7 @@ def tenant(name: str, **changes: Any) -> TenantView:
         requests=120,
         tokens=51_234,
         refused=2,
-        tokens_per_s=210.0,
+        output_tokens_per_s=210.0,
         requests_per_s=1.4,
         refused_per_s=0.0,
         requests_per_minute=600,
@@ -93,7 +124,7 @@ def picture(**changes: Any) -> Look:
     """An appliance that is well and at work."""
     now = time.time()
     points = tuple(
-        Point(now - 600 + 2 * step, 1_000 + 150 * step * (step % 7 > 1), step % 5, int(step > 280), 0.3, 0)
+        Point(UP_S - 600 + 2 * step, 1_000 + 150 * step * (step % 7 > 1), step % 5, int(step > 280), 0.3, 0)
         for step in range(300)
     )
     rows = tuple(trace.summary for trace in traces())
@@ -102,11 +133,11 @@ def picture(**changes: Any) -> Look:
         now=now,
         version="0.1.0",
         page="p1",
-        started_at=now - 7_500,
+        started_at=now - UP_S,
         ready=True,
         sandbox="gvisor/systrap",
         limits="cgroup v1: memory, cpu, pids",
-        tokens=46_000,
+        load=LOAD,
         alerts=(),
         models=(model(),),
         own=(),
@@ -137,6 +168,7 @@ def facts(**changes: Any) -> Facts:
     now = 1_795_263_200.0
     base = Facts(
         now=now,
+        up_s=UP_S,
         attached=True,
         draining=False,
         sandbox="gvisor/systrap",
@@ -150,9 +182,9 @@ def facts(**changes: Any) -> Facts:
         integrity_failures=0,
         silence_s={"athanor-mini": 0.4},
         defects=0,
-        points=tuple(Point(now - 60 + 2 * step, step, 1, 0, 0.2, 0) for step in range(30)),
+        points=tuple(Point(UP_S - 60 + 2 * step, step, 1, 0, 0.2, 0) for step in range(30)),
         latency=Latency(requests=50, window_s=600, first_token=Spread(0.1, 0.2, 0.3)),
-        newest=(samples.SUMMARY,),
+        recent=(samples.SUMMARY,),
     )
     return replace(base, **changes)
 
@@ -171,12 +203,13 @@ class FakeGateway:
         """The appliance is well."""
         self.shown = picture()
         self.page = ""
+        self.clock_step_s = 0.0
         self.questions.clear()
 
     def look(self, question: Question, page: str) -> Look:
         """The picture as of now."""
         self.questions.append(question)
-        shown = replace(self.shown, now=time.time(), page=self.page or page)
+        shown = replace(self.shown, now=time.time() + self.clock_step_s, page=self.page or page)
         shown = replace(shown, points=tuple(point for point in shown.points if point.at > question.after))
         if shown.requests is not None:
             shown = replace(shown, requests=self._requests(shown.requests, question))

@@ -9,20 +9,16 @@ import pytest
 
 from appliance.common.certificate_dates import DAY_S
 from appliance.common.disk_space import DiskSpace
-from appliance.common.figures import NS
 from appliance.common.status import Latency, Point, Spread
 from appliance.gateway.console.alerts import AUDIT_SAID, Facts, alerts
 from appliance.gateway.telemetry.store import TraceSummary
-from tests.appliance.gateway.console.pictures import POLICY, facts, model, sandbox
+from tests.appliance.gateway.console.pictures import POLICY, UP_S, facts, model, sandbox
 from tests.appliance.gateway.telemetry import samples
 
 
-def ended(now: float, outcome: str, error: str | None, tenant: str | None, count: int) -> list[TraceSummary]:
-    """So many requests that ended a moment ago."""
-    one = replace(
-        samples.SUMMARY, outcome=outcome, error=error, tenant=tenant, started_ns=int((now - 5) * NS), duration_s=1.0
-    )
-    return [one] * count
+def ended(outcome: str, error: str | None, tenant: str | None, count: int) -> list[TraceSummary]:
+    """So many requests that ended alike."""
+    return [replace(samples.SUMMARY, outcome=outcome, error=error, tenant=tenant)] * count
 
 
 def test_an_appliance_that_is_well_has_no_alert() -> None:
@@ -42,7 +38,7 @@ NOW = facts().now
 
 def points(waiting: int = 0, kv_held: float = 0.2) -> tuple[Point, ...]:
     """Forty seconds that are all alike."""
-    return tuple(Point(NOW - 40 + 2 * step, 0, 1, waiting, kv_held, 0) for step in range(21))
+    return tuple(Point(UP_S - 40 + 2 * step, 0, 1, waiting, kv_held, 0) for step in range(21))
 
 
 CASES: dict[str, tuple[Facts, str, str]] = {
@@ -75,16 +71,16 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "kv": (facts(points=points(kv_held=0.97)), "degraded", "all KV memory"),
     "slow": (facts(latency=Latency(requests=40, window_s=60, first_token=Spread(1, 3.14, 4))), "degraded", "3.1 s"),
     "failures": (
-        facts(newest=(*ended(NOW, "failed", "unavailable", "alpha", 2), *ended(NOW, "ok", None, "beta", 9))),
+        facts(recent=(*ended("failed", "unavailable", "alpha", 2), *ended("ok", None, "beta", 9))),
         "broken",
         "2 of the last minute's 11 requests failed by our fault: unavailable",
     ),
     "refused": (
-        facts(newest=(*ended(NOW, "refused", "rate_limited", "beta", 6), *ended(NOW, "ok", None, "beta", 2))),
+        facts(recent=(*ended("refused", "rate_limited", "beta", 6), *ended("ok", None, "beta", 2))),
         "degraded",
         "beta is refused (rate_limited): 6 of its last minute's 8 requests",
     ),
-    "strangers": (facts(newest=tuple(ended(NOW, "refused", "unauthenticated", None, 7))), "note", "7 calls"),
+    "strangers": (facts(recent=tuple(ended("refused", "unauthenticated", None, 7))), "note", "7 calls"),
 }
 
 
@@ -115,11 +111,17 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_what_is_over_is_no_alert() -> None:
-    """Failures of an hour ago, a wave of waiting requests and one refusal in passing are none."""
-    old = [replace(one, started_ns=int((NOW - 3_600) * NS)) for one in ended(NOW, "failed", "unavailable", "alpha", 5)]
-    wave = (*points(waiting=7)[:-1], Point(NOW, 0, 1, 0, 0.2, 0))
-    once = ended(NOW, "refused", "rate_limited", "beta", 1)
-    assert alerts(facts(newest=(*once, *old), points=wave)) == ()
+    """A wave of waiting requests, one refusal in passing and mistakes of callers are none."""
+    mistakes = ended("invalid", "invalid_request", "beta", 20)
+    wave = (*points(waiting=7)[:-1], Point(UP_S, 0, 1, 0, 0.2, 0))
+    once = ended("refused", "rate_limited", "beta", 1)
+    assert alerts(facts(recent=(*once, *mistakes), points=wave)) == ()
+
+
+def test_since_when_is_told_by_the_wall_clock_of_now() -> None:
+    """The history is measured in the gateway's life; a label has Unix time."""
+    (alert,) = alerts(facts(points=points(waiting=7)))
+    assert alert.since == NOW - 40
 
 
 def test_a_hung_engine_is_ended_by_its_process() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from appliance.common.figures import NS
-from appliance.common.status import Point, Spread
+from appliance.common.status import Counts, Point, Rates, Spread
 from appliance.gateway.console.alerts import lasting
 from appliance.gateway.console.latency import latency, percentile
-from appliance.gateway.watch.history import MAX_POINTS, NUM_MARKS, History
+from appliance.gateway.request.tenant_counts import plus
+from appliance.gateway.telemetry.store import Ended
+from appliance.gateway.watch.definitions import RATE_WINDOW_S
+from appliance.gateway.watch.history import MAX_POINTS, History, Samples
 from tests.appliance.gateway.telemetry import samples
 
 
@@ -26,12 +28,12 @@ def test_a_percentile_is_a_value_with_its_share_at_or_below() -> None:
 
 def test_only_answers_of_the_last_minutes_count() -> None:
     """A refusal, a failure and an old answer are left out."""
-    now = samples.START_NS / NS + 60
-    old = replace(samples.SUMMARY, started_ns=samples.START_NS - 3_600 * NS, ttft_s=9.0)
-    found = latency([samples.SUMMARY, old, samples.refused().summary, samples.failed().summary], now)
-    assert found.requests == 1
+    old = replace(samples.SUMMARY, ttft_s=9.0)
+    others = (Ended(1.0, one.summary) for one in (samples.refused(), samples.failed()))
+    found = latency([Ended(60.0, samples.SUMMARY), Ended(3_600.0, old), *others])
+    assert (found.requests, found.window_s) == (1, 60.0)
     assert found.first_token == Spread(0.113, 0.113, 0.113)
-    assert latency([], now).first_token is None
+    assert latency([]).first_token is None
 
 
 def test_the_history_is_bounded_and_goes_on_where_it_was() -> None:
@@ -43,16 +45,39 @@ def test_the_history_is_bounded_and_goes_on_where_it_was() -> None:
     assert [point.at for point in history.after(MAX_POINTS + 47.0)] == [MAX_POINTS + 48.0, MAX_POINTS + 49.0]
 
 
-def test_rates_are_of_the_last_seconds() -> None:
-    """A tenant's rates are what came since the oldest of few marks; one that is new counts from nothing."""
-    history = History()
-    for step in range(20):
-        history.mark(step * 1.0, lambda: [("alpha", (step, 10 * step, 0))])
-    assert history.rates("alpha", (20, 200, 0), 20.0) == (1.0, 10.0, 0.0)
-    requests, _, refused = history.rates("new", (30, 0, 30), 20.0)
-    assert requests == refused > 0
-    assert NUM_MARKS * 5 >= 10
-    assert History().rates("alpha", (5, 5, 5), 1.0) == (0.0, 0.0, 0.0)
+def sampled(samples: Samples, now: float, tenants: dict[str, Counts]) -> None:
+    """Take a sample; the sum is that of the tenants."""
+    total = Counts()
+    for one in tenants.values():
+        total = plus(total, one)
+    samples.take(now, lambda: (tenants, total))
+
+
+def test_rates_are_of_the_last_ten_seconds() -> None:
+    """A rate is what came in the window; a tenant that is new counts from nothing; a load that has ended is no more."""
+    found = Samples()
+    assert found.rates == Rates()
+    for step in range(31):
+        sampled(found, 500.0 + step, {"alpha": Counts(ok=step, output_tokens=10 * step)})
+        assert found.rates.over_s == min(step, RATE_WINDOW_S)
+        assert found.rates_of("alpha").output_tokens == (10.0 if step else 0.0)
+    sampled(found, 531.0, {"alpha": Counts(ok=31, output_tokens=310), "new": Counts(refused=20)})
+    assert found.rates == Rates(over_s=10.0, requests=3.0, refused=2.0, output_tokens=10.0)
+    assert found.rates_of("new").refused == 2.0
+    for step in range(12):
+        sampled(found, 532.0 + step, {"alpha": Counts(ok=31, output_tokens=310), "new": Counts(refused=20)})
+    assert found.rates == Rates(over_s=10.0)
+
+
+def test_surfaces_that_are_asked_at_once_see_one_rate() -> None:
+    """Within a second no further sample is taken, so that no surface differs from another by its moment."""
+    found = Samples()
+    sampled(found, 0.0, {"a": Counts()})
+    sampled(found, 10.0, {"a": Counts(output_tokens=100)})
+    sampled(found, 10.9, {"a": Counts(output_tokens=900)})
+    assert found.rates.output_tokens == 10.0
+    sampled(found, 11.0, {"a": Counts(output_tokens=900)})
+    assert found.rates == Rates(over_s=11.0, output_tokens=900 / 11)
 
 
 def test_what_lasts_is_known_since_when() -> None:

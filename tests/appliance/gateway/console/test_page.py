@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from appliance.common.status import Alert
+from appliance.common.status import Alert, ApplianceLoad
 from appliance.gateway.console.look import Requests, Tenants
 from tests.appliance.gateway.console.browser import Page
 from tests.appliance.gateway.console.conftest import Console
-from tests.appliance.gateway.console.pictures import HOSTILE, model, picture, sandbox, tenant, traces
+from tests.appliance.gateway.console.pictures import HOSTILE, LOAD, model, picture, sandbox, tenant, traces
 
 OpenPage = Callable[..., Page]
 
@@ -42,6 +42,11 @@ def looks(page: Page, question: str) -> Any:
     if not page.run("Boolean(window.looks)"):
         page.run(SCRIPT)
     return page.run(f"looks.{question}()")
+
+
+def load(output_tokens: int, **changes: Any) -> ApplianceLoad:
+    """The picture's load with so many output tokens since the start."""
+    return replace(LOAD, counts=replace(LOAD.counts, output_tokens=output_tokens), **changes)
 
 
 def busy(console: Console, **changes: Any) -> None:
@@ -89,7 +94,10 @@ def test_numbers_follow_the_appliance(open_page: OpenPage, console: Console) -> 
     long = replace(shown.requests.rows[0], request_id="req_1", error="a_reason_with_a_long_name", duration_s=3_725.0)
     rows = (long, *shown.requests.rows[1:])
     console.gateway.shown = replace(
-        shown, tokens=1_234_567, models=(many,), requests=replace(shown.requests, recorded=9, rows=rows)
+        shown,
+        load=load(1_234_567, running=128, waiting=37),
+        models=(many,),
+        requests=replace(shown.requests, recorded=9, rows=rows),
     )
     page.run(LOOK_NOW)
     page.wait_text("1,234,567 since the start")
@@ -149,17 +157,50 @@ def test_rows_that_swap_keep_places_and_focus(open_page: OpenPage, console: Cons
     page.run("document.querySelectorAll('#tenants .opener')[1].focus()")
     shown = console.gateway.shown
     rows = tuple(reversed(shown.tenants.rows))
-    console.gateway.shown = replace(shown, tokens=5, tenants=replace(shown.tenants, rows=rows))
+    console.gateway.shown = replace(shown, load=load(5), tenants=replace(shown.tenants, rows=rows))
     page.run(LOOK_NOW)
-    page.wait_text("5 since the start")
+    page.wait_text("; 5 since the start")
     names = "[...document.querySelectorAll('#tenants .opener')].map((n) => n.textContent)"
     assert page.run(names) == ["alpha", "beta"]
     rows = (tenant("gamma"), *rows)
-    console.gateway.shown = replace(shown, tokens=6, tenants=replace(shown.tenants, rows=rows))
+    console.gateway.shown = replace(shown, load=load(6), tenants=replace(shown.tenants, rows=rows))
     page.run(LOOK_NOW)
-    page.wait_text("6 since the start")
+    page.wait_text("; 6 since the start")
     assert page.run(names) == ["gamma", "beta", "alpha"]
     assert page.run("document.activeElement.textContent") == "beta"
+
+
+def test_a_tenant_that_begins_to_work_comes_first_at_once(open_page: OpenPage, console: Console) -> None:
+    """The order is what the caption says also while rows keep their places: none at work stands below an idle one."""
+    shown = console.gateway.shown
+    one, other = tenant("alpha"), tenant("beta", in_flight=0, output_tokens_per_s=0.0)
+    console.gateway.shown = replace(shown, tenants=replace(shown.tenants, active=1, rows=(one, other)))
+    page = open_page()
+    names = "[...document.querySelectorAll('#tenants .opener')].map((n) => n.textContent)"
+    page.wait_text("1 at work, these first")
+    assert page.run(names) == ["alpha", "beta"]
+    console.gateway.shown = replace(
+        shown, tenants=replace(shown.tenants, active=1, rows=(tenant("beta"), replace(one, in_flight=0))), load=load(5)
+    )
+    page.run(LOOK_NOW)
+    page.wait_text("; 5 since the start")
+    assert page.run(names) == ["beta", "alpha"]
+
+
+def test_a_set_clock_leaves_charts_and_ages_alone(open_page: OpenPage, console: Console) -> None:
+    """The gateway's machine is set three days ahead, then back: what is drawn and how long ago things were stays."""
+    page = open_page()
+    page.wait_text("since the start")
+    drawn = "[...document.querySelectorAll('.spark path')].map((n) => n.getAttribute('d'))"
+    before = page.run(drawn)
+    assert any(len(path) > 1_000 for path in before)
+    for number, step_s in ((5, 3 * 86_400.0), (6, -3 * 86_400.0)):
+        console.gateway.clock_step_s = step_s
+        console.gateway.shown = replace(console.gateway.shown, load=load(number))
+        page.run(LOOK_NOW)
+        page.wait_text(f"; {number} since the start")
+        assert page.run(drawn) == before
+    assert page.run("document.getElementById('about').textContent").endswith("up 2 h 05 min")
 
 
 def test_requests_are_chosen_by_outcome(open_page: OpenPage) -> None:
@@ -289,7 +330,7 @@ def test_a_hidden_page_asks_nothing(open_page: OpenPage, console: Console) -> No
     before = len(console.gateway.questions)
     page.pause(1.6)
     assert len(console.gateway.questions) == before
-    console.gateway.shown = replace(console.gateway.shown, tokens=777)
+    console.gateway.shown = replace(console.gateway.shown, load=load(777))
     page.show(behind)
     page.wait_text("777 since the start")
     assert len(console.gateway.questions) > before
@@ -330,7 +371,7 @@ def test_an_engine_that_boots_is_an_empty_state(open_page: OpenPage, console: Co
     console.gateway.shown = replace(
         shown,
         ready=False,
-        tokens=0,
+        load=load(0),
         points=(),
         models=(model(state="starting", kv=None, sandboxes=(boot,)),),
         latency=replace(shown.latency, requests=0, first_token=None, each_token=None, total=None),

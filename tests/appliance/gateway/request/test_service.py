@@ -13,6 +13,7 @@ import pytest
 from appliance.common.audit.entry import Entry, from_wire
 from appliance.common.control import Audited
 from appliance.common.errors import IntegrityError, InvalidRequestError, ModelNotFoundError, UnavailableError
+from appliance.common.status import Counts
 from appliance.gateway.generate_request import (
     CallContext,
     Delta,
@@ -25,7 +26,6 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.request.audit_feed import AuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls
 from appliance.gateway.request.service import GatewayService
-from appliance.gateway.request.tenant_counts import TenantCount
 from appliance.gateway.sandboxes.text_link import TextLink
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
 from isolation.ipc.engine import RequestFailure, StepOutput, Submit
@@ -88,11 +88,11 @@ async def test_the_prompt_s_text_goes_when_its_ids_are_there(
     rest = [event async for event in events]
     assert "".join(event.text for event in rest if isinstance(event, Delta)) == "5 6 "
     assert isinstance(rest[-1], Finished)
-    assert service.tenant_counts.of("alpha") == TenantCount(requests=1, tokens=5, refused=0)
+    assert service.tenant_counts.of("alpha") == Counts(ok=1, input_tokens=3, output_tokens=2)
 
 
-async def test_refusals_are_counted_with_their_tenant(service: GatewayService) -> None:
-    """A request for no model of ours, and one that never became a session."""
+async def test_mistakes_are_counted_with_their_tenant(service: GatewayService) -> None:
+    """A request for no model of ours, and one that never became a session; a stranger's is in the sum alone."""
     wrong = GenerateRequest(
         request_id="req_2",
         operation=Operation.TEXT_COMPLETION,
@@ -104,7 +104,8 @@ async def test_refusals_are_counted_with_their_tenant(service: GatewayService) -
         await anext(service.generate(ALPHA, wrong, CALL))
     service.record_refusal(CALL, InvalidRequestError("not JSON"), "alpha")
     service.record_refusal(CALL, InvalidRequestError("a stranger's"), None)
-    assert service.tenant_counts.of("alpha") == TenantCount(requests=2, tokens=0, refused=2)
+    assert service.tenant_counts.of("alpha") == Counts(invalid=2)
+    assert service.tenant_counts.now()[1] == Counts(invalid=3)
 
 
 class Supervisor:

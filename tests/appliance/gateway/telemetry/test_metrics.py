@@ -9,7 +9,7 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.common.errors import InternalError, RateLimitedError
+from appliance.common.errors import InternalError, InvalidRequestError, RateLimitedError
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import MAX_TENANTS, Level, MetricNameError, Metrics
 from appliance.gateway.telemetry.tracer import OtelTelemetry, open_telemetry
@@ -80,7 +80,7 @@ def test_rare_counters_begin_at_nothing(telemetry: OtelTelemetry) -> None:
     serve(telemetry)
     telemetry.metrics.expect(names.SANDBOX_LOSSES, model=["mini"], role=["engine", "text"], reason=["oom"])
     text = telemetry.metrics.render()[1].decode()
-    for outcome, count in (("ok", 1), ("refused", 0), ("cancelled", 0), ("failed", 0)):
+    for outcome, count in (("ok", 1), ("refused", 0), ("invalid", 0), ("cancelled", 0), ("failed", 0)):
         assert re.search(rf'athanor_requests_total{{.*athanor_outcome="{outcome}".*}} {count}\.0', text)
     assert len(re.findall(r'athanor_sandbox_losses_total{.*athanor_reason="oom".*} 0\.0', text)) == 2
 
@@ -103,26 +103,23 @@ def test_genai_labels(telemetry: OtelTelemetry) -> None:
 
 
 def test_own_counters(telemetry: OtelTelemetry) -> None:
-    """Requests by outcome, refusals and failures by reason, tokens by type."""
+    """Requests by outcome, refusals and failures by reason; a caller's mistake is no refusal."""
     serve(telemetry)
     serve(telemetry, error=RateLimitedError("x"))
+    serve(telemetry, error=InvalidRequestError("x"))
     serve(telemetry, error=InternalError("x"))
     metrics = telemetry.metrics
     assert values(metrics, "athanor_requests") == {
         ("http", "ok", "alpha", "mini"): 1,
         ("http", "refused", "alpha", "mini"): 1,
+        ("http", "invalid", "alpha", "mini"): 1,
         ("http", "failed", "alpha", "mini"): 1,
     }
     assert values(metrics, "athanor_refusals") == {("rate_limited", "alpha"): 1}
     assert values(metrics, "athanor_failures") == {("internal", "alpha"): 1}
-    assert values(metrics, "athanor_tokens") == {
-        ("alpha", "input", "mini"): 36,
-        ("alpha", "cached", "mini"): 24,
-        ("alpha", "output", "mini"): 15,
-    }
     phases = families(metrics)["athanor_phase_duration_seconds"].samples
     counted = {s.labels["athanor_phase"]: s.value for s in phases if s.name.endswith("_count")}
-    assert counted == {"policy": 3, "text": 3, "queue": 3, "prefill": 3, "decode": 3}
+    assert counted == {"policy": 4, "text": 4, "queue": 4, "prefill": 4, "decode": 4}
 
 
 def test_gauges_and_counters_by_name(telemetry: OtelTelemetry) -> None:

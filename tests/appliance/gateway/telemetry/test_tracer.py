@@ -131,7 +131,7 @@ def test_grpc_calls_carry_rpc_attributes(telemetry: OtelTelemetry) -> None:
     ("error", "kind", "outcome", "server_status"),
     [
         (RateLimitedError("x"), "rate_limited", "refused", Status.STATUS_CODE_UNSET),
-        (InvalidRequestError("x"), "invalid_request", "refused", Status.STATUS_CODE_UNSET),
+        (InvalidRequestError("x"), "invalid_request", "invalid", Status.STATUS_CODE_UNSET),
         (CancelledError("x"), "cancelled", "cancelled", Status.STATUS_CODE_UNSET),
         (InternalError("x"), "internal", "failed", Status.STATUS_CODE_ERROR),
     ],

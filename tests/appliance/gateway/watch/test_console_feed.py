@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from appliance.common.clocks import Clocks
 from appliance.common.control import CONTROL_VERSION, Welcome
 from appliance.common.errors import RateLimitedError
 from appliance.common.json_codec import encode
+from appliance.common.status import Rates, busiest_first
 from appliance.gateway.console.look import MAX_ACCOUNTS, MAX_TENANT_ROWS, MAX_TRACE_ROWS, Question
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
+from appliance.gateway.request.tenant_counts import Tokens
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -55,8 +58,10 @@ class House:
         for record in self.model.records.values():
             record.become("ready")
         files = PolicyFile(folder / "p.yaml", folder / "c.json", folder / "pepper", ["m"])
-        self.now = 1_795_263_200.0
-        self.feed = ApplianceState(self.service, self.sandboxes, files, self.telemetry.store, lambda: self.now)
+        self.now, self.wall = 5_000.0, 1_795_263_200.0
+        clocks = Clocks(lambda: self.now, lambda: self.wall + self.now)
+        self.telemetry.store._clock = clocks.monotonic
+        self.feed = ApplianceState(self.service, self.sandboxes, files, self.telemetry.store, clocks)
         self.link = EngineLink(pair.host, ENGINE_READY, 1, lambda *_: None)
         self.pair = pair
 
@@ -116,7 +121,7 @@ async def test_who_is_at_work_comes_first(house: House) -> None:
     """A tenant with a request in flight, and one that was just refused, stand before all others."""
     reservation = house.service.ledger.admit("t0500", "m", 5)
     house.feed.note()
-    house.service.tenant_counts.add("t0700", error=RateLimitedError("no", retry_after_s=1))
+    house.service.tenant_counts.add(Tokens("t0700", "m"), RateLimitedError("no", retry_after_s=1))
     house.now += 5
     tenants = house.feed.look(Question(), "p").tenants
     assert [row.id for row in tenants.rows[:3]] == ["t0500", "t0700", "t0000"]
@@ -127,20 +132,39 @@ async def test_who_is_at_work_comes_first(house: House) -> None:
     reservation.settle(0, 0)
 
 
-async def test_tokens_are_counted_as_they_come(house: House) -> None:
-    """Before a request ends, and over the engine's next life."""
+async def test_the_console_sorts_tenants_as_top_does(house: House) -> None:
+    """By output tokens a second, then by requests in flight, then by name; each way of sorting has a case."""
+    house.feed.note()
+    for tenant, output in (("t0300", 10), ("t0301", 90), ("t0302", 10), ("t0303", 0)):
+        house.service.tenant_counts.add(Tokens(tenant, "m", 5, 0, output), None)
+    reservations = [house.service.ledger.admit(tenant, "m", 5) for tenant in ("t0302", "t0304")]
+    house.now += 10
+    page = house.feed.look(Question(), "p").tenants
+    names = [row.id for row in page.rows]
+    assert names[:5] == ["t0301", "t0302", "t0300", "t0304", "t0303"] and page.active == 5
+    status = sorted(house.feed.status().tenants, key=busiest_first)
+    assert [one.id for one in status[: len(names)]] == names
+    for reservation in reservations:
+        reservation.settle(0, 0)
+
+
+async def test_the_engine_is_as_its_last_step_said(house: House) -> None:
+    """Requests and KV, in the model's row and in the sum; without an engine there are none."""
     house.link.submit(Submit(7, b"k" * 32, array("I", [1]), 8, Sampling()), b"mark")
+    await house.say(KvUsage((house.use("t0001", 4, 9),)))
     await house.say(StepOutput(array("Q", [7]), array("I", [5]), bytes([0]), running=1, free_blocks=60))
+    house.now += 1
     house.feed.note()
     look = house.feed.look(Question(), "p")
     (model,) = look.models
-    assert (look.tokens, model.tokens, model.running, look.points[-1].running) == (1, 1, 1, 1)
-    assert model.kv is not None and model.kv.available == 60
+    assert (model.running, look.points[-1].running, look.load.running) == (1, 1, 1)
+    assert model.kv is not None and (model.kv.free, model.kv.cached) == (60, 9)
+    load = look.load
+    assert (load.kv_blocks, load.kv_held, load.kv_free, load.kv_cached) == (64, 4, 60, 9)
     await house.say(StepOutput(array("Q", [7]), array("I", [6]), bytes([Finish.STOP]), running=0, free_blocks=64))
-    assert house.feed.look(Question(), "p").tokens == 2
     house.model.set_engine(None)
     look = house.feed.look(Question(), "p")
-    assert (look.tokens, look.models[0].kv, look.ready) == (2, None, False)
+    assert (look.load.running, look.models[0].kv, look.ready) == (0, None, False)
 
 
 async def test_accounts_have_their_names_and_kinds(house: House) -> None:
@@ -160,6 +184,7 @@ async def test_accounts_have_their_names_and_kinds(house: House) -> None:
 
 async def test_what_the_page_has_is_not_sent_again(house: House) -> None:
     """Points and requests that the page knows are left out; by outcome only those."""
+    house.now += 1
     house.feed.note()
     for trace in (samples.answered(), samples.refused(), samples.failed()):
         house.telemetry.store.record(trace)
@@ -185,15 +210,46 @@ async def test_status_and_console_have_the_same_numbers(house: House) -> None:
     house.feed.note()
     house.link.submit(Submit(7, b"k" * 32, array("I", [1]), 8, Sampling()), b"mark")
     await house.say(StepOutput(array("Q", [7]), array("I", [5]), bytes([0]), running=3, waiting=2, free_blocks=60))
-    house.service.tenant_counts.add("t0700", error=None, tokens=50)
+    house.service.tenant_counts.add(Tokens("t0700", "m", 20, 5, 30), None)
     house.now += 10
     status, look = house.feed.status(), house.feed.look(Question(find="t0700"), "p")
     (row,) = look.tenants.rows
     (tenant,) = [one for one in status.tenants if one.id == "t0700"]
-    assert (tenant.tokens, tenant.tokens_per_s, tenant.requests_per_s) == (50, 5.0, 0.1)
-    assert (row.tokens, row.tokens_per_s, row.requests_per_s) == (50, 5.0, 0.1)
-    assert status.rates_over_s == 10
+    assert (tenant.tokens, tenant.output_tokens_per_s, tenant.requests_per_s) == (50, 3.0, 0.1)
+    assert (row.tokens, row.output_tokens_per_s, row.requests_per_s) == (50, 3.0, 0.1)
+    assert status.load == look.load
+    assert status.load.rates == Rates(over_s=10.0, requests=0.1, input_tokens=2.0, output_tokens=3.0)
     engine, model = status.models[0].engine, look.models[0]
     assert (engine.running, engine.waiting) == (model.running, model.waiting) == (1, 0)
-    assert model.kv is not None and (engine.num_blocks, engine.free_blocks) == (model.kv.blocks, model.kv.available)
-    assert status.alerts == look.alerts
+    assert model.kv is not None and (engine.num_blocks, engine.free_blocks) == (model.kv.blocks, model.kv.free)
+    assert (status.latency, status.alerts) == (look.latency, look.alerts)
+
+
+@pytest.mark.parametrize("step_s", [-3 * 86_400.0, 3 * 86_400.0])
+async def test_a_set_clock_moves_labels_alone(house: House, step_s: float) -> None:
+    """The machine's clock is set by three days in the middle of a load: rates, chart, latency and ages go on as they
+    were, and moments are told at their distance from the new now."""
+
+    def second() -> None:
+        house.now += 1
+        house.service.tenant_counts.add(Tokens("t0700", "m", 20, 5, 30), None)
+        house.telemetry.store.record(samples.answered())
+        house.feed.note()
+
+    for _ in range(20):
+        second()
+    before = house.feed.look(Question(), "p")
+    house.wall += step_s
+    for _ in range(5):
+        second()
+    after = house.feed.look(Question(), "p")
+    assert after.load.rates == before.load.rates
+    assert after.load.rates.output_tokens == 30.0
+    assert [point.at for point in after.points] == [float(second) for second in range(1, 26)]
+    assert after.latency.requests == before.latency.requests + 5 == 25
+    assert after.now - before.now == step_s + 5
+    assert after.load.up_s - before.load.up_s == 5
+    boxes = [(one.models[0].sandboxes[0].since or 0.0) - one.now for one in (before, after)]
+    assert boxes[0] - boxes[1] == pytest.approx(5, abs=1e-3)
+    assert after.policy.loaded_at - after.now == pytest.approx(before.policy.loaded_at - before.now - 5, abs=1e-3)
+    assert after.alerts == before.alerts == ()

@@ -21,19 +21,18 @@ KEY = "ath_alpha-1_" + "0123456789abcdef" * 4
 
 
 @pytest.fixture
-def busy(appliance: FakeAppliance, monkeypatch: pytest.MonkeyPatch) -> FakeAppliance:
-    """An appliance with rates, by a clock that stands."""
-    monkeypatch.setattr("time.time", lambda: STATUS.started_at + 102)
+def busy(appliance: FakeAppliance) -> FakeAppliance:
+    """An appliance with rates."""
     alpha = replace(
         STATUS.tenants[0],
         tokens=51_734,
         requests=124,
         refused=3,
-        tokens_per_s=250.0,
+        output_tokens_per_s=212.0,
         requests_per_s=2.0,
         refused_per_s=0.5,
     )
-    appliance.status = replace(STATUS, tenants=(alpha, STATUS.tenants[1]), rates_over_s=2.0)
+    appliance.status = replace(STATUS, tenants=(alpha, STATUS.tenants[1]))
     return appliance
 
 
@@ -51,13 +50,13 @@ def test_top_says_what_is_wrong(run: Run, appliance: FakeAppliance) -> None:
     said = tuple(Alert(key=str(one), level="broken", what=f"matter {one}") for one in range(5))
     appliance.status = replace(STATUS, alerts=said)
     lines = run("top", "--once", "-i", "0.2", "--admin", appliance.url).stdout.splitlines()
-    assert lines[3:7] == ["FAIL  matter 0", "FAIL  matter 1", "FAIL  matter 2", "      and 2 more: athanor status"]
+    assert lines[4:8] == ["FAIL  matter 0", "FAIL  matter 1", "FAIL  matter 2", "      and 2 more: athanor status"]
 
 
 def test_top_for_scripts(run: Run, busy: FakeAppliance) -> None:
     """JSON and YAML hold the same figures."""
     document = json.loads(run("top", "--once", "-o", "json", "--admin", busy.url).stdout)
-    assert (document["tokens_per_s"], document["tenants"][0]["requests_per_s"]) == (250.0, 2.0)
+    assert (document["load"]["rates"]["output_tokens"], document["tenants"][0]["requests_per_s"]) == (212.0, 2.0)
     again = YAML(typ="safe").load(run("top", "--once", "-o", "yaml", "--admin", busy.url).stdout)
     assert set(again) == set(document)
 
