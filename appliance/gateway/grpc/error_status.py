@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2 as details
 from google.rpc import status_pb2
 
-from appliance.common.errors import ApplianceError, ModelNotFoundError
+from appliance.common.errors import ApplianceError, ModelNotFoundError, PayloadTooLargeError
 
 DOMAIN = "athanor"
 """``ErrorInfo.domain``: whose reasons these are."""
@@ -38,8 +38,9 @@ def _parts(error: ApplianceError, request_id: str) -> list[Message]:
         violation = details.BadRequest.FieldViolation(field=error.param, description=error.message)
         parts.append(details.BadRequest(field_violations=[violation]))
     if error.wire.grpc == "RESOURCE_EXHAUSTED":
-        # The subject is always the caller itself; its name is no news to it and of no use to others.
-        excess = details.QuotaFailure.Violation(subject="tenant", description=error.message)
+        # Of a quota the subject is the caller itself, whose name is no news to it and of no use to others.
+        subject = "message" if isinstance(error, PayloadTooLargeError) else "tenant"
+        excess = details.QuotaFailure.Violation(subject=subject, description=error.message)
         parts.append(details.QuotaFailure(violations=[excess]))
     if isinstance(error, ModelNotFoundError):
         parts.append(
