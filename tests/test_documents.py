@@ -45,6 +45,7 @@ DOCUMENTS = (
     "docs/retention-and-spill.md",
     "docs/structured-output.md",
     "docs/gpu.md",
+    "docs/grpc.md",
     "docs/soak.md",
     "docs/add-a-model.md",
 )

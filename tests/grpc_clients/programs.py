@@ -73,36 +73,53 @@ def node_client(folder: Path) -> Program:
     return Program((node, str(HERE / "node/client.js")), (str(descriptors),), (("NODE_PATH", str(packages)),))
 
 
-def go_client(folder: Path) -> Program:
-    """grpc-go, compiled into ``folder``; the test is skipped without a Go compiler or the package."""
-    return Program((str(go_program(HERE / "go/client.go", folder)),))
+@dataclass(frozen=True, slots=True)
+class GoTools:
+    """A Go compiler with grpc-go."""
+
+    compiler: Path
+    plugins: Path
+    """Folder of ``protoc-gen-go`` and ``protoc-gen-go-grpc``."""
+    packages: Path
+    """``GOPATH`` of grpc-go and what it needs."""
+
+    def build(self, source: Path, workspace: Path) -> Path:
+        """Compile a program and give its path; packages of its own are in ``src`` of the workspace."""
+        target = workspace / source.stem
+        environment = {
+            "GOROOT": str(self.compiler.parents[1]),
+            "GOPATH": f"{workspace}:{self.packages}",
+            "GOCACHE": str(PACKAGES / "go-cache"),
+            "GO111MODULE": "off",
+            "CGO_ENABLED": "0",
+            "GOFLAGS": "",
+            "GOTOOLCHAIN": "local",
+        }
+        run([str(self.compiler), "build", "-o", str(target), str(source)], environment)
+        return target
 
 
-def go_program(source: Path, folder: Path) -> Path:
-    """Compile a Go program that uses grpc-go and the API's package ``athanor/inference/v1``; gives its path. The test
-    is skipped without a Go compiler or the package."""
+def go_tools() -> GoTools:
+    """Return the compiler; the test is skipped without it."""
     root = PACKAGES / "go"
     compilers = sorted(root.glob("usr/lib/go-*/bin/go"))
     if not compilers:
         pytest.skip(f"no grpc-go here: {MISSING}")
-    plugins = {name: root / "usr/bin" / name for name in ("protoc-gen-go", "protoc-gen-go-grpc")}
+    return GoTools(compilers[-1], root / "usr/bin", root / "usr/share/gocode")
+
+
+def go_client(folder: Path) -> Program:
+    """grpc-go, compiled into ``folder``; the test is skipped without a Go compiler or the package."""
+    go = go_tools()
     generated = folder / "src"
-    generated.mkdir(exist_ok=True)
+    generated.mkdir()
     proto = "athanor/inference/v1/inference.proto"
-    arguments = [f"-I{generate_code.PROTO.parents[3]}", proto]
-    arguments += [f"--plugin={name}={path}" for name, path in plugins.items()]
+    arguments = [f"-I{generate_code.PROTO_ROOT}", proto]
     for name in ("go", "go-grpc"):
+        arguments.append(f"--plugin=protoc-gen-{name}={go.plugins / f'protoc-gen-{name}'}")
         arguments += [f"--{name}_out={generated}", f"--{name}_opt=M{proto}=athanor/inference/v1"]
     run([sys.executable, "-m", "grpc_tools.protoc", *arguments])
-    target = folder / source.stem
-    paths = {
-        "GOROOT": compilers[-1].parents[1],
-        "GOPATH": f"{folder}:{root / 'usr/share/gocode'}",
-        "GOCACHE": PACKAGES / "go-cache",
-    }
-    plain = {"GO111MODULE": "off", "CGO_ENABLED": "0", "GOFLAGS": "", "GOTOOLCHAIN": "local"}
-    run([str(compilers[-1]), "build", "-o", str(target), str(source)], plain | {k: str(v) for k, v in paths.items()})
-    return target
+    return Program((str(go.build(HERE / "go/client.go", folder)),))
 
 
 def run(argv: list[str], environment: dict[str, str] | None = None) -> None:

@@ -6,48 +6,26 @@ Node's and Go's clients are marked ``full``, since a machine has to get them fir
 
 from __future__ import annotations
 
-import contextlib
-import json
-import select
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from cryptography import x509
 
-from appliance.common.catalog import embedded_model
-from appliance.common.credentials import new_pepper
-from appliance.common.keys import KeyRecord, issue, serialise_records
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
-from appliance.operator.demo import choose_ports, run_directory
-from isolation.host.atomic_file import write_whole
 from tests.appliance.gateway.front.pki import Authority, Pki
 from tests.grpc_clients import programs
 from tests.grpc_clients.call import CHECK, GENERATE, MODELS, REFLECT, WATCH, Answer, Call
 from tests.grpc_clients.python_clients import call_blocking, call_with_coroutines
-from tests.system.conftest import ATHANOR, PLAIN
+from tests.system.conftest import PLAIN
+from tests.system.grpc_server import SPIFFE_ID, serve_grpc
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
 
 Client = Callable[[Call], Answer]
-
-SPIFFE_ID = "spiffe://athanor.test/tenant/alpha"
-
-POLICY = f"""\
-version: 1
-tenants:
-  alpha:
-    credentials: ["key:a", "{SPIFFE_ID}"]
-    models: ["athanor-*"]
-    limits: {{requests_per_minute: 6000, tokens_per_minute: 10000000, concurrency: 8, max_output_tokens: 4000}}
-"""
 
 LONG = 3_000
 """Output tokens that take the embedded model seconds."""
@@ -111,50 +89,20 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, runsc_path: Path
 ) -> Iterator[Server]:
     """`athanor serve` over one transport; with client certificates the tenant has no key."""
-    state = tmp_path_factory.mktemp(request.param)
-    pepper = new_pepper()
-    key, digest = issue("a", pepper)
-    write_whole(state / "pepper", pepper)
-    write_whole(state / "credentials.json", serialise_records({"a": KeyRecord(digest, datetime.now(UTC))}).encode())
-    (state / "policy.yaml").write_text(POLICY)
-    http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
-    listen: dict[str, Any] = {"http": http, "grpc": rpc, "admin": admin}
-    call, authority = Call(address=rpc, key=key), None
+    state, authority = tmp_path_factory.mktemp(request.param), None
+    tls = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
     if request.param != "plain":
         authority = Pki.create(state).authority
-        listen["tls"] = {"certificate": "server.pem", "key": "server.key"}
-        call = call.but(ca=state / "ca.pem")
-    if request.param == "mtls":
-        assert authority is not None
-        listen["tls"]["client_ca"] = "ca.pem"
-        own = certificate(authority, state, "alpha", x509.UniformResourceIdentifier(SPIFFE_ID))
-        call = call.but(key=None, **own)
-    config = {
-        "listen": listen,
-        "models": [{"name": "athanor-mini", "path": str(embedded_model()), "dtype": "float32", "kv_bytes": 64 << 20}],
-        "policy": "policy.yaml",
-        "credentials": "credentials.json",
-        "pepper": "pepper",
-        "run_dir": str(run_directory(state)),
-    }
-    (state / "athanor.yaml").write_text(json.dumps(config))
-    with serving(state / "athanor.yaml"):
-        yield Server(call, f"http://{admin}", state, authority)
-
-
-@contextlib.contextmanager
-def serving(config: Path) -> Iterator[None]:
-    """`athanor serve` for the time of a block, from the moment on at which it is ready."""
-    process = subprocess.Popen([ATHANOR, "serve", "--config", str(config)], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert select.select([process.stdout], [], [], 90)[0] and process.stdout.readline()
-        yield
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
+    if request.param == "tls":
+        del tls["client_ca"]
+    with serve_grpc(state, None if authority is None else tls) as served:
+        call = Call(address=served.address, key=served.key)
+        if authority is not None:
+            call = call.but(ca=state / "ca.pem")
+        if authority is not None and "client_ca" in tls:
+            own = certificate(authority, state, "alpha", x509.UniformResourceIdentifier(SPIFFE_ID))
+            call = call.but(key=None, **own)
+        yield Server(call, served.admin, state, authority)
 
 
 @pytest.fixture(scope="module")
