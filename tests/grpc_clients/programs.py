@@ -146,7 +146,7 @@ def grpcurl() -> str:
     """The path of ``grpcurl``; the test is skipped without it."""
     path = shutil.which("grpcurl")
     if path is None:
-        pytest.skip("no grpcurl on the path: neither Debian 12, npm nor PyPI has it; `buf curl` is tested in its place")
+        pytest.skip("no grpcurl on the path, and Debian has no package of it; `buf curl` is tested in its place")
     return path
 
 

@@ -192,7 +192,7 @@ def test_an_oversize_message_is_refused(client: Client, server: Server) -> None:
     answer = client(server.call.but(do=GENERATE, text_bytes=MAX_BODY_BYTES + (1 << 20)))
     assert answer.code == "RESOURCE_EXHAUSTED" and answer.events == []
     assert client(server.call.but(do=MODELS)).models == ["athanor-mini"]
-    read = client(server.call.but(do=GENERATE, text_bytes=1 << 20))
+    read = client(server.call.but(do=GENERATE, text_bytes=MAX_BODY_BYTES - (1 << 10)))
     assert (read.code, read.reason) == ("INVALID_ARGUMENT", "CONTEXT_LENGTH_EXCEEDED")
 
 

@@ -22,6 +22,7 @@ from tests.appliance.gateway.front.pki import Authority
 from tests.grpc_clients import programs
 from tests.grpc_clients.call import Call
 from tests.grpc_clients.python_clients import call_blocking
+from tests.system.conftest import Appliance
 from tests.system.grpc_server import SPIFFE_ID, serve_grpc
 
 pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
@@ -81,11 +82,9 @@ def text(root: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def with_key(text: str, tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Reader]:
-    """A reader with a key, at an appliance without TLS."""
-    folder = tmp_path_factory.mktemp("key")
-    with serve_grpc(tmp_path_factory.mktemp("plain"), None) as served:
-        yield Reader(text, folder, served.address, served.key)
+def with_key(text: str, tmp_path_factory: pytest.TempPathFactory, appliance: Appliance) -> Reader:
+    """A reader with a key, at a demo, which has no TLS."""
+    return Reader(text, tmp_path_factory.mktemp("key"), appliance.ready["grpc"], appliance.key("alpha"))
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +178,8 @@ def test_what_a_client_says_without_a_connection_is_in_the_table(
         (Call(address=with_key.address, key=key, ca=ca), "the client speaks TLS and the port plain text"),
     ):
         answer = call_blocking(call)
+        if answer.reason == "UNAUTHENTICATED" and "client certificate" in answer.message:
+            continue  # a server that tells it itself
         assert (answer.code, answer.reason) == ("UNAVAILABLE", "")
         assert any(said in answer.message and meaning in row for said, row in meant.items()), answer.message
     look = f"openssl s_client -connect {with_certificate.address} -alpn h2 -CAfile ca.pem </dev/null || true"

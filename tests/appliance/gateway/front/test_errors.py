@@ -50,4 +50,9 @@ def test_each_class_has_a_row_that_both_front_ends_can_send(kind):
     assert retry.retry_delay.ToMilliseconds() == 1_250
     assert ("BadRequest" in kinds) is (kind.wire.grpc == "INVALID_ARGUMENT")
     assert ("QuotaFailure" in kinds) is (kind.wire.grpc == "RESOURCE_EXHAUSTED")
+    if "QuotaFailure" in kinds:
+        excess = details.QuotaFailure()
+        status.details[kinds.index("QuotaFailure")].Unpack(excess)
+        subject = "message" if kind is errors.PayloadTooLargeError else "tenant"
+        assert [(one.subject, one.description) for one in excess.violations] == [(subject, "a text")]
     assert ("ResourceInfo" in kinds) is (kind is errors.ModelNotFoundError)
