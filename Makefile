@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix emulator setup setup-dev kernels clean
+.PHONY: run test verify pythons soak soak-short lint format proto lock bench package phoenix emulator grpc-clients setup setup-dev kernels clean
 
 run: setup kernels ## serve the embedded model in a sandbox
 	@$(BIN)/athanor demo
@@ -17,7 +17,7 @@ test: setup-dev ## the whole test suite at small counts, on two workers
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
-verify: setup-dev emulator ## every test at its full count, on two workers, then the suite on every other Python
+verify: setup-dev emulator grpc-clients ## every test at its full count, on two workers, then the suite on every other Python
 	$(BIN)/python -m pytest -q $(WORKERS) --durations=25 --durations-min=10
 	$(MAKE) pythons
 
@@ -99,6 +99,9 @@ $(VENV)/.observers: requirements/observers.py requirements/observers.lock | $(VE
 
 emulator: setup-dev ## a compiler and an emulator for aarch64, for tests of its kernels
 	-@$(BIN)/python requirements/observers.py --emulator $(VENV)/share/emulator
+
+grpc-clients: setup-dev ## gRPC clients of Node and Go, for tests of the gRPC API
+	-@$(BIN)/python requirements/observers.py --grpc-clients $(VENV)/share/grpc-clients
 
 phoenix: setup-dev ## an environment with Phoenix, for the test of traces in it
 	$(BIN)/python requirements/observers.py --phoenix $(VENV)/phoenix

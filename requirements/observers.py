@@ -1,14 +1,15 @@
-"""Get the programs through which tests look at an appliance as an operator would.
+"""Get the programs through which tests look at an appliance as an operator or a client would.
 
     python requirements/observers.py --into .venv/bin        a Prometheus, an OTLP collector, a browser
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
+    python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
-``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Each may
-fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
-missing.
+``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
+gRPC and buf are npm's packages of pinned digests; Go and grpc-go are Debian's. Each may fail: the tests that need it
+are then skipped with the reason, and the status is 1. Running it again gets what is missing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,20 @@ PHOENIX = "arize-phoenix==20.26.1"
 
 CROSS = ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static")
 """Packages that compile for aarch64 and run what was compiled."""
+
+GO = (
+    "golang-go",
+    "golang-google-grpc-dev",
+    "golang-google-protobuf-dev",
+    # grpc-go takes either; generated code of today needs the newer.
+    "golang-github-golang-protobuf-1-5-dev",
+    "protoc-gen-go",
+    "protoc-gen-go-grpc",
+)
+"""Packages that compile a Go program which speaks gRPC, without a module proxy."""
+
+NODE = HERE.parent / "tests/grpc_clients/node"
+"""Has the list of npm's packages and its lock."""
 
 INSTALLED = Path("/var/lib/dpkg/status")
 """What this machine has."""
@@ -109,6 +124,46 @@ def emulator(folder: Path, scratch: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
+def node_packages(folder: Path, scratch: Path) -> None:
+    """What Node's gRPC client needs, and buf, by the lock's digests; no script of a package is run.
+
+    Raises:
+        StepError: this machine has no npm, or its registry cannot be reached.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise StepError("this machine has no npm; install `nodejs` and `npm`")
+    new = scratch / "node"
+    new.mkdir()
+    for name in ("package.json", "package-lock.json"):
+        shutil.copyfile(NODE / name, new / name)
+    command([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], new)
+    move(new, folder)
+
+
+def go_packages(folder: Path, scratch: Path) -> None:
+    """Debian's Go, grpc-go and the generators of its code.
+
+    Raises:
+        StepError: this machine is no Debian, or its archive cannot be reached.
+    """
+    apt = debian(scratch, INSTALLED)
+    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", *GO], scratch)
+    extract((scratch / "cache/archives").glob("*.deb"), scratch / "root")
+    move(scratch / "root", folder)
+
+
+def move(source: Path, folder: Path) -> None:
+    """Put a folder there in one step, whatever file system it comes from."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        shutil.copytree(source, new, symlinks=True)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
 def debian(scratch: Path, status: Path | None = None) -> list[str]:
     """An apt-get for this machine's own release that changes nothing here.
 
@@ -169,6 +224,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, help="folder for prometheus, promtool, rotel-agent and chromium")
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
+    parser.add_argument("--grpc-clients", type=Path, help="folder for gRPC clients of Node and Go")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
     if arguments.into is not None:
@@ -176,6 +232,10 @@ def main() -> int:
         wanted += [(name, arguments.into, get) for name, get in programs if not (arguments.into / name).exists()]
     if arguments.emulator is not None:
         wanted.append(("emulator", arguments.emulator, emulator))
+    if arguments.grpc_clients is not None:
+        parts = (("node", node_packages), ("go", go_packages))
+        folders = [(name, arguments.grpc_clients / name, get) for name, get in parts]
+        wanted += [one for one in folders if not one[1].exists()]
     missing = 0
     for name, folder, get in wanted:
         try:

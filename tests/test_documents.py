@@ -20,7 +20,7 @@ from appliance.common.config_loader import load_config
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import Operation
-from appliance.gateway.http import openai
+from appliance.gateway.http import openai, unsupported
 from appliance.operator.cli import exits
 from appliance.operator.cli.app import app
 from policy.loader import Source, load_policy
@@ -45,6 +45,7 @@ DOCUMENTS = (
     "docs/retention-and-spill.md",
     "docs/structured-output.md",
     "docs/gpu.md",
+    "docs/grpc.md",
     "docs/soak.md",
     "docs/add-a-model.md",
 )
@@ -154,7 +155,7 @@ def test_fields_of_a_request_are_met_as_the_page_says(root: Path) -> None:
         return openai.parse(Operation.CHAT, json.dumps(begin | fields).encode(), Stamp("r"))
 
     assert parse(tools=[], tool_choice="none").ignored == ()
-    assert refused == set(openai._REFUSED)
+    assert refused == set(unsupported.FIELDS)
     for name in refused:
         with pytest.raises(InvalidRequestError, match=name) as caught:
             parse(**{name: "something"})

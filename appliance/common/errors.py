@@ -134,7 +134,7 @@ class GrammarTooComplexError(InvalidGrammarError):
 
 
 class PayloadTooLargeError(ApplianceError):
-    """The body is larger than the limit."""
+    """The body or the message is larger than the limit."""
 
     wire = Wire("RESOURCE_EXHAUSTED", 413, "invalid_request_error", "payload_too_large", "PAYLOAD_TOO_LARGE")
 

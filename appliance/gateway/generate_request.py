@@ -62,6 +62,8 @@ class Grammar:
 
     kind: GrammarKind
     source: bytes
+    param: str = field(default="structured_outputs", compare=False)
+    """Name of the field by which the caller sent it, for errors."""
 
 
 class Operation(Enum):
@@ -109,6 +111,8 @@ class GenerateRequest:
     """Whether the prompt's text is part of the answer."""
     choices: int = 1
     """Outputs of the one prompt; choice ``i`` is drawn with the seed plus ``i``."""
+    choices_param: str = field(default="n", compare=False)
+    """Name by which the caller knows ``choices``, for errors."""
     deterministic: bool = False
     """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
 

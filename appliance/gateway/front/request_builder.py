@@ -273,7 +273,7 @@ def grammar(kind: GrammarKind, text: str, param: str) -> Grammar:
     if not source:
         raise InvalidRequestError(f"{param} is empty", param=param)
     check_most(len(source), MAX_GRAMMAR_BYTES, param, "bytes", GrammarTooLargeError)
-    return Grammar(kind, source)
+    return Grammar(kind, source, param)
 
 
 def choice_grammar(values: Sequence[Any], param: str) -> Grammar:

@@ -37,9 +37,10 @@ def _parts(error: ApplianceError, request_id: str) -> list[Message]:
     if error.wire.grpc == "INVALID_ARGUMENT" and error.param is not None:
         violation = details.BadRequest.FieldViolation(field=error.param, description=error.message)
         parts.append(details.BadRequest(field_violations=[violation]))
-    if error.wire.grpc == "RESOURCE_EXHAUSTED" and not isinstance(error, PayloadTooLargeError):
-        # The subject is always the caller itself; its name is no news to it and of no use to others.
-        excess = details.QuotaFailure.Violation(subject="tenant", description=error.message)
+    if error.wire.grpc == "RESOURCE_EXHAUSTED":
+        # Of a quota the subject is the caller itself, whose name is no news to it and of no use to others.
+        subject = "message" if isinstance(error, PayloadTooLargeError) else "tenant"
+        excess = details.QuotaFailure.Violation(subject=subject, description=error.message)
         parts.append(details.QuotaFailure(violations=[excess]))
     if isinstance(error, ModelNotFoundError):
         parts.append(

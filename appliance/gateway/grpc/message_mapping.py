@@ -65,6 +65,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         grammar=_grammar(message),
         prompt_logprobs=_asked(message, "prompt_logprobs"),
         choices=_asked(message, "choices"),
+        choices_param="choices",
         deterministic=message.deterministic,
     )
     return request_builder.checked(request, _NAMES)
@@ -177,7 +178,7 @@ def _grammar(message: pb.GenerateRequest) -> Grammar | None:
         case "lark":
             return request_builder.grammar(GrammarKind.LARK, asked.lark, at)
         case "choice":
-            return request_builder.choice_grammar(asked.choice.values, at)
+            return request_builder.choice_grammar(asked.choice.values, f"{at}.values")
     raise InvalidRequestError(
         "structured_output needs one of json_schema, json_object, regex, lark and choice", param="structured_output"
     )

@@ -1,10 +1,10 @@
 """OpenAI's JSON -> ``GenerateRequest``: pure; what is not understood is either refused by name or reported.
 
 Three kinds of fields: those that are served; those whose loss would change what the caller gets (tools, images), which
-are refused with a 400 that names them unless they hold a value that asks for nothing; all others, which are ignored and
-reported to the caller in a header. Source of names and shapes: OpenAI's API specification of 2026-08; ``top_k``,
-``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in vLLM; ``deterministic`` is our own. How an
-answer's structure is asked for is in ``structured``.
+are refused with a 400 that names them and says what to do instead (``unsupported``), unless they hold a value that asks
+for nothing; all others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's
+API specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in
+vLLM; ``deterministic`` is our own. How an answer's structure is asked for is in ``structured``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from appliance.common.strict_json import JsonError, parse_json
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp, Turn
 from appliance.gateway.generate_request import GenerateRequest, Operation, Prompt
-from appliance.gateway.http import structured
+from appliance.gateway.http import structured, unsupported
+from appliance.gateway.http.unsupported import refuse_unsupported
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import NAMES, PARAMETERS
 
@@ -43,31 +44,6 @@ _SERVED = {
     Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
 }
 
-_REFUSED: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "tools": (),
-    "tool_choice": ("none", "auto"),
-    "functions": (),
-    "function_call": ("none", "auto"),
-    "logit_bias": (),
-    "suffix": (),
-    "audio": (),
-    "modalities": (["text"],),
-    "moderation": (),
-    "web_search_options": (),
-    "min_tokens": (0,),
-    "bad_words": (),
-    "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (),
-    "chat_template": (),
-    "chat_template_kwargs": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (),
-    "documents": (),
-}
-"""Fields whose loss would change the answer, and the values (besides null, false and empty) that ask for nothing."""
-
 _NAMES = {"stop_ids": "stop_token_ids", "choices": "n"}
 """Field of ``GenerateRequest`` -> the caller's spelling, where they differ."""
 
@@ -77,7 +53,9 @@ _TIERS = {"auto": None, "default": None, "scale": None, "priority": Priority.HIG
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """OpenAI's role -> the role that chat templates know."""
 
-_MESSAGE_REFUSED = ("tool_calls", "function_call", "audio")
+_TOOL_ROLES = ("tool", "function")
+"""Roles of results, which no template here is given."""
+
 _MESSAGE_SERVED = frozenset({"role", "content", "name"})
 
 PART_SEPARATOR = "\n"
@@ -116,7 +94,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         InvalidRequestError: anything is wrong with it; ``param`` names the field.
     """
     document = document_of(body)
-    _refuse(document)
+    refuse_unsupported(document, unsupported.FIELDS)
     ignored: dict[str, None] = {}
     request = GenerateRequest(
         request_id=stamp.request_id,
@@ -143,7 +121,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     )
     include_usage = _stream_options(document, request.stream, ignored)
     for name, value in document.items():
-        if value is not None and name not in _SERVED[operation] and name not in _REFUSED:
+        if value is not None and name not in _SERVED[operation] and name not in unsupported.FIELDS:
             ignored[name] = None
     return Parsed(request_builder.checked(request, _NAMES), include_usage, tuple(ignored))
 
@@ -154,16 +132,6 @@ def _priority(document: Mapping[str, Any]) -> Priority | None:
     if tier is not None and tier not in _TIERS:
         raise InvalidRequestError(f"service_tier must be one of: {', '.join(_TIERS)}", param="service_tier")
     return _TIERS[tier] if tier is not None else None
-
-
-def _refuse(document: Mapping[str, Any]) -> None:
-    for name, harmless in _REFUSED.items():
-        value = document.get(name)
-        if value is None or value is False or value in ("", [], {}):
-            continue
-        # Not "value in harmless": True equals 1 in Python.
-        if not any(type(value) is type(other) and value == other for other in harmless):
-            raise InvalidRequestError(f"{name} is not supported with this value; leave it out", param=name)
 
 
 def _model(document: Mapping[str, Any]) -> str:
@@ -230,7 +198,9 @@ def _logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
 def _echo(operation: Operation, document: Mapping[str, Any]) -> bool:
     echo = _typed(document, "echo", bool) or False
     if echo and operation is Operation.CHAT:
-        raise InvalidRequestError("echo is for completions; a conversation is not repeated", param="echo")
+        raise InvalidRequestError(
+            "echo is for /v1/completions; a conversation is not repeated, so leave echo out", param="echo"
+        )
     return echo
 
 
@@ -238,7 +208,9 @@ def _prompt_logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
     """What vLLM's field asks for, or OpenAI's ``echo`` with ``logprobs``."""
     asked = _typed(document, "prompt_logprobs", int)
     if asked is not None and _typed(document, "stream", bool):
-        raise InvalidRequestError("prompt_logprobs cannot be streamed; leave one out", param="prompt_logprobs")
+        raise InvalidRequestError(
+            "prompt_logprobs cannot be streamed; leave out prompt_logprobs or stream", param="prompt_logprobs"
+        )
     if _echo(operation, document):
         shown = _typed(document, "logprobs", int)
         if asked is not None and shown is not None and asked != shown:
@@ -302,17 +274,16 @@ def _prompt(operation: Operation, document: Mapping[str, Any], ignored: dict[str
 def _turn(message: object, at: str, ignored: dict[str, None]) -> Turn:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"{at} must be an object", param=at)
-    for refused in _MESSAGE_REFUSED:
-        if message.get(refused):
-            raise InvalidRequestError(f"{at}.{refused} is not supported; leave it out", param=f"{at}.{refused}")
+    refuse_unsupported(message, unsupported.MESSAGE_FIELDS, f"{at}.")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidRequestError(f"{at}.role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
+        instead = "; send what a tool gave as a message of the user" if role in _TOOL_ROLES else ""
+        raise InvalidRequestError(f"{at}.role must be one of {', '.join(_ROLES)}{instead}", param=f"{at}.role")
     name = message.get("name")
     if name is not None and not isinstance(name, str):
         raise InvalidRequestError(f"{at}.name must be a string", param=f"{at}.name")
     for key, value in message.items():
-        if value is not None and key not in _MESSAGE_SERVED and key not in _MESSAGE_REFUSED:
+        if value is not None and key not in _MESSAGE_SERVED and key not in unsupported.MESSAGE_FIELDS:
             ignored[f"messages.{key}"] = None
     return Turn(_ROLES[role], _content(message.get("content"), role, f"{at}.content"), name)
 
@@ -331,5 +302,8 @@ def _content(content: object, role: str, at: str) -> str:
 def _part(part: object, at: str) -> str:
     text: object = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise InvalidRequestError(f'{at} is not supported; a part must be {{"type": "text", "text": "..."}}', param=at)
+        raise InvalidRequestError(
+            f'{at} is not supported, since models read text here; say it in a part {{"type": "text", "text": "..."}}',
+            param=at,
+        )
     return text

@@ -17,11 +17,11 @@ from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import Embeddings, EmbedRequest, TextPrompt, TokenPrompt
+from appliance.gateway.http import unsupported
 from appliance.gateway.http.openai import document_of
+from appliance.gateway.http.unsupported import refuse_unsupported
 
 _SERVED = frozenset({"model", "input", "dimensions", "encoding_format"})
-_REFUSED = ("truncate_prompt_tokens", "truncation", "input_type", "task")
-"""Fields of other servers whose loss would change the vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,7 @@ def parse(body: bytes, stamp: Stamp) -> ParsedEmbed:
         InvalidRequestError: anything is wrong with it; ``param`` names the field.
     """
     document = document_of(body)
-    for name in _REFUSED:
-        if document.get(name) not in (None, False, ""):
-            raise InvalidRequestError(f"{name} is not supported; leave it out", param=name)
+    refuse_unsupported(document, unsupported.EMBED_FIELDS)
     model = document.get("model")
     if not isinstance(model, str):
         raise InvalidRequestError("model must be a string", param="model")
@@ -53,7 +51,7 @@ def parse(body: bytes, stamp: Stamp) -> ParsedEmbed:
     encoding = document.get("encoding_format", "float")
     if encoding not in ("float", "base64", None):
         raise InvalidRequestError("encoding_format must be float or base64", param="encoding_format")
-    known = _SERVED.union(_REFUSED)
+    known = _SERVED.union(unsupported.EMBED_FIELDS)
     ignored = tuple(name for name, value in document.items() if value is not None and name not in known)
     request = request_builder.build_embed(model, _inputs(document.get("input")), dimensions, stamp)
     return ParsedEmbed(request, encoding == "base64", ignored)

@@ -20,6 +20,7 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 FIELDS = frozenset({"response_format", "structured_outputs", *_GUIDED})
 """Names of a request's fields that are read here."""
 
+_FORMS = ("json", "json_object", "regex", "choice", "grammar")
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -89,7 +90,7 @@ def _form(name: str, value: object, at: str) -> Grammar:
         _require(isinstance(value, str), at, "must be a string")
         assert isinstance(value, str)
         return request_builder.grammar(GrammarKind.REGEX if name == "regex" else GrammarKind.LARK, value, at)
-    raise InvalidRequestError(f"{at} is not supported; leave it out", param=at)
+    raise InvalidRequestError(f"{at} is not supported; use one of: {', '.join(_FORMS)}", param=at)
 
 
 def _require(holds: bool, param: str, what: str) -> None:

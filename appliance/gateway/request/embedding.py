@@ -109,7 +109,7 @@ class EmbeddingSession:
             raise ContextLengthError(
                 f"this model takes texts of {most} tokens; one has {longest}",
                 param=self._request.param,
-                details={"max_tokens": str(most), "prompt_tokens": str(longest)},
+                details={"max_input_tokens": str(most), "input_tokens": str(longest)},
             )
         reservation.reserve(self.life.outcome.input_tokens, 0, 0, longest=longest)
 

@@ -273,8 +273,8 @@ class Reservation:
 
 
 def denial(decision: Decision) -> ApplianceError:
-    """Return a denial as the error that the caller sees; its rule is for the audit log. Its ``param`` is ``prompt`` or
-    ``max_tokens``, which the request's lifecycle replaces by the caller's name."""
+    """Return a denial as the error that the caller sees; its rule is for the audit log. Its ``param`` is ``prompt``,
+    ``max_tokens`` or ``choices``, which the request's lifecycle replaces by the caller's name."""
     error = _denial(decision)
     error.rule = decision.rule
     return error
@@ -302,5 +302,6 @@ def _denial(decision: Decision) -> ApplianceError:
         case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
             return RateLimitedError(decision.message, retry_after_s=min(wait, SECONDS_PER_MINUTE), details=details)
         case _:
-            # A request larger than a whole minute's tokens: waiting does not help.
-            return InvalidRequestError(decision.message, details=details)
+            # More choices than may run, or a request larger than a whole minute's tokens: waiting does not help.
+            param = "choices" if decision.reason is Reason.CONCURRENCY else "max_tokens"
+            return InvalidRequestError(decision.message, param=param, details=details)

@@ -88,12 +88,7 @@ class Lifecycle:
         self.dependencies = dependencies
         self._call = Call(request.request_id, request.model, request.operation.value)
         self._asked_priority = request.priority
-        self._names = (
-            {"prompt": request.param}
-            if isinstance(request, EmbedRequest)
-            else {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param}
-        )
-        """Caller's names of what an error may be about."""
+        self._names = _names(request)
         self._reservation: Reservation | None = None
         self._answered = False
         self.principal = principal
@@ -307,6 +302,14 @@ class Lifecycle:
             output_tokens=tokens.output,
             finish_reason=outcome.finish.value if outcome.finish else None,
         )
+
+
+def _names(request: GenerateRequest | EmbedRequest) -> dict[str, str]:
+    """Return the caller's names of what an error of the policy or a sandbox may be about."""
+    if isinstance(request, EmbedRequest):
+        return dict.fromkeys(("prompt", "max_tokens"), request.param)
+    names = {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param, "choices": request.choices_param}
+    return names if request.grammar is None else names | {"grammar": request.grammar.param}
 
 
 def _nothing(_streams: Sequence[TokenStream]) -> None:

@@ -53,6 +53,9 @@ FIRST_WIRE_ID_BITS = 32
 MAX_NAMED = 16
 """Most models that an error names; ``GET /v1/models`` lists all."""
 
+MAX_SHOWN_CHARS = 128
+"""Characters of a model's name that does not exist, as the refusal repeats it."""
+
 
 class GatewayService:
     """Serves the front ends; a gateway process has one."""
@@ -141,9 +144,10 @@ class GatewayService:
             usable = sorted(visible_models(self.ledger.policy, principal.tenant, self.model_sandboxes))
             known = ", ".join(usable[:MAX_NAMED]) + (", ..." if len(usable) > MAX_NAMED else "")
             raise ModelNotFoundError(
-                f"the model {name[:128]!r} does not exist here; "
+                f"the model {name[:MAX_SHOWN_CHARS]!r} does not exist here; "
                 + (f"yours are: {known}" if known else "you have none"),
                 param="model",
+                details={"model": name[:MAX_SHOWN_CHARS]},
             )
         if self._audited_calls.refuses:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)

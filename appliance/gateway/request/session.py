@@ -86,7 +86,7 @@ class Session:
                 f"this model's context is {ready.max_context} tokens; the request has {len(token_ids)} in the "
                 f"prompt" + (f" and asks for {asked} more" if asked is not None else ""),
                 param=request.prompt.param,
-                details={"max_tokens": str(ready.max_context), "prompt_tokens": str(len(token_ids))},
+                details={"max_context_tokens": str(ready.max_context), "input_tokens": str(len(token_ids))},
             )
         reservation.reserve(len(token_ids), asked, left)
 

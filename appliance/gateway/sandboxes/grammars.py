@@ -44,6 +44,9 @@ MAX_OPENING = 128
 TENANT_OPENING = 32
 """Most grammars of one tenant that may wait for their first mask."""
 
+PARAM = "grammar"
+"""``param`` of an error about a grammar; the request's lifecycle replaces it by the caller's name of the field."""
+
 WORD_BITS = 32
 WORD_BYTES = 4
 
@@ -214,7 +217,11 @@ class Grammars:
                 return
             run.asked = None
             if state == MaskState.BROKEN:
-                run.fail(GrammarTooComplexError("the grammar takes more time or memory to follow than one may"))
+                run.fail(
+                    GrammarTooComplexError(
+                        "the grammar takes more time or memory to follow than one may; simplify it", param=PARAM
+                    )
+                )
             elif run.engine is not None:
                 by_engine.setdefault(run.engine, []).append(row)
             elif not run.first.done():
@@ -261,7 +268,7 @@ class Grammars:
         for run in list(self._runs.values()):
             if run.asked is not None and run.asked < late:
                 run.asked = None
-                run.fail(GrammarTooComplexError("the grammar took too long"))
+                run.fail(GrammarTooComplexError("the grammar took too long; simplify it", param=PARAM))
         self._watch()
 
 
@@ -285,9 +292,9 @@ def _refusal(failure: Failed) -> ApplianceError:
     """Return the caller's error."""
     reason = printable_reason(failure)
     if failure.code is FailureCode.INVALID:
-        return InvalidGrammarError(f"the grammar cannot be used: {reason}")
+        return InvalidGrammarError(f"the grammar cannot be used: {reason}", param=PARAM)
     if failure.code is FailureCode.TOO_LONG:
-        return GrammarTooComplexError(f"the grammar cannot be used: {reason}")
+        return GrammarTooComplexError(f"the grammar cannot be used: {reason}", param=PARAM)
     if failure.code is FailureCode.OVERLOADED:
         return RateLimitedError(f"too many grammars: {reason}", retry_after_s=RETRY_AFTER_S)
     if failure.code is FailureCode.DEADLINE:

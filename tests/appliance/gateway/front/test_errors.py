@@ -49,6 +49,10 @@ def test_each_class_has_a_row_that_both_front_ends_can_send(kind):
     assert (info.domain, info.reason, dict(info.metadata)) == ("athanor", kind.wire.reason, {"limit_tokens": "5"})
     assert retry.retry_delay.ToMilliseconds() == 1_250
     assert ("BadRequest" in kinds) is (kind.wire.grpc == "INVALID_ARGUMENT")
-    exhausted = kind.wire.grpc == "RESOURCE_EXHAUSTED" and kind is not errors.PayloadTooLargeError
-    assert ("QuotaFailure" in kinds) is exhausted
+    assert ("QuotaFailure" in kinds) is (kind.wire.grpc == "RESOURCE_EXHAUSTED")
+    if "QuotaFailure" in kinds:
+        excess = details.QuotaFailure()
+        status.details[kinds.index("QuotaFailure")].Unpack(excess)
+        subject = "message" if kind is errors.PayloadTooLargeError else "tenant"
+        assert [(one.subject, one.description) for one in excess.violations] == [(subject, "a text")]
     assert ("ResourceInfo" in kinds) is (kind is errors.ModelNotFoundError)

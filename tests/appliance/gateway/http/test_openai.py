@@ -12,7 +12,7 @@ from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Operation, TextPrompt, TokenPrompt
-from appliance.gateway.http import openai
+from appliance.gateway.http import openai, unsupported
 from appliance.gateway.http.openai import Parsed, parse
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import MAX_TOP_K, Sampling
@@ -341,7 +341,7 @@ def test_a_prompt_longer_than_the_text_sandbox_takes_is_refused():
 
 
 NAMES = st.sampled_from(
-    sorted({*openai._REFUSED, *openai._SERVED[Operation.CHAT], *openai._SERVED[Operation.TEXT_COMPLETION], "user"})
+    sorted({*unsupported.FIELDS, *openai._SERVED[Operation.CHAT], *openai._SERVED[Operation.TEXT_COMPLETION], "user"})
 )
 JSON = st.recursive(
     st.none()

@@ -6,15 +6,17 @@ import asyncio
 import json
 import time
 from array import array
+from typing import Any
 
 import pytest
 
-from appliance.common.errors import ContextLengthError, InvalidRequestError
+from appliance.common.errors import ContextLengthError, InvalidGrammarError, InvalidRequestError
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import EmbedRequest, GenerateRequest, Operation, TokenPrompt
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.message_mapping import to_embed_request, to_request
 from appliance.gateway.http import openai, openai_embeddings
+from appliance.gateway.sandboxes.grammars import PARAM as GRAMMAR
 from appliance.gateway.sandboxes.text_client import TextClient
 from isolation.ipc.engine import RequestFailure, StepOutput, Submit
 from isolation.ipc.messages import Failed, FailureCode
@@ -106,6 +108,45 @@ async def test_what_the_ledger_denies_is_blamed_on_the_caller_s_field(
     with pytest.raises(kind) as refused, session.life:
         _ = [event async for event in session.run()]
     assert type(refused.value) is kind and refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("limits", "fields", "param"),
+    [
+        ("concurrency: 2", {"choices": 3, "choices_param": "choices"}, "choices"),
+        ("tokens_per_minute: 4", {"max_tokens": 5, "max_tokens_param": "max_output_tokens"}, "max_output_tokens"),
+    ],
+)
+async def test_what_no_wait_helps_is_blamed_on_the_caller_s_field(
+    stage: Stage, limits: str, fields: dict[str, Any], param: str
+) -> None:
+    """More choices than may run at once, and more tokens than a minute has: refused for good, with the field."""
+    stage.boot()
+    stage.grant(f"limits: {{{limits}}}")
+    session = stage.session(**fields)
+    with pytest.raises(InvalidRequestError) as refused, session.life:
+        _ = [event async for event in session.run()]
+    assert refused.value.param == param
+
+
+STRUCTURED = [
+    (http(Operation.CHAT, messages=CHAT, guided_regex="("), "guided_regex"),
+    (http(Operation.CHAT, messages=CHAT, structured_outputs={"regex": "("}), "structured_outputs.regex"),
+    (
+        to_request(pb.GenerateRequest(model="m", text="x", structured_output=pb.StructuredOutput(regex="(")), STAMP),
+        "structured_output.regex",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "param"), STRUCTURED, ids=[param for _, param in STRUCTURED])
+async def test_a_grammar_that_cannot_be_used_is_blamed_on_the_caller_s_field(
+    stage: Stage, request_: GenerateRequest, param: str
+) -> None:
+    """Whatever the text sandbox says of a grammar names the field that it came in."""
+    with pytest.raises(InvalidGrammarError) as refused, stage.life(request_):
+        raise InvalidGrammarError("because", param=GRAMMAR)
+    assert refused.value.param == param
 
 
 async def test_what_does_not_fit_the_engine_is_blamed_on_the_caller_s_field(stage: Stage) -> None:

@@ -100,8 +100,9 @@ async def test_mistakes_are_counted_with_their_tenant(service: GatewayService) -
         prompt=TextPrompt("x"),
         sampling=Sampling(),
     )
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(ModelNotFoundError) as refused:
         await anext(service.generate(ALPHA, wrong, CALL))
+    assert refused.value.details == {"model": "none"}
     service.record_refusal(CALL, InvalidRequestError("not JSON"), "alpha")
     service.record_refusal(CALL, InvalidRequestError("a stranger's"), None)
     assert service.tenant_counts.of("alpha") == Counts(invalid=2)

@@ -17,7 +17,7 @@ from appliance.common.errors import (
 )
 from appliance.gateway.generate_request import Grammar
 from appliance.gateway.sandboxes import grammars as module
-from appliance.gateway.sandboxes.grammars import TENANT_OPENING, GrammarLostError, GrammarRun, Grammars
+from appliance.gateway.sandboxes.grammars import PARAM, TENANT_OPENING, GrammarLostError, GrammarRun, Grammars
 from isolation.ipc.codec import Message
 from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
 from isolation.ipc.messages import Failed, FailureCode
@@ -169,22 +169,26 @@ async def test_a_broken_row_ends_its_own_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
+    ("code", "error", "param"),
     [
-        (FailureCode.INVALID, InvalidGrammarError),
-        (FailureCode.TOO_LONG, GrammarTooComplexError),
-        (FailureCode.DEADLINE, UnavailableError),
-        (FailureCode.OVERLOADED, RateLimitedError),
+        (FailureCode.INVALID, InvalidGrammarError, PARAM),
+        (FailureCode.TOO_LONG, GrammarTooComplexError, PARAM),
+        (FailureCode.DEADLINE, UnavailableError, None),
+        (FailureCode.OVERLOADED, RateLimitedError, None),
     ],
 )
-async def test_refusals_are_typed_and_printable(code: FailureCode, error: type[ApplianceError]) -> None:
-    """What the compiler said is shown without control characters; nothing stays open."""
+async def test_refusals_are_typed_and_printable(
+    code: FailureCode, error: type[ApplianceError], param: str | None
+) -> None:
+    """What the compiler said is shown without control characters, and blamed on the grammar's field where the caller
+    can do something; nothing stays open."""
     bench = Bench()
     task = asyncio.ensure_future(bench.grammars.open(5, ALPHA, REGEX))
     await asyncio.sleep(0)
     assert bench.grammars.refused(Failed(5, code, "bad\x1b[31m\nthing"))
-    with pytest.raises(error, match=r"bad \[31m thing"):
+    with pytest.raises(error, match=r"bad \[31m thing") as refused:
         await task
+    assert refused.value.param == param
     assert not bench.grammars.refused(Failed(5, code, "again"))
     assert not bench.grammars.waiting
 
