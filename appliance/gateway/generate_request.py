@@ -63,7 +63,7 @@ class Grammar:
     kind: GrammarKind
     source: bytes
     whitespace: Whitespace = Whitespace.COMPACT
-    """Between the tokens of JSON; of no effect for other kinds."""
+    """Between the tokens of JSON; without effect for other kinds."""
 
 
 class Operation(Enum):

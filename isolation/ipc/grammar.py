@@ -89,7 +89,7 @@ class OpenGrammar:
     """Whether what was compiled may serve later requests of the tenant; if not, it goes with the last that follows
     it."""
     whitespace: Whitespace = Whitespace.COMPACT
-    """Of no effect for a kind that is not JSON Schema."""
+    """Without effect for a kind that is not JSON Schema."""
 
 
 @dataclass(frozen=True, slots=True)
