@@ -1,9 +1,9 @@
 """Decision about one request: pure, total, default deny.
 
 It is made twice. *Before* the prompt is tokenised (``input_tokens`` None), so that a refused caller costs no
-tokenising: tenant, model, output cap, concurrency, request rate. *After*, with the exact count: tenant and model again
-(the policy may have changed in between), output cap, context, token rate. The second call does not check concurrency
-and request rate, because the request itself is already counted in them.
+tokenising: tenant, model, output cap, concurrency, request rate, debt of tokens. *After*, with the exact count: tenant
+and model again (the policy may have changed in between), output cap, context, token rate. The second call does not
+check concurrency and request rate, because the request itself is already counted in them.
 
 Permission for the model and the feature is checked first. Rules are tried in this order and the first denial decides;
 permanent refusals come before temporary ones, so that no caller is told to retry a request that can never pass.
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from policy.decision import Decision, Effect, Obligations, Reason
-from policy.limits import Rate, retry_after
+from policy.limits import Rate, refill, retry_after
 from policy.match import first_match
 from policy.model import Limits, PolicySet, Tenant
 from policy.request import AccessRequest, Usage
@@ -137,7 +138,7 @@ def _context(limits: Limits, access: AccessRequest, _usage: Usage, _now: float) 
     needed = (access.longest_input or access.input_tokens or 0) + output
     if needed <= limit:
         return None
-    message = f"prompt and output need {needed} tokens; this tenant may have at most {limit} a request"
+    message = f"prompt and output need {_counted(access, needed)}; this tenant may have at most {limit} a request"
     return _Denial(Reason.CONTEXT_TOO_LONG, "max_context_tokens", message, limit, needed)
 
 
@@ -161,17 +162,33 @@ def _request_rate(limits: Limits, _access: AccessRequest, usage: Usage, now: flo
     return _Denial(Reason.REQUEST_RATE, "requests_per_minute", message, limit, limit, wait)
 
 
+def _debt(limits: Limits, _access: AccessRequest, usage: Usage, now: float) -> _Denial | None:
+    # Debt is of prompts that were refused after the work on them. Who has none is not refused before the count, however
+    # little is left: only the count says how long to wait.
+    limit = limits.tokens_per_minute
+    wait = retry_after(usage.token_bucket, Rate(limit), 0, now)
+    if wait == 0:
+        return None
+    owed = ceil(-refill(usage.token_bucket, Rate(limit), now).level)
+    message = f"this tenant has used {owed} tokens more than the {limit} a minute that it may use"
+    return _Denial(Reason.TOKEN_RATE, "tokens_per_minute", message, limit, limit + owed, wait)
+
+
 def _token_rate(limits: Limits, access: AccessRequest, usage: Usage, now: float) -> _Denial | None:
     limit = limits.tokens_per_minute
     needed = (access.input_tokens or 0) + access.choices * _granted_output(limits, access)
     wait = retry_after(usage.token_bucket, Rate(limit), needed, now)
     if wait == 0:
         return None
-    message = f"this request may use {needed} tokens; this tenant may use {limit} a minute"
+    message = f"this request may use {_counted(access, needed)}; this tenant may use {limit} a minute"
     if wait is None:
         message += ", so ask for fewer output tokens or send a shorter prompt"
     return _Denial(Reason.TOKEN_RATE, "tokens_per_minute", message, limit, needed, wait)
 
 
-_CHECKS_BEFORE = (_output, _concurrency, _request_rate)
+def _counted(access: AccessRequest, tokens: int) -> str:
+    return f"at least {tokens} tokens" if access.uncounted else f"{tokens} tokens"
+
+
+_CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt)
 _CHECKS_AFTER = (_output, _context, _token_rate)

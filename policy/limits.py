@@ -74,6 +74,14 @@ def settle(bucket: Bucket, rate: Rate, *, reserved: int, used: int, now: float) 
     return Bucket(min(level, max(current.level, float(rate.per_minute))), current.updated_at)
 
 
+def charge(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
+    """Return the bucket after ``amount`` was used that nobody had reserved. The debt is one minute's gain at most, so
+    that a caller who sent several large requests at once by mistake is served again within a minute."""
+    current = refill(bucket, rate, now)
+    level = max(current.level - amount, min(current.level, -float(rate.per_minute)))
+    return Bucket(level, current.updated_at)
+
+
 def retry_after(bucket: Bucket, rate: Rate, amount: int, now: float) -> float | None:
     """Return the seconds until ``amount`` can be reserved if no other caller takes any; 0 for now, None for never."""
     if amount > rate.per_minute:

@@ -26,6 +26,8 @@ class AccessRequest:
     """Whether the output must follow a grammar."""
     choices: int = 1
     """Number of outputs for the one prompt."""
+    uncounted: bool = False
+    """Whether the prompt has ``input_tokens`` or more, and nobody counted further."""
 
     def __post_init__(self) -> None:
         if self.input_tokens is not None and self.input_tokens < 1:

@@ -89,7 +89,8 @@ class LimitsSchema(_Strict):
         ge=1,
         le=1_000_000_000,
         description="Prompt and output tokens a minute, which is also the burst. "
-        "Reserved at the most a request may use, settled at what it used.",
+        "Reserved at the most a request may use, settled at what it used. A prompt that can never be served is charged "
+        "what its tokenising cost, at most twice max_context_tokens.",
     )
     concurrency: int = Field(
         default=64,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from isolation.ipc.grammar import GrammarKind
+from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import Sampling
 
@@ -62,6 +62,8 @@ class Grammar:
 
     kind: GrammarKind
     source: bytes
+    whitespace: Whitespace = Whitespace.COMPACT
+    """Between the tokens of JSON; without effect for other kinds."""
     param: str = field(default="structured_outputs", compare=False)
     """Name of the field by which the caller sent it, for errors."""
 

@@ -137,6 +137,7 @@ FIELDS = (
     "guided_json",
     "guided_choice",
     "guided_grammar",
+    "whitespace",
     "structured_outputs",
     "tools",
     "chat_template",
@@ -372,6 +373,7 @@ def message(draw: random.Random) -> pb.GenerateRequest:
         made.choices = draw.choice((0, 1, 2, 16, 17, 2**32 - 1))
     if draw.random() < 0.2:
         made.structured_output.regex = draw.choice(("[a-z]+", "(", "(a+)+", "." * 300, ""))
+        made.structured_output.whitespace = draw.choice((0, 0, 0, 0, 0, 1, 2, 99))  # type: ignore[assignment]
     made.stop.extend(sound(draw.choice(TEXTS)) for _ in range(draw.choice((0, 0, 1, 20))))
     made.stop_token_ids.extend(draw.choice((0, 511, 2**32 - 1)) for _ in range(draw.choice((0, 0, 1, 65))))
     return made

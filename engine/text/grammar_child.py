@@ -60,7 +60,7 @@ def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int, held
     assert isinstance(job, OpenGrammar)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
-        grammar = CompiledGrammar(tokenizer, job.kind, job.source, mask_bytes)
+        grammar = CompiledGrammar(tokenizer, job.kind, job.source, mask_bytes, job.whitespace)
     except RequestRejectedError as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
         reason = presentable(error.reason).encode()

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestRejectedError
-from isolation.ipc.grammar import GrammarKind, MaskState
+from isolation.ipc.grammar import GrammarKind, MaskState, Whitespace
 from isolation.ipc.messages import FailureCode
 
-WHITESPACE = r"[ ]|\n[ \t]{0,24}"
-"""Whitespace between the tokens of a JSON text, unless a schema's ``x-guidance`` overrides it: nothing, one space, or a
-new line with its indent. JSON allows any amount (RFC 8259, section 2), and a degenerating model would emit it
-endlessly."""
+WHITESPACE = {Whitespace.COMPACT: "", Whitespace.FLEXIBLE: r"[ ]|\n[ \t]{0,24}"}
+"""What may stand between the tokens of a JSON text, besides nothing; a schema's ``x-guidance`` has its own, if any.
+JSON allows any amount (RFC 8259, section 2), and a small model may emit it until its tokens are used up. Compact is an
+empty pattern in place of ``whitespace_flexible: false``, which a schema could turn back to any amount."""
 
 MAX_CHOICES = 10_000
 """Largest number of alternative strings."""
@@ -43,7 +43,14 @@ class _Run:
 class CompiledGrammar:
     """A compiled grammar that some output can satisfy."""
 
-    def __init__(self, tokenizer: Any, kind: GrammarKind, source: bytes, mask_bytes: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        kind: GrammarKind,
+        source: bytes,
+        mask_bytes: int,
+        whitespace: Whitespace = Whitespace.COMPACT,
+    ) -> None:
         """Compile the source; ``mask_bytes`` is the width of its masks.
 
         Raises:
@@ -57,7 +64,7 @@ class CompiledGrammar:
         self._runs: dict[int, _Run] = {}
         limits = llguidance.LLParserLimits(verbose_errors=False)
         try:
-            grammar = _translated(kind, source)
+            grammar = _translated(kind, source, whitespace)
         except (ValueError, RecursionError) as error:
             raise RequestRejectedError(FailureCode.INVALID, str(error)) from error
         self._fresh = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
@@ -108,7 +115,7 @@ class CompiledGrammar:
             raise RequestRejectedError(FailureCode.INVALID, self._fresh.get_error())
 
 
-def _translated(kind: GrammarKind, source: bytes) -> str:
+def _translated(kind: GrammarKind, source: bytes, whitespace: Whitespace) -> str:
     """Translate the grammar to llguidance's own form.
 
     Raises:
@@ -124,8 +131,8 @@ def _translated(kind: GrammarKind, source: bytes) -> str:
         return LLMatcher.grammar_from_lark(text)
     if kind is GrammarKind.CHOICE:
         return LLMatcher.grammar_from_lark(_choice(text))
-    lenient = kind is GrammarKind.JSON_SCHEMA_LENIENT
-    return LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": WHITESPACE}, {"lenient": lenient})
+    lenient, pattern = kind is GrammarKind.JSON_SCHEMA_LENIENT, WHITESPACE[whitespace]
+    return LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": pattern}, {"lenient": lenient})
 
 
 def _choice(text: str) -> str:

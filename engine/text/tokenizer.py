@@ -22,6 +22,7 @@ import tokenizers
 import tokenizers.models
 
 from engine.errors import ModelLoadError, RequestRejectedError
+from engine.text.extent import most_characters
 from engine.text.marks import OPEN, ControlTokens, holds_mark, wrap
 from isolation.ipc.messages import FailureCode
 
@@ -83,7 +84,7 @@ class Tokenizer:
         self._framing = self._control_count(self._encoded("", add_special_tokens=True))
         self._check_apart()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._longest = max(map(len, vocabulary))
+        self._most_characters = most_characters(spec, max(map(len, vocabulary)))
         self.vocab_size = 1 + max(vocabulary.values())
         if self.vocab_size > MAX_VOCABULARY:
             raise ModelLoadError(f"tokenizer.json has an id beyond {MAX_VOCABULARY}")
@@ -132,8 +133,9 @@ class Tokenizer:
         return {names.get(name, name): token_id for name, token_id in vocabulary.items()}
 
     def _checked(self, text: str, max_tokens: int, *, add_special_tokens: bool, control: int) -> array[int]:
-        # Too long even if every token had the largest length; avoids the encoding.
-        if len(text) > (max_tokens + 1) * self._longest or self._is_far_too_long(text, max_tokens):
+        # Too long even if every token stood for as much text as one can; avoids the encoding, where there is a bound.
+        bound = (max_tokens + 1) * self._most_characters
+        if 0 < bound < len(text) or self._is_far_too_long(text, max_tokens):
             raise RequestRejectedError(FailureCode.TOO_LONG, f"the prompt has more than {max_tokens} tokens")
         ids = self._encoded(text, add_special_tokens=add_special_tokens)
         if len(ids) > max_tokens:

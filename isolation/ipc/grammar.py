@@ -54,6 +54,15 @@ class GrammarKind(IntEnum):
     """A JSON array of strings, one of which is the output."""
 
 
+class Whitespace(IntEnum):
+    """Whitespace between the tokens of a JSON text; strings in it are no part of that."""
+
+    COMPACT = 0
+    """None."""
+    FLEXIBLE = 1
+    """In each place none, one space, or a new line with a bounded indent."""
+
+
 class MaskState(IntEnum):
     """What the output so far is to its grammar."""
 
@@ -79,6 +88,8 @@ class OpenGrammar:
     keep: bool = True
     """Whether what was compiled may serve later requests of the tenant; if not, it goes with the last that follows
     it."""
+    whitespace: Whitespace = Whitespace.COMPACT
+    """Without effect for a kind that is not JSON Schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,7 @@ class Masks:
         return len(self.words) // len(self.requests) if self.requests else 0
 
 
-_OPEN = Record(f"kind:B keep:? tenant:{GRAMMAR_TENANT_BYTES}s", kind=GrammarKind)
+_OPEN = Record(f"kind:B keep:? whitespace:B tenant:{GRAMMAR_TENANT_BYTES}s", kind=GrammarKind, whitespace=Whitespace)
 _ADVANCE = struct.Struct("<I")
 _MASKS = struct.Struct("<II")
 _WORD_BYTES = 4

@@ -29,13 +29,10 @@ def access(
     *,
     input=None,  # noqa: A002
     output=None,
-    structured=False,
-    choices=1,
+    **asked,
 ) -> AccessRequest:
     """What is asked, with the usual tenant and model."""
-    return AccessRequest(
-        tenant=tenant, model=model, input_tokens=input, max_output_tokens=output, structured=structured, choices=choices
-    )
+    return AccessRequest(tenant=tenant, model=model, input_tokens=input, max_output_tokens=output, **asked)
 
 
 def usage(*, concurrency=0, requests=60, tokens=6000) -> Usage:
@@ -89,6 +86,12 @@ def test_a_request_larger_than_a_minute_is_told_to_shrink() -> None:
     assert "fewer output tokens" in decision.message
 
 
+@pytest.mark.parametrize(("uncounted", "words"), [(True, "need at least 802 tokens"), (False, "need 802 tokens")])
+def test_only_an_exact_count_is_told_as_one(uncounted: bool, words: str) -> None:
+    """A caller reads whether the number is the prompt's length, or only known to be exceeded."""
+    assert words in evaluate(POLICY, access(input=801, uncounted=uncounted), usage(), NOW).message
+
+
 def test_principals() -> None:
     """Known credentials lead to their tenant, any other to nobody; a tenant's id is no
     credential."""
@@ -140,6 +143,7 @@ def test_grants_stay_within_every_limit(input_tokens, output, concurrency, reque
     if input_tokens is None:
         assert concurrency < limits.concurrency
         assert requests >= 1
+        assert left >= 0
     else:
         cost = input_tokens + granted
         assert cost <= limits.max_context_tokens

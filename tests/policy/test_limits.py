@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policy.limits import Bucket, Rate, full, refill, rescale, reserve, retry_after, settle
+from policy.limits import Bucket, Rate, charge, full, refill, rescale, reserve, retry_after, settle
 
 SIXTY = Rate(60)
 
@@ -51,6 +51,25 @@ def test_settle_makes_debt() -> None:
     bucket = settle(Bucket(0.0, 0.0), SIXTY, reserved=4, used=10, now=0.0)
     assert bucket == Bucket(-6.0, 0.0)
     assert retry_after(bucket, SIXTY, 1, 0.0) == pytest.approx(7.0)
+
+
+def test_a_charge_makes_debt_of_a_minute_at_most() -> None:
+    """What nobody reserved is taken whole while the debt is small; debt that was deeper before is left as it is."""
+    assert charge(full(SIXTY, 5.0), SIXTY, 100, 5.0) == Bucket(-40.0, 5.0)
+    assert charge(full(SIXTY, 5.0), SIXTY, 1_000, 5.0) == Bucket(-60.0, 5.0)
+    assert charge(Bucket(-70.0, 5.0), SIXTY, 10, 5.0) == Bucket(-70.0, 5.0)
+    assert charge(Bucket(0.0, 0.0), SIXTY, 10, 5.0) == Bucket(-5.0, 5.0)
+
+
+@given(filled(), st.integers(0, 2_000_000_000))
+def test_debt_of_charges_is_paid_within_a_minute(pair, amount) -> None:
+    """However much is charged, and the level never rises by it."""
+    bucket, rate = pair
+    charged = charge(bucket, rate, amount, bucket.updated_at)
+    wait = retry_after(charged, rate, 0, charged.updated_at)
+    assert charged.level <= bucket.level
+    assert wait is not None
+    assert wait <= 60.0 + 1e-3
 
 
 def test_retry_after_says_never() -> None:

@@ -72,6 +72,54 @@ def test_the_official_client_gets_what_its_schema_says(appliance: Appliance) -> 
     jsonschema.validate(json.loads("".join(chunk.choices[0].delta.content or "" for chunk in chunks)), SCHEMA)
 
 
+def whole(**properties: object) -> dict[str, object]:
+    """A schema of an object with exactly these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+WORDS = {"type": "string", "pattern": "^[a-z ]{0,12}$"}
+SMALL = [
+    {"type": "boolean"},
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 2, "maxItems": 6},
+    whole(yes={"type": "boolean"}, why=WORDS),
+    whole(at={"type": "array", "prefixItems": [{"enum": [1, 2]}, WORDS], "items": False, "minItems": 2}),
+    whole(within=whole(x={"const": [1, {"y": "z w"}]})),
+]
+"""Schemas whose answers have one spelling each, but for whitespace."""
+
+
+def shortest(text: str) -> str:
+    """The same value, as JSON without whitespace."""
+    return json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def test_json_has_no_needless_whitespace(appliance: Appliance) -> None:
+    """Every hot answer of the real model under a schema ends by itself and is the shortest JSON of its value. With
+    flexible whitespace the same requests give some that are not (control)."""
+    client = appliance.openai()
+    texts: dict[str, list[str]] = {"compact": [], "flexible": []}
+    for whitespace, answers in texts.items():
+        for seed, schema in enumerate(SMALL * 3):
+            choice = client.chat.completions.create(
+                model="athanor-mini",
+                messages=QUESTION,
+                temperature=1.5,
+                seed=seed,
+                max_tokens=400,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "small", "schema": schema, "strict": True},
+                },
+                extra_body={} if whitespace == "compact" else {"whitespace": whitespace},
+            ).choices[0]  # type: ignore[call-overload]
+            assert choice.finish_reason == "stop" or whitespace == "flexible"
+            if choice.finish_reason == "stop":
+                answers.append(choice.message.content)
+                jsonschema.validate(json.loads(answers[-1]), schema)
+    assert texts["compact"] == [shortest(text) for text in texts["compact"]]
+    assert texts["flexible"] != [shortest(text) for text in texts["flexible"]]
+
+
 @pytest.mark.parametrize(
     ("body", "pattern"),
     [
@@ -100,6 +148,10 @@ async def test_grpc_takes_every_form(appliance: Appliance) -> None:
         "red|green": output(choice=inference_pb2.Choice(values=["red", "green"])),
         "[0-9]": output(lark="start: /[0-9]/"),
         "true|false": output(json_schema='{"type": "boolean"}'),
+        r'\{"a":\[1,2\]\}': output(json_schema='{"const": {"a": [1, 2]}}'),
+        r'\{\s*"a"\s*:\s*\[\s*1\s*,\s*2\s*\]\s*\}': output(
+            json_schema='{"const": {"a": [1, 2]}}', whitespace=inference_pb2.WHITESPACE_FLEXIBLE
+        ),
     }
     async with grpc.aio.insecure_channel(appliance.ready["grpc"]) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -132,6 +184,8 @@ async def test_grpc_takes_every_form(appliance: Appliance) -> None:
         ({"response_format": {"type": "xml"}}, "invalid_value"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "invalid_value"),
         ({"guided_regex": "a", "ignore_eos": True}, "invalid_value"),
+        ({"guided_json": {"type": "null"}, "whitespace": "endless"}, "invalid_value"),
+        ({"guided_regex": "a", "whitespace": "compact"}, "invalid_value"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(appliance: Appliance, body: dict[str, object], code: str) -> None:

@@ -11,7 +11,7 @@ import re
 import secrets
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.common.errors import GrammarTooLargeError, InvalidRequestError
@@ -24,7 +24,7 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
 )
 from isolation.ipc import messages as wire
-from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind
+from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind, Whitespace
 from isolation.ipc.sampling import PARAMETERS, Number, Sampling
 
 MAX_BODY_BYTES = 4 << 20
@@ -68,6 +68,7 @@ SEED_BITS = 64
 ANY_OBJECT = '{"type":"object"}'
 """JSON Schema of "any JSON object"."""
 
+_JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_SCHEMA_LENIENT)
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MODEL = re.compile(rf"[\x21-\x7e]{{1,{MAX_MODEL_CHARS}}}")
 
@@ -285,6 +286,23 @@ def choice_grammar(values: Sequence[Any], param: str) -> Grammar:
     if not values or not all(isinstance(value, str) and value for value in values):
         raise InvalidRequestError(f"{param} must hold strings", param=param)
     return grammar(GrammarKind.CHOICE, compact_json(list(values)), param)
+
+
+def spaced(asked_for: Grammar | None, whitespace: Whitespace | None, param: str) -> Grammar | None:
+    """Return the grammar with the whitespace that the caller asks for, compact where it asks for none.
+
+    Raises:
+        InvalidRequestError: whitespace is asked for, and the output is not to be JSON.
+    """
+    if whitespace is None:
+        return asked_for
+    if asked_for is None or asked_for.kind not in _JSON_KINDS:
+        raise InvalidRequestError(
+            f"{param} is for outputs that are JSON by a schema or are any JSON object; ask for one of them, or leave "
+            f"{param} out",
+            param=param,
+        )
+    return replace(asked_for, whitespace=whitespace)
 
 
 def compact_json(value: object) -> str:

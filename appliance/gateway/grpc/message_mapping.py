@@ -29,13 +29,18 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
 )
 from appliance.gateway.grpc.generated import inference_pb2 as pb
-from isolation.ipc.grammar import GrammarKind
+from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 
 _NAMES = {"stop_ids": "stop_token_ids"}
 """Field of ``GenerateRequest`` -> field of the message, where they differ."""
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
 _PRIORITIES = {pb.PRIORITY_HIGH: Priority.HIGH, pb.PRIORITY_NORMAL: Priority.NORMAL, pb.PRIORITY_LOW: Priority.LOW}
+_WHITESPACES = {
+    pb.WHITESPACE_UNSPECIFIED: None,
+    pb.WHITESPACE_COMPACT: Whitespace.COMPACT,
+    pb.WHITESPACE_FLEXIBLE: Whitespace.FLEXIBLE,
+}
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -165,7 +170,13 @@ def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
 def _grammar(message: pb.GenerateRequest) -> Grammar | None:
     if not message.HasField("structured_output"):
         return None
-    asked = message.structured_output
+    asked, at = message.structured_output, "structured_output.whitespace"
+    if asked.whitespace not in _WHITESPACES:
+        raise InvalidRequestError("whitespace must be WHITESPACE_COMPACT or WHITESPACE_FLEXIBLE", param=at)
+    return request_builder.spaced(_form(asked), _WHITESPACES[asked.whitespace], at)
+
+
+def _form(asked: pb.StructuredOutput) -> Grammar:
     at = f"structured_output.{asked.WhichOneof('form')}"
     match asked.WhichOneof("form"):
         case "json_schema":

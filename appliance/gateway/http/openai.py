@@ -4,7 +4,7 @@ Three kinds of fields: those that are served; those whose loss would change what
 are refused with a 400 that names them and says what to do instead (``unsupported``), unless they hold a value that asks
 for nothing; all others, which are ignored and reported to the caller in a header. Source of names and shapes: OpenAI's
 API specification of 2026-08; ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``stop_token_ids`` as in
-vLLM; ``deterministic`` is our own. How an answer's structure is asked for is in ``structured``.
+vLLM; ``deterministic`` and ``whitespace`` are our own. How an answer's structure is asked for is in ``structured``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 ``response_format`` as in OpenAI's API (``text``, ``json_object``, ``json_schema``), and vLLM's ``structured_outputs``
 (``json``, ``regex``, ``choice``, ``grammar``, ``json_object``) with its older spelling, ``guided_json`` and so on. A
-request uses one of them. Schemas were parsed with the body; they are written out again and read by nobody else here.
+request uses one of them; ``whitespace``, our own, goes with those that give JSON. Schemas were parsed with the body;
+they are written out again and read by nobody else here.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Any
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
 from appliance.gateway.generate_request import Grammar
-from isolation.ipc.grammar import GrammarKind
+from isolation.ipc.grammar import GrammarKind, Whitespace
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
-FIELDS = frozenset({"response_format", "structured_outputs", *_GUIDED})
+FIELDS = frozenset({"response_format", "structured_outputs", "whitespace", *_GUIDED})
 """Names of a request's fields that are read here."""
 
 _FORMS = ("json", "json_object", "regex", "choice", "grammar")
 _FORMATS = ("text", "json_object", "json_schema")
+
+_WHITESPACES: Mapping[str, Whitespace] = {"compact": Whitespace.COMPACT, "flexible": Whitespace.FLEXIBLE}
 
 
 def grammar_of(document: Mapping[str, Any]) -> Grammar | None:
@@ -48,7 +51,16 @@ def grammar_of(document: Mapping[str, Any]) -> Grammar | None:
         raise InvalidRequestError(
             f"structured output is asked for {len(found)} times: {', '.join(found)}; give one", param=list(found)[1]
         )
-    return next(iter(found.values()), None)
+    asked_for = next(iter(found.values()), None)
+    return request_builder.spaced(asked_for, _whitespace(document.get("whitespace")), "whitespace")
+
+
+def _whitespace(value: object) -> Whitespace | None:
+    if value is None:
+        return None
+    chosen = _WHITESPACES.get(value) if isinstance(value, str) else None
+    _require(chosen is not None, "whitespace", f"must be one of: {', '.join(_WHITESPACES)}")
+    return chosen
 
 
 def _response_format(value: object) -> Grammar | None:

@@ -71,7 +71,7 @@ class EmbeddingSession:
                 param="model",
             )
         life.place(reservation)
-        texts = await self._encode()
+        texts = await self._encode(reservation)
         self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
         mark = self._mark(texts)
         try:
@@ -86,10 +86,10 @@ class EmbeddingSession:
         assert len(vectors) == len(texts), "a visit ends well when it has all vectors"
         return Embeddings(tuple(vectors), life.outcome.input_tokens)
 
-    async def _encode(self) -> list[array[int]]:
+    async def _encode(self, reservation: Reservation) -> list[array[int]]:
         """Get the token ids of all texts."""
         outcome, texts = self.life.outcome, []
-        with self.life.encoding() as client:
+        with self.life.encoding(reservation, 0) as client:
             for text in self._request.inputs:
                 texts.append(await client.encode(text, self.life.until))
                 outcome.input_tokens += len(texts[-1])

@@ -42,6 +42,8 @@ class Outcome:
     finish: FinishReason | None = None
     started: bool = False
     """Whether an engine took the request up."""
+    text_tokens: int = 0
+    """Tokens that the text sandbox made of the prompt, or gave it up at."""
     emitted: bool = False
     """Whether some of the answer was shown: then the request cannot be replayed."""
 

@@ -24,9 +24,13 @@ from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import RateState
 from policy.decision import Decision, Obligations, Reason
 from policy.evaluate import evaluate
-from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, full, refill, rescale, settle
+from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, charge, full, refill, rescale, settle
 from policy.model import Limits, PolicySet
 from policy.request import AccessRequest, Usage
+
+COUNTED_CONTEXTS = 2
+"""How many times what a tenant may have a prompt is counted up to: one that is a little too long is told its exact
+length, and of one that is far too long no more is tokenised, though the model's context be larger."""
 
 NO_RATES = RateState(0, 0, 0.0, 0, 0, 0.0)
 """Rates of a principal that is no tenant any more."""
@@ -152,14 +156,27 @@ class Ledger:
         account.tokens = Bucket(current.level - amount, now)
         return decision
 
-    def settle(self, tenant: str, reserved: int, used: int, choices: int = 1) -> None:
-        """End a request: free its slots and refund the tokens that it did not use."""
+    def refuse(self, access: AccessRequest) -> None:
+        """Raise what the policy denies an access for, if it does; nothing is taken either way.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        self._decide(access, self._clock())
+
+    def settle(self, tenant: str, reserved: int, used: int, choices: int = 1, refused: int = 0) -> None:
+        """End a request: free its slots, refund the tokens that it did not use, and charge what a refused prompt cost,
+        which nobody could reserve."""
         account = self._accounts[tenant]
         account.concurrency -= choices
         known = self._policy.tenants.get(tenant)
-        if known is not None and reserved:
-            rate = Rate(known.limits.tokens_per_minute)
-            account.tokens = settle(account.tokens, rate, reserved=reserved, used=used, now=self._clock())
+        if known is None:
+            return
+        rate, now = Rate(known.limits.tokens_per_minute), self._clock()
+        if reserved:
+            account.tokens = settle(account.tokens, rate, reserved=reserved, used=used, now=now)
+        if refused:
+            account.tokens = charge(account.tokens, rate, refused, now)
 
     def rates(self, tenant: str) -> RateState:
         """Return what is left of both rates. A tenant that is gone since its request was admitted has none: its last
@@ -265,11 +282,38 @@ class Reservation:
         self.grant = min(room, most)
         self._reserved = input_tokens + self._choices * most
 
-    def settle(self, input_tokens: int, output_tokens: int) -> None:
-        """Charge what was used and free the slot; the second and later calls do nothing."""
+    def most_counted(self) -> int:
+        """Return the tokens beyond which nobody counts those of a prompt of this tenant.
+
+        Raises:
+            UnauthenticatedError: it is no tenant any more.
+        """
+        limits = self._ledger.limits(self._tenant)
+        return COUNTED_CONTEXTS * min(limits.max_context_tokens, limits.tokens_per_minute)
+
+    def refuse_uncounted(self, least: int, asked: int | None) -> None:
+        """Raise what the policy denies a prompt of so many tokens or more for, if it does.
+
+        Raises:
+            ApplianceError: the policy denies.
+        """
+        access = AccessRequest(
+            tenant=self._tenant,
+            model=self._model,
+            input_tokens=least,
+            max_output_tokens=asked,
+            choices=self._choices,
+            uncounted=True,
+        )
+        self._ledger.refuse(access)
+
+    def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0) -> None:
+        """Charge what was used, and what a refused prompt cost, and free the slot; the second and later calls do
+        nothing."""
         if not self._settled:
             self._settled = True
-            self._ledger.settle(self._tenant, self._reserved, input_tokens + output_tokens, self._choices)
+            used = input_tokens + output_tokens
+            self._ledger.settle(self._tenant, self._reserved, used, self._choices, refused_tokens)
 
 
 def denial(decision: Decision) -> ApplianceError:

@@ -18,8 +18,10 @@ from typing import Self
 from appliance.common.errors import (
     ApplianceError,
     CancelledError,
+    ContextLengthError,
     InternalError,
     InvalidRequestError,
+    PermissionDeniedError,
     QuarantinedError,
     UnavailableError,
 )
@@ -50,6 +52,15 @@ Once the replay runs, the request's own deadline holds again."""
 
 MAX_ATTEMPTS = 3
 """Engines tried for one request: the first, the replay, and one more for a bystander of a second death."""
+
+CALLERS_FAULT = (InvalidRequestError, PermissionDeniedError)
+"""Errors of requests that can never be served as they are. What the text sandbox did for one is charged to the tenant's
+token rate; else it would cost the tenant one of its requests, and the sandbox as much as a prompt that is served.
+
+No bound on the prompt's bytes would do instead. Normalisers compose characters and collapse blanks, templates trim and
+leave out, one unknown token may stand for any length: a text of any size may have few tokens, and only the tokenizer
+can say that it has too many. The tenant's own context bounds that work (``ledger.COUNTED_CONTEXTS``). A request that
+was refused for now (429, 503) is not charged: it would have to wait for longer than it was told."""
 
 PRIORITIES = {Priority.HIGH: wire.Priority.HIGH, Priority.NORMAL: wire.Priority.NORMAL, Priority.LOW: wire.Priority.LOW}
 """Priorities of the policy as the wire has them: the most urgent has the lowest number."""
@@ -215,11 +226,25 @@ class Lifecycle:
         return TextClient(self.pair.text, self.dependencies.next_id, self.principal.tenant)
 
     @contextmanager
-    def encoding(self) -> Iterator[TextClient]:
-        """Trace the text phase; the block adds the token ids that it gets to ``outcome.input_tokens``."""
+    def encoding(self, reservation: Reservation, asked: int | None) -> Iterator[TextClient]:
+        """Trace the text phase; the block adds the token ids that it gets to ``outcome.input_tokens``. ``asked`` are
+        the output tokens asked for.
+
+        Raises:
+            ApplianceError: the prompt is beyond what policy or model allow; the policy's own denial comes first.
+        """
         self.trace.begin(Phase.TEXT)
-        with self.waiting():
-            yield self.text_client()
+        client = TextClient(
+            self.pair.text, self.dependencies.next_id, self.principal.tenant, reservation.most_counted()
+        )
+        try:
+            with self.waiting():
+                yield client
+        except ContextLengthError:
+            reservation.refuse_uncounted(client.most_counted + 1, asked)
+            raise
+        finally:
+            self.outcome.text_tokens = client.text_tokens
         self.trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
 
     async def limits(self, largest_id: int, param: str) -> EngineReady:
@@ -288,13 +313,16 @@ class Lifecycle:
         parts, outcome = self.dependencies, self.outcome
         self.pair.leave()
         tokens = self.tokens
+        refused = outcome.text_tokens if not tokens.input and isinstance(error, CALLERS_FAULT) else 0
+        if refused:
+            self.trace.annotate(refused_tokens=refused)
         parts.tenant_counts.add(tokens, error)
         reservation = self._reservation
         if reservation is None:
             parts.audited_calls.denied(self.principal, self._call, parts.ledger.policy.digest, error)
         else:
             parts.audited_calls.served(self.principal, self._call, reservation.decision, outcome, error)
-            reservation.settle(tokens.input, tokens.output)
+            reservation.settle(tokens.input, tokens.output, refused)
         self.trace.finish(
             error=error,
             input_tokens=tokens.input,

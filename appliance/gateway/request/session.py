@@ -52,7 +52,7 @@ class Session:
         life, request = self.life, self._request
         reservation = life.admit(request.max_tokens, request.choices, structured=request.grammar is not None)
         life.place(reservation)
-        with life.encoding() as client:
+        with life.encoding(reservation, request.max_tokens) as client:
             token_ids = await client.encode(request.prompt, life.until)
             life.outcome.input_tokens = len(token_ids)
         # From here on, and for a replay, the ids are enough; the text may be megabytes.

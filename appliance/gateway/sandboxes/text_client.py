@@ -36,14 +36,24 @@ OPEN_WAIT_S = 8.0
 MAX_OPENINGS = 3
 """Text sandboxes tried for one grammar."""
 
+PROSE_BYTES = 4
+"""Bytes for each token that a prompt counts as which was refused before its tokens were counted; prose has about as
+many."""
+
 
 class TextClient:
     """Asks the text sandbox for one request."""
 
-    def __init__(self, model: ModelSandboxes, next_id: Callable[[], int], tenant: str) -> None:
+    def __init__(
+        self, model: ModelSandboxes, next_id: Callable[[], int], tenant: str, most_tokens: int = MAX_TOKENS_PER_REQUEST
+    ) -> None:
+        """``most_tokens``: how far the tokens of a prompt are counted."""
         self._model = model
         self._next_id = next_id
         self._tenant = tenant
+        self._most_tokens = most_tokens
+        self.text_tokens = 0
+        """Tokens that the sandbox made of the prompts, or gave them up at: what they cost it."""
 
     async def encode(self, prompt: Prompt, until: float) -> array[int]:
         """Return the prompt's token ids, at least one.
@@ -57,10 +67,16 @@ class TextClient:
             kind, source = SourceKind.CHAT, prompt.source
         else:
             kind, source = SourceKind.TEXT, prompt.text.encode()
-        answer = await self._ask(lambda: Encode(self._next_id(), kind, source, self._most_tokens()), until)
+        try:
+            answer = await self._ask(lambda: Encode(self._next_id(), kind, source, self.most_counted), until)
+        except QuarantinedError:
+            self.text_tokens += self.most_counted
+            raise
         if isinstance(answer, Failed):
+            self.text_tokens += _spent(answer, len(source), self.most_counted)
             raise _refusal(answer, prompt.param)
         assert isinstance(answer, Encoded)
+        self.text_tokens += len(answer.token_ids)
         if not answer.token_ids:
             raise InvalidRequestError("the prompt has no tokens", param=prompt.param)
         return answer.token_ids
@@ -99,9 +115,12 @@ class TextClient:
         assert isinstance(answer, Decoded)
         return answer.text.decode("utf-8", "replace")
 
-    def _most_tokens(self) -> int:
+    @property
+    def most_counted(self) -> int:
+        """Return the tokens beyond which nobody counts a prompt's now: the model's context, once it is known, or
+        less."""
         capacity = self._model.capacity
-        return capacity.max_context if capacity is not None else MAX_TOKENS_PER_REQUEST
+        return min(self._most_tokens, capacity.max_context if capacity is not None else MAX_TOKENS_PER_REQUEST)
 
     async def _ask(self, make_job: Callable[[], Job], until: float) -> Answer:
         blamed = 0
@@ -120,6 +139,14 @@ class TextClient:
                     raise QuarantinedError("this prompt ended its tokenizer twice") from error
                 # The link is closed but model may not have been told in this turn of the loop.
                 self._model.forget_text(link)
+
+
+def _spent(answer: Failed, source_bytes: int, most: int) -> int:
+    """Return the tokens that a refused prompt counts as. One that is too long has more than ``most``; of one that
+    cannot be used, nobody knows, and the work on it grows with its bytes. The sandbox's own failures count nothing."""
+    if answer.code is FailureCode.TOO_LONG:
+        return most
+    return min(most, source_bytes // PROSE_BYTES) if answer.code is FailureCode.INVALID else 0
 
 
 def _refusal(answer: Failed, param: str) -> ApplianceError:

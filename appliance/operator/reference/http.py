@@ -99,6 +99,12 @@ GENERATION: tuple[Field, ...] = (
     ("guided_regex", "text", "none", "Older spelling of `structured_outputs.regex`."),
     ("guided_choice", "list of texts", "none", "Older spelling of `structured_outputs.choice`."),
     ("guided_grammar", "text", "none", "Older spelling of `structured_outputs.grammar`."),
+    (
+        "whitespace",
+        "compact or flexible",
+        "compact",
+        "Whitespace between the tokens of an answer that is JSON: none, or as the model likes it, within bounds.",
+    ),
 )
 
 CHAT: tuple[Field, ...] = (

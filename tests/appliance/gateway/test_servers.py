@@ -187,3 +187,4 @@ def test_connections_leave_descriptors_for_the_rest(monkeypatch):
     for soft, expected in ((1_024, 384), (65_536, 1_024), (resource.RLIM_INFINITY, 1_024), (64, 8)):
         monkeypatch.setattr(resource, "getrlimit", lambda _kind, soft=soft: (soft, soft))
         assert servers._affordable(1_024) == expected
+        assert servers._affordable(4) == 4

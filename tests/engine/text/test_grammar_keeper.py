@@ -12,7 +12,7 @@ import pytest
 
 from engine.text.grammar_child import COMPILE_CPU_S, COMPILED, RESULT, ROW
 from engine.text.grammar_keeper import COMPILE_WALL_S, HEAVY_AFTER_S, KEPT_S, TURN_S, Keeper
-from isolation.ipc.grammar import CloseGrammar, GrammarKind, OpenGrammar
+from isolation.ipc.grammar import CloseGrammar, GrammarKind, OpenGrammar, Whitespace
 from isolation.ipc.messages import Failed, FailureCode
 
 
@@ -137,6 +137,18 @@ def test_a_grammar_that_must_not_be_kept_goes_with_its_last_request(sleepers: Sl
         keeper.take(CloseGrammar(10 * number + 2))
         assert process.ended is not kept
     assert len(keeper.processes) == 1
+
+
+def test_a_schema_of_other_whitespace_is_another_grammar(sleepers: Sleepers) -> None:
+    """Compact and flexible forms of one schema never share what was compiled; two compact ones do (control)."""
+    keeper = Keeper(sleepers.fork, 4)
+    for request, whitespace in enumerate((Whitespace.COMPACT, Whitespace.COMPACT, Whitespace.FLEXIBLE), start=1):
+        keeper.take(OpenGrammar(request, b"t" * 16, GrammarKind.JSON_SCHEMA, b"{}", whitespace=whitespace))
+    (process,) = keeper.processes.values()
+    keeper.forked(sleepers.processes[0].pid)
+    os.write(sleepers.ends[0][1], RESULT.pack(COMPILED, 1, 0, 0, 0))
+    keeper.read(process)
+    assert [one.requests for one in keeper.processes.values()] == [{1, 2}, {3}]
 
 
 def test_a_grammar_that_nobody_follows_is_let_go_after_a_while(sleepers: Sleepers) -> None:

@@ -9,7 +9,7 @@ import pytest
 from engine.errors import RequestRejectedError
 from engine.text.grammar_matcher import CompiledGrammar
 from engine.text.token_bytes import build_tokenizer
-from isolation.ipc.grammar import GrammarKind, MaskState
+from isolation.ipc.grammar import GrammarKind, MaskState, Whitespace
 from isolation.ipc.messages import FailureCode
 
 
@@ -24,9 +24,9 @@ def compiled(words):
     """Compiles over that model."""
     tokenizer = build_tokenizer(words)
 
-    def compiled(kind: GrammarKind, source: object) -> CompiledGrammar:
+    def compiled(kind: GrammarKind, source: object, whitespace: Whitespace = Whitespace.COMPACT) -> CompiledGrammar:
         data = source if isinstance(source, bytes) else json.dumps(source).encode()
-        return CompiledGrammar(tokenizer, kind, data, words.mask_bytes)
+        return CompiledGrammar(tokenizer, kind, data, words.mask_bytes, whitespace)
 
     return compiled
 
@@ -99,21 +99,66 @@ def test_what_cannot_be_used_is_refused(compiled, kind, source) -> None:
     assert raised.value.reason
 
 
-def test_whitespace_has_an_end(compiled, words) -> None:
-    """Compact, spaced and indented JSON pass; a run of spaces or of new lines does not, unless the schema asks."""
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    grammar = compiled(GrammarKind.JSON_SCHEMA, schema)
+INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_SCHEMA_LENIENT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_is_compact(compiled, words, kind) -> None:
+    """No whitespace passes anywhere between tokens, in constants neither; the compact text does (control)."""
+    grammar = compiled(kind, INTEGER)
+    assert follow(grammar, words, '{"a":1}') is MaskState.ACCEPTING
+    for text in ('{"a": 1}', '{ "a":1}', '{"a" :1}', '{"a":1 }', '{\n"a":1}', ' {"a":1}'):
+        assert follow(grammar, words, text) is None
+    constant = compiled(kind, {"const": {"x": [1, 2]}})
+    assert follow(constant, words, '{"x":[1,2]}') is MaskState.ACCEPTING
+    assert follow(constant, words, '{"x":[1, 2]}') is None
+    anything = compiled(kind, {"type": "object"})
+    assert follow(anything, words, '{"a":[{},null]}') is MaskState.ACCEPTING
+    assert follow(anything, words, '{"a":[{}, null]}') is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flexible_whitespace_has_an_end(compiled, words, kind) -> None:
+    """Compact, spaced and indented JSON pass where that is asked for; a run of spaces or of new lines does not."""
+    grammar = compiled(kind, INTEGER, Whitespace.FLEXIBLE)
     for text in ('{"a":1}', '{ "a": 1 }', '{\n  "a": 1\n}'):
         assert follow(grammar, words, text) is MaskState.ACCEPTING
-    for text in ('{  "a":1}', '{\n\n"a":1}', ' {"a":1}'):
+    for text in ('{  "a":1}', '{\n\n"a":1}', ' {"a":1}', "{\n" + 25 * " " + '"a":1}'):
         assert follow(grammar, words, text) is None
-    loose = {**schema, "x-guidance": {"whitespace_pattern": " *"}}
-    assert follow(compiled(GrammarKind.JSON_SCHEMA, loose), words, '{   "a":1}') is MaskState.ACCEPTING
+
+
+def test_only_flexible_masks_allow_whitespace(compiled, words) -> None:
+    """After the brace the flexible mask has the bit of a space, the compact one has not; both have that of the
+    quote that begins the name (control)."""
+
+    def allowed(whitespace: Whitespace) -> set[bytes]:
+        grammar = compiled(GrammarKind.JSON_SCHEMA, INTEGER, whitespace)
+        grammar.open(1)
+        row = grammar.advance(1, words.entries.index(b"{"))
+        return {entry for i, entry in enumerate(words.entries) if row.words[i >> 3] >> (i & 7) & 1}
+
+    compact, flexible = allowed(Whitespace.COMPACT), allowed(Whitespace.FLEXIBLE)
+    assert b'"' in compact
+    assert {b'"', b" ", b"\n"} <= flexible
+    assert not any(entry[:1].isspace() for entry in compact)
+
+
+def test_whitespace_within_strings_is_the_schemas(compiled, words) -> None:
+    """A pattern's and a constant's own spaces pass under compact JSON."""
+    spaced = compiled(GrammarKind.JSON_SCHEMA, {"type": "string", "pattern": "^a +b$"})
+    assert follow(spaced, words, '"a  b"') is MaskState.ACCEPTING
+    assert follow(spaced, words, '"ab"') is None
+    assert follow(compiled(GrammarKind.JSON_SCHEMA, {"enum": ["p  q"]}), words, '"p  q"') is MaskState.ACCEPTING
+
+
+@pytest.mark.parametrize("whitespace", Whitespace)
+def test_a_schema_may_have_a_pattern_of_its_own(compiled, words, whitespace) -> None:
+    """Its ``x-guidance`` overrides the option by a pattern, and cannot turn bounds off by ``whitespace_flexible``."""
+    loose = {**INTEGER, "x-guidance": {"whitespace_pattern": " *"}}
+    assert follow(compiled(GrammarKind.JSON_SCHEMA, loose, whitespace), words, '{   "a":1}') is MaskState.ACCEPTING
+    endless = {**INTEGER, "x-guidance": {"whitespace_flexible": True}}
+    assert follow(compiled(GrammarKind.JSON_SCHEMA, endless, whitespace), words, '{   "a":1}') is None
 
 
 def test_choices_are_taken_letter_by_letter(compiled, words) -> None:

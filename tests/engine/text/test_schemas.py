@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from engine.text.grammar_matcher import CompiledGrammar
 from engine.text.token_bytes import Words, build_tokenizer
-from isolation.ipc.grammar import GrammarKind, MaskState
+from isolation.ipc.grammar import GrammarKind, MaskState, Whitespace
 from tests.engine.text.schema_maker import make_schema
 
 WRITTEN = sorted((Path(__file__).parent / "schemas").glob("*.json"))
@@ -34,10 +35,22 @@ def tokenizer(words: Words) -> Any:
     return build_tokenizer(words)
 
 
-def spelt(words: Words, tokenizer: Any, schema: object, rng: random.Random, *, short: float = 0.5) -> str:
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def spelt(
+    words: Words,
+    tokenizer: Any,
+    schema: object,
+    rng: random.Random,
+    *,
+    short: float = 0.5,
+    whitespace: Whitespace = Whitespace.COMPACT,
+) -> str:
     """An answer whose tokens are drawn from those that are allowed, as by a model whose logits say nothing; ends are
     taken where they are allowed, and one of the shortest ``short`` of the time, so that it comes to an end."""
-    grammar = CompiledGrammar(tokenizer, GrammarKind.JSON_SCHEMA, json.dumps(schema).encode(), words.mask_bytes)
+    source = json.dumps(schema).encode()
+    grammar = CompiledGrammar(tokenizer, GrammarKind.JSON_SCHEMA, source, words.mask_bytes, whitespace)
     row = grammar.open(1)
     text = b""
     for _ in range(MOST_TOKENS):
@@ -72,6 +85,19 @@ def test_written_schemas_are_satisfied(path: Path, words: Words, tokenizer: Any)
     schema = json.loads(path.read_text())
     for seed in range(3):
         check(schema, spelt(words, tokenizer, schema, random.Random(seed)))
+
+
+def test_answers_to_written_schemas_are_compact(words: Words, tokenizer: Any) -> None:
+    """No answer has whitespace outside of its strings; with flexible whitespace most have some (control)."""
+    spaced = dict.fromkeys(Whitespace, 0)
+    for path in WRITTEN:
+        schema = json.loads(path.read_text())
+        for whitespace in Whitespace:
+            text = spelt(words, tokenizer, schema, random.Random(7), whitespace=whitespace)
+            check(schema, text)
+            spaced[whitespace] += re.search(r"\s", STRING.sub('""', text)) is not None
+    assert spaced[Whitespace.COMPACT] == 0
+    assert spaced[Whitespace.FLEXIBLE] > len(WRITTEN) / 2
 
 
 def test_made_schemas_are_satisfied(words: Words, tokenizer: Any) -> None:

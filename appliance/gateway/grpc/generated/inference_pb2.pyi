@@ -26,6 +26,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Whitespace:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhitespaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Whitespace.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WHITESPACE_UNSPECIFIED: _Whitespace.ValueType  # 0
+    """WHITESPACE_COMPACT."""
+    WHITESPACE_COMPACT: _Whitespace.ValueType  # 1
+    """None."""
+    WHITESPACE_FLEXIBLE: _Whitespace.ValueType  # 2
+    """In each place none, one space, or a new line with an indent of at most 24: as the model likes it."""
+
+class Whitespace(_Whitespace, metaclass=_WhitespaceEnumTypeWrapper):
+    """Whitespace between the tokens of a JSON text. Strings are what the schema lets them be."""
+
+WHITESPACE_UNSPECIFIED: Whitespace.ValueType  # 0
+"""WHITESPACE_COMPACT."""
+WHITESPACE_COMPACT: Whitespace.ValueType  # 1
+"""None."""
+WHITESPACE_FLEXIBLE: Whitespace.ValueType  # 2
+"""In each place none, one space, or a new line with an indent of at most 24: as the model likes it."""
+Global___Whitespace: _TypeAlias = Whitespace  # noqa: Y015
+
 class _Priority:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -243,6 +267,7 @@ class StructuredOutput(_message.Message):
     LARK_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     LENIENT_FIELD_NUMBER: _builtins.int
+    WHITESPACE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON Schema; the output is a JSON text that satisfies it."""
     regex: _builtins.str
@@ -251,6 +276,8 @@ class StructuredOutput(_message.Message):
     """A grammar in llguidance's dialect of Lark."""
     lenient: _builtins.bool
     """Whether keywords of a JSON Schema that are not implemented are passed over in place of refused. Absent: refused."""
+    whitespace: Global___Whitespace.ValueType
+    """Whitespace between the tokens of a JSON text; goes with json_schema and json_object. Absent: WHITESPACE_COMPACT."""
     @_builtins.property
     def json_object(self) -> Global___JsonObject:
         """The output is any JSON object."""
@@ -268,10 +295,11 @@ class StructuredOutput(_message.Message):
         lark: _builtins.str = ...,
         choice: Global___Choice | None = ...,
         lenient: _builtins.bool = ...,
+        whitespace: Global___Whitespace.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "lenient", b"lenient", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "lenient", b"lenient", "regex", b"regex", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "lark", "choice"]  # noqa: Y015
     _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015

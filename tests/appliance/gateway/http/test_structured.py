@@ -12,7 +12,7 @@ from appliance.gateway.generate_request import Grammar, Operation
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.message_mapping import to_request
 from appliance.gateway.http.openai import parse
-from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind
+from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind, Whitespace
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "\u00e9"}}}
 WRITTEN = '{"type":"object","properties":{"b":{"type":"integer"},"a":{"const":"\u00e9"}}}'.encode()
@@ -63,6 +63,45 @@ def test_what_each_spelling_means(operation: Operation, fields: dict[str, object
     assert asked(operation, **fields) == expected
 
 
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": schema_format()},
+        {"response_format": schema_format(strict=True)},
+        {"guided_json": SCHEMA},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+)
+def test_whitespace_goes_with_every_form_of_json(operation: Operation, form: dict[str, object]) -> None:
+    """Compact by itself, by null and by name; flexible by name alone. The rest of the grammar is the same."""
+    compact = asked(operation, **form)
+    assert compact is not None
+    assert compact.whitespace is Whitespace.COMPACT
+    assert asked(operation, **form, whitespace="compact") == asked(operation, **form, whitespace=None) == compact
+    flexible = asked(operation, **form, whitespace="flexible")
+    assert flexible == Grammar(compact.kind, compact.source, Whitespace.FLEXIBLE)
+
+
+@pytest.mark.parametrize("value", ["", "Compact", "unbounded", True, 1, ["compact"], {"compact": 1}])
+def test_whitespace_of_no_known_kind_is_refused(value: object) -> None:
+    """The error names the field and the values that there are."""
+    with pytest.raises(InvalidRequestError, match="whitespace must be one of: compact, flexible") as raised:
+        asked(guided_json=SCHEMA, whitespace=value)
+    assert raised.value.param == "whitespace"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"guided_regex": "a"}, {"guided_choice": ["a"]}, {"guided_grammar": "start: x"}]
+)
+def test_whitespace_without_json_is_refused(fields: dict[str, object]) -> None:
+    """It would have no effect; the error says what it goes with."""
+    with pytest.raises(InvalidRequestError, match="outputs that are JSON") as raised:
+        asked(**fields, whitespace="compact")
+    assert raised.value.param == "whitespace"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -109,6 +148,11 @@ def test_a_grammar_has_a_largest_size() -> None:
         (pb.StructuredOutput(json_schema="{}"), Grammar(GrammarKind.JSON_SCHEMA, b"{}")),
         (pb.StructuredOutput(json_schema="{}", lenient=True), Grammar(GrammarKind.JSON_SCHEMA_LENIENT, b"{}")),
         (pb.StructuredOutput(json_object=pb.JsonObject()), OBJECT),
+        (pb.StructuredOutput(json_object=pb.JsonObject(), whitespace=pb.WHITESPACE_COMPACT), OBJECT),
+        (
+            pb.StructuredOutput(json_schema="{}", whitespace=pb.WHITESPACE_FLEXIBLE),
+            Grammar(GrammarKind.JSON_SCHEMA, b"{}", Whitespace.FLEXIBLE),
+        ),
         (pb.StructuredOutput(regex="a"), Grammar(GrammarKind.REGEX, b"a")),
         (pb.StructuredOutput(lark="start: x"), Grammar(GrammarKind.LARK, b"start: x")),
         (pb.StructuredOutput(choice=pb.Choice(values=["a", "b"])), Grammar(GrammarKind.CHOICE, b'["a","b"]')),
@@ -129,3 +173,17 @@ def test_grpc_refusals(form: pb.StructuredOutput) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         to_request(pb.GenerateRequest(model="m", text="x", structured_output=form), Stamp("id"))
     assert raised.value.param.startswith("structured_output")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (pb.StructuredOutput(json_schema="{}", whitespace=9), "WHITESPACE_COMPACT or WHITESPACE_FLEXIBLE"),  # type: ignore[arg-type]
+        (pb.StructuredOutput(regex="a", whitespace=pb.WHITESPACE_COMPACT), "outputs that are JSON"),
+    ],
+)
+def test_grpc_whitespace_refusals(form: pb.StructuredOutput, words: str) -> None:
+    """A number that the enumeration has not, and whitespace of what is no JSON."""
+    with pytest.raises(InvalidRequestError, match=words) as raised:
+        to_request(pb.GenerateRequest(model="m", text="x", structured_output=form), Stamp("id"))
+    assert raised.value.param == "structured_output.whitespace"

@@ -17,6 +17,7 @@ from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.message_mapping import to_embed_request, to_request
 from appliance.gateway.http import openai, openai_embeddings
 from appliance.gateway.sandboxes.grammars import PARAM as GRAMMAR
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.text_client import TextClient
 from isolation.ipc.engine import RequestFailure, StepOutput, Submit
 from isolation.ipc.messages import Failed, FailureCode
@@ -78,7 +79,7 @@ async def test_what_the_text_sandbox_refuses_is_blamed_on_the_caller_s_field(
         return Failed(1, code, "because")
 
     monkeypatch.setattr(TextClient, "_ask", refuse)
-    client = TextClient(None, lambda: 1, "alpha")  # type: ignore[arg-type]
+    client = TextClient(ModelSandboxes("m"), lambda: 1, "alpha")
     for prompt in (GENERATE[0][0].prompt, GENERATE[1][0].prompt, GENERATE[4][0].prompt, EMBED[0][0].inputs[0]):
         with pytest.raises(kind) as refused:
             await client.encode(prompt, time.monotonic() + 1)

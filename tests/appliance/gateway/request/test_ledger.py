@@ -179,3 +179,49 @@ def test_choices_take_a_slot_and_a_grant_each_and_the_prompt_once() -> None:
     three.settle(20, 7)
     assert book.concurrency("alpha") == 0
     assert before - book.rates("alpha").remaining_tokens == 27
+
+
+def test_refused_prompts_use_the_tokens_up() -> None:
+    """Prompts that are refused for their length make debt, after which the tenant is refused before any work, told when
+    to come again, and then admitted. As many requests that cost nothing are all admitted (control)."""
+    clock = Clock()
+    book = ledger(clock, rpm=1_000, tpm=600)
+    for _ in range(50):
+        book.admit("alpha", "m", None).settle(0, 0)
+    for _ in range(4):
+        book.admit("alpha", "m", None).settle(0, 0, refused_tokens=200)
+    with pytest.raises(RateLimitedError, match="200 tokens more than the 600") as raised:
+        book.admit("alpha", "m", None)
+    assert raised.value.rule == "tenants.alpha.limits.tokens_per_minute"
+    assert raised.value.retry_after_s == pytest.approx(20.0)
+    assert book.rates("alpha").remaining_tokens == 0
+    clock.now += raised.value.retry_after_s or 0
+    book.admit("alpha", "m", None)
+
+
+def test_a_refused_prompt_is_charged_besides_what_was_reserved() -> None:
+    """The reservation comes back whole, and once."""
+    book = ledger(Clock(), rpm=1_000, tpm=600)
+    reservation = book.admit("alpha", "m", 50)
+    reservation.reserve(40, 50, 60)
+    assert book.rates("alpha").remaining_tokens == 510
+    reservation.settle(0, 0, refused_tokens=40)
+    reservation.settle(0, 0, refused_tokens=40)
+    assert book.rates("alpha").remaining_tokens == 560
+
+
+@pytest.mark.parametrize(("tpm", "most"), [(600, 200), (80, 160)])
+def test_a_prompt_is_counted_up_to_what_the_tenant_may_have(tpm: int, most: int) -> None:
+    """Twice its context, or its tokens of a minute where those are fewer."""
+    assert ledger(Clock(), tpm=tpm).admit("alpha", "m", None).most_counted() == most
+
+
+def test_a_prompt_that_nobody_counted_is_denied_by_the_policy() -> None:
+    """With the policy's rule and limit, as if it had been counted; where the policy agrees nothing is raised and
+    nothing taken (control)."""
+    reservation = ledger(Clock(), tpm=600).admit("alpha", "m", None)
+    reservation.refuse_uncounted(99, None)
+    with pytest.raises(ContextLengthError, match="at least 202 tokens") as raised:
+        reservation.refuse_uncounted(201, None)
+    assert raised.value.rule == "tenants.alpha.limits.max_context_tokens"
+    assert raised.value.details["limit"] == "100"

@@ -19,7 +19,7 @@ from appliance.gateway.generate_request import Grammar
 from appliance.gateway.sandboxes import grammars as module
 from appliance.gateway.sandboxes.grammars import PARAM, TENANT_OPENING, GrammarLostError, GrammarRun, Grammars
 from isolation.ipc.codec import Message
-from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar
+from isolation.ipc.grammar import Advance, CloseGrammar, GrammarKind, Masks, MaskState, OpenGrammar, Whitespace
 from isolation.ipc.messages import Failed, FailureCode
 
 ALPHA, BETA = b"a" * 16, b"b" * 16
@@ -83,6 +83,18 @@ async def test_a_run_from_open_to_close() -> None:
     run.close()
     assert bench.sent[2:] == [CloseGrammar(5)]
     assert not bench.broken
+
+
+async def test_the_text_sandbox_is_told_of_the_whitespace() -> None:
+    """It goes along with the source, as the request has it."""
+    bench = Bench()
+    for request, whitespace in enumerate(Whitespace, start=1):
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, b"{}", whitespace)
+        task = asyncio.ensure_future(bench.grammars.open(request, ALPHA, grammar))
+        await asyncio.sleep(0)
+        task.cancel()
+    opened = [message for message in bench.sent if isinstance(message, OpenGrammar)]
+    assert [message.whitespace for message in opened] == list(Whitespace)
 
 
 async def test_one_frame_a_step_each_way() -> None:
