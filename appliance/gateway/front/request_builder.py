@@ -274,7 +274,7 @@ def grammar(kind: GrammarKind, text: str, param: str) -> Grammar:
     if not source:
         raise InvalidRequestError(f"{param} is empty", param=param)
     check_most(len(source), MAX_GRAMMAR_BYTES, param, "bytes", GrammarTooLargeError)
-    return Grammar(kind, source, param)
+    return Grammar(kind, source, param=param)
 
 
 def choice_grammar(values: Sequence[Any], param: str) -> Grammar:
