@@ -186,12 +186,3 @@ def test_what_a_client_says_without_a_connection_is_in_the_table(
     assert look.partition(" <")[0].replace(with_certificate.address, ADDRESS) in text
     shown = with_certificate.shell(look)
     assert "Requested Signature Algorithms" in shown
-
-
-@pytest.mark.xfail(strict=False, reason="grpc.aio ends the handshake, and no client shows its user why")
-def test_a_key_on_a_port_that_wants_certificates_is_told(with_certificate: Reader) -> None:
-    """A caller with a key and no certificate gets a status that says what the port wants."""
-    call = Call(address=with_certificate.address, key=with_certificate.key, ca=with_certificate.folder / "ca.pem")
-    answer = call_blocking(call)
-    assert (answer.code, answer.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
-    assert "client certificate" in answer.message and answer.models == []
