@@ -214,6 +214,11 @@ class Scene:
         self.times += [one.ttft for one in asked if begin <= one.due <= end and not one.failure]
         return row
 
+    def whole(self) -> Row:
+        """The row over all attacks; what the gateway keeps is measured against the time before the first."""
+        back_s = self._quiet(time.monotonic(), self.calm.memory)
+        return whole_row(self.rows, self.times, self.calm, self.watch.samples[-1], back_s)
+
     def _settle(self, until: float) -> None:
         """Wait until every request that was due before has ended: each has a deadline."""
         give_up = until + DEADLINE_S + 5.0
@@ -268,8 +273,7 @@ def measure(ground: Ground, options: argparse.Namespace) -> dict[str, Any] | Non
         print(f"control: the gateway stopped for {STOP_S:g} s: TTFT {seen:.0f}x, {verdict}\n{HEAD}", flush=True)
         for attack, addresses in chosen:
             show(now.attack(attack, addresses, options.seconds))
-        whole = whole_row(now.rows, now.times, now.calm)
-        show(whole)
+        show(whole := now.whole())
     rows = [asdict(row) | {"breaches": breaches(row)} for row in (*now.rows, whole)]
     passed = seen > MOST_TTFT_RATIO and not any(row["breaches"] for row in rows)
     return {"ground": ground.name, "calm": asdict(now.calm), "control": seen, "rows": rows, "passed": passed}

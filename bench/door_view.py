@@ -109,7 +109,7 @@ def breaches(row: Row) -> list[str]:
     start, most, after = row.memory
     found = {
         "tenants": row.asked < LEAST_ASKED,
-        "attack": row.named > 0 and row.reached.rate == 0,
+        "attack": row.named > 0 and not (row.reached.rate and row.reached.most_open),
         "open": row.failed_open > 0,
         "new": row.new_share < LEAST_NEW and (judged or row.new >= LEAST_SHARES),
         "TTFT": row.ttft_ratio > MOST_TTFT_RATIO and (judged or row.answered >= LEAST_SHARES),
@@ -165,9 +165,9 @@ def row_of(  # noqa: PLR0913 - a row is of so many things
     )
 
 
-def whole_row(rows: Sequence[Row], times: Sequence[float], calm: Calm) -> Row:
-    """The row over all attacks on an appliance; ``times``: every time to first token during one of them."""
-    last = rows[-1]
+def whole_row(rows: Sequence[Row], times: Sequence[float], calm: Calm, after: Sample, back_s: float | None) -> Row:
+    """The row over all attacks on an appliance; ``times``: every time to first token during one of them; ``after``: the
+    gateway at the end."""
     return Row(
         WHOLE,
         max(row.addresses for row in rows),
@@ -181,9 +181,9 @@ def whole_row(rows: Sequence[Row], times: Sequence[float], calm: Calm) -> Row:
         answered=len(times),
         ttft=quantile(times, 0.99),
         calm_ttft=calm.ttft,
-        memory=(calm.memory, max(row.memory[1] for row in rows), last.memory[2]),
-        descriptors=(calm.descriptors, max(row.descriptors[1] for row in rows), last.descriptors[2]),
-        back_s=last.back_s,
+        memory=(calm.memory, max(row.memory[1] for row in rows), after.memory),
+        descriptors=(calm.descriptors, max(row.descriptors[1] for row in rows), after.descriptors),
+        back_s=back_s,
         gateways=max(row.gateways for row in rows),
     )
 

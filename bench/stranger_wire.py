@@ -29,6 +29,9 @@ SMALL_BUFFER_BYTES = 4_096
 IP_BIND_ADDRESS_NO_PORT = 24
 """ip(7): the port of a bound address is chosen by `connect`, so that addresses do not run out of ports."""
 
+IPV6_FREEBIND = 78
+"""linux/in6.h: an address may be bound that no interface has; loopback's route has the attackers'."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -203,6 +206,8 @@ class Assault:
     def _bind(self, sock: socket.socket, *, reads: bool) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_FREEBIND, 1)
         sock.bind((next(self._sources), 0))
         if not reads:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
