@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ CALM_S = 20.0
 SECONDS = 30.0
 """Of an attack: 240 requests of the tenants, 120 of them on new connections."""
 
-SHORT_CALM_S = 10.0
-SHORT_SECONDS = 3.0
+PAUSE_S = 5.0
+"""Seconds without an attack before each one."""
+
+SHORT_CALM_S = 8.0
+SHORT_SECONDS = 2.5
+SHORT_PAUSE_S = 1.5
 """In the three minutes: the 99th percentile is then taken over all attacks alone."""
 
 STOP_S = 2.0
@@ -97,6 +101,15 @@ class Lines:
         self._process.kill()
         self._process.wait()
         self._reader.join()
+
+    def must_live(self) -> None:
+        """Make sure that the program runs still: what it did is no measurement else.
+
+        Raises:
+            RuntimeError: it has ended by itself.
+        """
+        if self._process.poll() is not None:
+            raise RuntimeError(f"{' '.join(self._argv[1:3])} ended by itself; its own words are above")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -166,23 +179,19 @@ class Scene:
     door: Door
     watch: Watch
     tenants: Tenants
-    calm: Calm = field(default_factory=lambda: Calm(0.0, 0, 0))
+    calm: Calm
+    since: float
+    """When the tenants' requests began to count."""
     rows: list[Row] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
-    def take_calm(self, seconds: float) -> None:
-        """Measure without an attack."""
-        time.sleep(WARM_S)
+    def rest(self, seconds: float) -> None:
+        """Measure without an attack: what else the machine does changes in an hour, and is to be in both arms."""
         begin = time.monotonic()
         time.sleep(seconds)
         end = time.monotonic()
-        self._settle(end)
-        times = [one.ttft for one in within(self.tenants.asked, begin, end) if not one.failure]
-        samples = self.watch.between(begin, end)
-        if not samples or not times:
-            raise RuntimeError("the tenants got no answer without an attack, so there is nothing to compare with")
-        most = max(sample.descriptors for sample in samples)
-        self.calm = Calm(quantile(times, 0.99), samples[-1].memory, most)
+        settle(self.tenants, end)
+        self.calm = replace(self.calm, times=self.calm.times + times_between(self.tenants, begin, end))
 
     def control(self) -> float:
         """Stop the gateway for a moment; gives the ratio of times to first token, which has to show it."""
@@ -191,7 +200,7 @@ class Scene:
         time.sleep(STOP_S)
         os.kill(self.door.gateway(), signal.SIGCONT)
         end = time.monotonic()
-        self._settle(end)
+        settle(self.tenants, end)
         times = [one.ended - one.due for one in within(self.tenants.asked, begin, end)]
         self._quiet(end, self.calm.memory)
         return quantile(times, 0.99) / self.calm.ttft
@@ -202,8 +211,9 @@ class Scene:
             begin = strangers.began
             time.sleep(max(0.0, begin + seconds - time.monotonic()))
             reached, end = strangers.reached(), time.monotonic()
+            strangers.must_live()
         before = self.watch.between(0.0, begin)[-1]
-        self._settle(end)
+        settle(self.tenants, end)
         back_s = self._quiet(end, before.memory)
         done = time.monotonic()
         samples = [before, *self.watch.between(begin, done)]
@@ -211,19 +221,14 @@ class Scene:
         named = (addresses, attack.rate, attack.unit)
         row = row_of(attack.name, named, reached, self.calm, asked, samples, (begin, end), back_s)
         self.rows.append(row)
-        self.times += [one.ttft for one in asked if begin <= one.due <= end and not one.failure]
+        self.times += times_between(self.tenants, begin, end)
         return row
 
     def whole(self) -> Row:
         """The row over all attacks; what the gateway keeps is measured against the time before the first."""
         back_s = self._quiet(time.monotonic(), self.calm.memory)
-        return whole_row(self.rows, self.times, self.calm, self.watch.samples[-1], back_s)
-
-    def _settle(self, until: float) -> None:
-        """Wait until every request that was due before has ended: each has a deadline."""
-        give_up = until + DEADLINE_S + 5.0
-        while not self.tenants.settled(until) and time.monotonic() < give_up:
-            time.sleep(LOOK_S)
+        asked = within(self.tenants.asked, self.since, time.monotonic())
+        return whole_row(self.rows, asked, self.times, self.calm, self.watch.samples[-1], back_s)
 
     def _quiet(self, end: float, memory: int) -> float | None:
         """Wait until the gateway has about so much memory, and its descriptors, again: at most ``QUIET_S`` from the
@@ -237,11 +242,37 @@ class Scene:
                 return None
 
 
+def settle(tenants: Tenants, until: float) -> None:
+    """Wait until every request that was due before has ended: each has a deadline."""
+    give_up = until + DEADLINE_S + 5.0
+    while not tenants.settled(until) and time.monotonic() < give_up:
+        time.sleep(LOOK_S)
+
+
+def times_between(tenants: Tenants, begin: float, end: float) -> tuple[float, ...]:
+    """Times to the first token of the requests that were due then and answered."""
+    return tuple(one.ttft for one in list(tenants.asked) if begin <= one.due <= end and not one.failure)
+
+
 @contextlib.contextmanager
-def scene(ground: Ground) -> Iterator[Scene]:
-    """An appliance on this ground with its tenants at work, for the time of the block."""
+def scene(ground: Ground, calm_s: float) -> Iterator[Scene]:
+    """An appliance on this ground with its tenants at work, for the time of the block; measured for so many seconds
+    without an attack.
+
+    Raises:
+        RuntimeError: the tenants got no answer.
+    """
     with serving(ground) as door, Watch(door) as watch, Tenants(door.work) as tenants:
-        yield Scene(ground, door, watch, tenants)
+        time.sleep(WARM_S)
+        begin = time.monotonic()
+        time.sleep(calm_s)
+        end = time.monotonic()
+        settle(tenants, end)
+        samples, times = watch.between(begin, end), times_between(tenants, begin, end)
+        if not samples or not times:
+            raise RuntimeError("the tenants got no answer without an attack, so there is nothing to compare with")
+        calm = Calm(times, samples[-1].memory, max(sample.descriptors for sample in samples))
+        yield Scene(ground, door, watch, tenants, calm, begin)
 
 
 def choose(ground: Ground, options: argparse.Namespace) -> list[tuple[Attack, int]]:
@@ -262,8 +293,7 @@ def measure(ground: Ground, options: argparse.Namespace) -> dict[str, Any] | Non
     chosen = choose(ground, options)
     if not chosen:
         return None
-    with scene(ground) as now:
-        now.take_calm(options.calm)
+    with scene(ground, options.calm) as now:
         print(
             f"\n{ground.name}: p99 TTFT {now.calm.ttft * 1e3:.0f} ms without an attack, gateway"
             f" {now.calm.memory / (1 << 20):.0f} MB, {now.calm.descriptors} descriptors, load {os.getloadavg()[0]:.1f}"
@@ -272,11 +302,12 @@ def measure(ground: Ground, options: argparse.Namespace) -> dict[str, Any] | Non
         verdict = "seen" if seen > MOST_TTFT_RATIO else "NOT SEEN"
         print(f"control: the gateway stopped for {STOP_S:g} s: TTFT {seen:.0f}x, {verdict}\n{HEAD}", flush=True)
         for attack, addresses in chosen:
+            now.rest(options.pause)
             show(now.attack(attack, addresses, options.seconds))
         show(whole := now.whole())
     rows = [asdict(row) | {"breaches": breaches(row)} for row in (*now.rows, whole)]
     passed = seen > MOST_TTFT_RATIO and not any(row["breaches"] for row in rows)
-    return {"ground": ground.name, "calm": asdict(now.calm), "control": seen, "rows": rows, "passed": passed}
+    return {"ground": ground.name, "calm_ttft": now.calm.ttft, "control": seen, "rows": rows, "passed": passed}
 
 
 def show(row: Row) -> None:
@@ -305,6 +336,7 @@ def main() -> int:
         return 0
     options.seconds = options.seconds or (SHORT_SECONDS if options.short else SECONDS)
     options.calm = options.calm or (SHORT_CALM_S if options.short else CALM_S)
+    options.pause = SHORT_PAUSE_S if options.short else min(PAUSE_S, options.seconds)
     options.addresses = options.addresses or ([MOST_ADDRESSES] if options.short else [1, MOST_ADDRESSES])
     if not all(1 <= number <= MOST_ADDRESSES for number in options.addresses):
         parser.error(f"--addresses: 1 to {MOST_ADDRESSES}")

@@ -16,7 +16,7 @@ from typing import cast
 CONNECT_S = 5.0
 """Seconds for a connection and its handshake; then the stranger tries anew."""
 
-CONNECTS_PER_S = 200.0
+CONNECTS_PER_S = 300.0
 """Connections that an attack on open connections makes a second at most: a gateway that cuts them is not to be
 attacked by connecting instead, which other attacks do."""
 
@@ -25,6 +25,9 @@ BURST_S = 0.1
 
 SMALL_BUFFER_BYTES = 4_096
 """Receive buffer of a stranger that does not read."""
+
+READ_S = 0.01
+"""How long a slow reader reads: one turn of the event loop, and one receive buffer."""
 
 IP_BIND_ADDRESS_NO_PORT = 24
 """ip(7): the port of a bound address is chosen by `connect`, so that addresses do not run out of ports."""
@@ -140,12 +143,12 @@ class Wire(asyncio.Protocol):
             await self.news.wait()
 
     async def read_slowly(self, every_s: float) -> None:
-        """Read a byte or so every so many seconds, until the end; of a connection that does not read."""
+        """Read for ``READ_S`` every so many seconds, until the end; of a connection that does not read."""
         while not self.ended:
             await asyncio.sleep(every_s)
             if not self.ended:
                 self._transport.resume_reading()
-                await asyncio.sleep(0)
+                await asyncio.sleep(READ_S)
                 if not self._transport.is_closing():
                     self._transport.pause_reading()
 
@@ -155,9 +158,10 @@ class Wire(asyncio.Protocol):
 
     def reset(self) -> None:
         """Close with a reset."""
-        with contextlib.suppress(OSError):
-            sock = self._transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:  # else it is closed already
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self._transport.abort()
 
 
