@@ -340,6 +340,7 @@ def main() -> int:
     options.addresses = options.addresses or ([MOST_ADDRESSES] if options.short else [1, MOST_ADDRESSES])
     if not all(1 <= number <= MOST_ADDRESSES for number in options.addresses):
         parser.error(f"--addresses: 1 to {MOST_ADDRESSES}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the appliance ends as well
     enter_namespace(sys.argv)
     if options.in_namespace:
         give_addresses()

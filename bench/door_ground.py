@@ -91,8 +91,8 @@ def split_cores() -> tuple[set[int], set[int]]:
 
 @contextlib.contextmanager
 def serving(ground: Ground) -> Iterator[Door]:
-    """Serve the embedded model to two tenants for the time of the block, on the first core; this thread is pinned to
-    the second one.
+    """Serve the embedded model to two tenants for the time of the block, on the first core; this thread, and what it
+    starts in the block, is pinned to the second one.
 
     Raises:
         ApplianceError: it cannot start.
@@ -110,11 +110,20 @@ def serving(ground: Ground) -> Iterator[Door]:
             if files is not None:
                 config["listen"]["tls"] = {"certificate": str(files / "door.pem"), "key": str(files / "door.key")}
 
-        os.sched_setaffinity(0, ours)
-        with own_appliance(None, KV_BYTES, "float32", adjust=adjust) as target:
-            os.sched_setaffinity(0, others)
-            authority = "" if files is None else str(files / "authority.pem")
+        authority = "" if files is None else str(files / "authority.pem")
+        with _pinned(ours), own_appliance(None, KV_BYTES, "float32", adjust=adjust) as target, _pinned(others):
             yield Door(listen["http"], listen["grpc"], target.pid, target.api_keys, authority)
+
+
+@contextlib.contextmanager
+def _pinned(cores: set[int]) -> Iterator[None]:
+    """Pin this thread, and what it starts, for the time of the block."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _certificates(folder: Path) -> Path:
@@ -180,16 +189,11 @@ def sample_of(pid: int) -> Sample | None:
 
 
 def enter_namespace(arguments: Sequence[str]) -> None:
-    """Run this program again in a network namespace of its own, in which attackers have IPv6 addresses; return where
-    that is not allowed, or done.
-
-    Raises:
-        SystemExit: the program has run there to its end; with its status.
-    """
+    """Begin this program anew in a network namespace of its own, in which attackers have IPv6 addresses; return only
+    where that is not allowed, or done already."""
     if IN_NAMESPACE in arguments or not can_have_namespace():
         return
-    command = ["unshare", "--net", sys.executable, *sys.orig_argv[1:], IN_NAMESPACE]
-    raise SystemExit(subprocess.run(command, check=False).returncode)
+    os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.orig_argv[1:], IN_NAMESPACE])
 
 
 def can_have_namespace() -> bool:

@@ -46,6 +46,7 @@ DOCUMENTS = (
     "docs/structured-output.md",
     "docs/gpu.md",
     "docs/soak.md",
+    "docs/door.md",
     "docs/add-a-model.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
