@@ -36,7 +36,7 @@ WHOLE = "all of them"
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """The appliance without an attack: before the first one, and for some seconds before each."""
+    """The appliance without an attack: before the first one and, for the row over all, behind the last one."""
 
     times: tuple[float, ...]
     """To the first token of each request, seconds."""
