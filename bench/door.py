@@ -29,7 +29,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.door_ground import GROUNDS, IN_NAMESPACE, Door, Ground, Watch, enter_namespace, give_addresses, serving
+from bench.door_ground import (
+    GROUNDS,
+    IN_NAMESPACE,
+    Door,
+    Ground,
+    Others,
+    Watch,
+    enter_namespace,
+    give_addresses,
+    serving,
+)
 from bench.door_tenants import DEADLINE_S, Asked, Work
 from bench.door_view import (
     HEAD,
@@ -97,6 +107,11 @@ class Lines:
         self._process.kill()
         self._process.wait()
         self._reader.join()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     def must_live(self) -> None:
         """Make sure that the program runs still: what it did is no measurement else.
@@ -178,18 +193,20 @@ class Scene:
     calm: Calm
     since: float
     """When the tenants' requests began to count."""
+    others: Others
     rows: list[Row] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
     def rest(self, seconds: float) -> float:
         """Measure once more without an attack, at the end: what else the machine does changes in an hour, and is to be
         in both arms. Gives the 99th percentile."""
-        begin = time.monotonic()
+        begin, mark = time.monotonic(), self.others.mark()
         time.sleep(seconds)
         end = time.monotonic()
+        others = max(self.calm.others, self.others.share(mark))
         settle(self.tenants, end)
         times = times_between(self.tenants, begin, end)
-        self.calm = replace(self.calm, times=self.calm.times + times)
+        self.calm = replace(self.calm, times=self.calm.times + times, others=others)
         return quantile(times, 0.99)
 
     def control(self) -> float:
@@ -206,11 +223,14 @@ class Scene:
 
     def attack(self, attack: Attack, addresses: int, seconds: float) -> Row:
         """Measure one row."""
+        mark = self.others.mark()
         with Strangers(attack, self.door, addresses) as strangers:
             begin = strangers.began
             time.sleep(max(0.0, begin + seconds - time.monotonic()))
             reached, end = strangers.reached(), time.monotonic()
+            others = self.others.share(mark, strangers.pid)
             strangers.must_live()
+            self.tenants.must_live()
         before = self.watch.between(0.0, begin)[-1]
         settle(self.tenants, end)
         back_s = self.quiet(end, before.memory)
@@ -218,7 +238,7 @@ class Scene:
         samples = [before, *self.watch.between(begin, done)]
         asked = within(self.tenants.asked, begin, done)
         named = (addresses, attack.rate, attack.unit)
-        row = row_of(attack.name, named, reached, self.calm, asked, samples, (begin, end), back_s)
+        row = row_of(attack.name, named, reached, self.calm, asked, samples, (begin, end), back_s, others)
         self.rows.append(row)
         self.times += times_between(self.tenants, begin, end)
         return row
@@ -226,7 +246,7 @@ class Scene:
     def whole(self, back_s: float | None) -> Row:
         """The row over all attacks; what the gateway keeps is measured against the time before the first."""
         asked = within(self.tenants.asked, self.since, time.monotonic())
-        return whole_row(self.rows, asked, self.times, self.calm, self.watch.samples[-1], back_s)
+        return whole_row(self.rows, asked, self.times, self.calm, self.watch.samples, back_s)
 
     def quiet(self, end: float, memory: int) -> float | None:
         """Wait until the gateway has about so much memory, and its descriptors, again: at most ``QUIET_S`` from the
@@ -262,15 +282,17 @@ def scene(ground: Ground, calm_s: float) -> Iterator[Scene]:
     """
     with serving(ground) as door, Watch(door) as watch, Tenants(door.work) as tenants:
         time.sleep(WARM_S)
-        begin = time.monotonic()
+        others = Others(door, tenants.pid)
+        begin, mark = time.monotonic(), others.mark()
         time.sleep(calm_s)
         end = time.monotonic()
+        share = others.share(mark)
         settle(tenants, end)
         samples, times = watch.between(begin, end), times_between(tenants, begin, end)
         if not samples or not times:
             raise RuntimeError("the tenants got no answer without an attack, so there is nothing to compare with")
-        calm = Calm(times, samples[-1].memory, max(sample.descriptors for sample in samples))
-        yield Scene(ground, door, watch, tenants, calm, begin)
+        calm = Calm(times, samples[-1].memory, max(sample.descriptors for sample in samples), share)
+        yield Scene(ground, door, watch, tenants, calm, begin, others)
 
 
 def choose(ground: Ground, options: argparse.Namespace) -> list[tuple[Attack, int]]:
@@ -292,9 +314,10 @@ def measure(ground: Ground, options: argparse.Namespace) -> dict[str, Any] | Non
     if not chosen:
         return None
     with scene(ground, options.calm) as now:
+        holds = f"{now.calm.memory / (1 << 20):.0f} MB, {now.calm.descriptors} descriptors"
         print(
-            f"\n{ground.name}: p99 TTFT {now.calm.ttft * 1e3:.0f} ms without an attack, gateway"
-            f" {now.calm.memory / (1 << 20):.0f} MB, {now.calm.descriptors} descriptors, load {os.getloadavg()[0]:.1f}"
+            f"\n{ground.name}: p99 TTFT {now.calm.ttft * 1e3:.0f} ms without an attack, gateway {holds}, other work"
+            f" {now.calm.others:.0%}"
         )
         seen = now.control()
         verdict = "seen" if seen > MOST_TTFT_RATIO else "NOT SEEN"
@@ -303,7 +326,7 @@ def measure(ground: Ground, options: argparse.Namespace) -> dict[str, Any] | Non
             show(now.attack(attack, addresses, options.seconds))
         back_s = now.quiet(time.monotonic(), now.calm.memory)
         rest = now.rest(options.calm)
-        print(f"at the end: p99 TTFT {rest * 1e3:.0f} ms without an attack, load {os.getloadavg()[0]:.1f}")
+        print(f"at the end: p99 TTFT {rest * 1e3:.0f} ms without an attack, other work {now.calm.others:.0%}")
         show(whole := now.whole(back_s))
     rows = [asdict(row) | {"breaches": breaches(row)} for row in (*now.rows, whole)]
     passed = seen > MOST_TTFT_RATIO and not any(row["breaches"] for row in rows)

@@ -19,9 +19,13 @@ from urllib.parse import urlsplit
 from cryptography import x509
 
 from appliance.operator.cli.bench_target import own_appliance
-from appliance.selftest.processes import rooms
+from appliance.selftest.processes import CpuClock, rooms
 from bench.door_tenants import Work
+from bench.process_times import seconds
 from tests.appliance.gateway.front.pki import Authority
+
+CORES = sorted(os.sched_getaffinity(0))
+"""Those that this process had before it pinned itself."""
 
 KV_BYTES = 64 << 20
 SAMPLE_S = 0.1
@@ -85,8 +89,7 @@ class Door:
 
 def split_cores() -> tuple[set[int], set[int]]:
     """The appliance's core, and that of the attackers and the tenants' clients; the same where there is one only."""
-    cores = sorted(os.sched_getaffinity(0))
-    return {cores[0]}, {cores[1] if len(cores) > 1 else cores[0]}
+    return {CORES[0]}, {CORES[1] if len(CORES) > 1 else CORES[0]}
 
 
 @contextlib.contextmanager
@@ -145,6 +148,39 @@ class Sample:
     memory: int
     """Resident bytes."""
     descriptors: int
+
+
+class Others:
+    """Processor time that other work took from the two cores: what times to first token cannot be told from."""
+
+    def __init__(self, door: Door, client: int) -> None:
+        """``client``: the process of the tenants' clients."""
+        self._appliance = CpuClock(door.launcher, {})
+        self._client = client
+        self._cores = {f"cpu{number}" for core in split_cores() for number in core}
+
+    def mark(self) -> tuple[float, float]:
+        """The moment and the seconds that others have had until now, from which ``share`` counts."""
+        return time.monotonic(), self._busy() - self._ours()
+
+    def share(self, since: tuple[float, float], strangers: int = 0) -> float:
+        """Share of the cores that others had since a mark; ``strangers``: a process that was started after it."""
+        now, others = self.mark()
+        if strangers:
+            others -= seconds([strangers])
+        return max(0.0, others - since[1]) / max(now - since[0], 1e-3) / len(self._cores)
+
+    def _ours(self) -> float:
+        return sum(self._appliance.read().values()) / 1e9 + seconds([self._client]) + time.process_time()
+
+    def _busy(self) -> float:
+        """Seconds of user, nice, system and steal (proc_stat(5)); interrupts are the network's, and that is ours."""
+        found = 0
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *ticks = line.split()
+            if name in self._cores:
+                found += sum(int(ticks[at]) for at in (0, 1, 2, 7))
+        return found / os.sysconf("SC_CLK_TCK")
 
 
 class Watch:

@@ -8,6 +8,8 @@ import ipaddress
 import itertools
 import os
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -18,9 +20,22 @@ from cryptography import x509
 from appliance.gateway.front.connections import network_of
 from bench import stranger_acts as acts
 from bench import stranger_frames as frames
-from bench.door_ground import Sample, sample_of
+from bench.door_ground import CORES, Door, Others, Sample, sample_of
 from bench.door_tenants import Asked
-from bench.door_view import LEAST_SHARES, WHOLE, Calm, Reached, Row, breaches, is_back, line, row_of, within
+from bench.door_view import (
+    LEAST_SHARES,
+    MOST_OTHERS,
+    WHOLE,
+    Calm,
+    Reached,
+    Row,
+    breaches,
+    is_back,
+    line,
+    row_of,
+    within,
+)
+from bench.process_times import seconds
 from bench.stranger_wire import BURST_S, Assault, Pace, Place, trusting_context
 from bench.strangers import ATTACKS, MOST_ADDRESSES, Attack, addresses
 from tests.appliance.gateway.front.pki import Authority
@@ -306,6 +321,7 @@ GOOD = Row(
     descriptors=(40, 2_000, 40),
     back_s=3.0,
     gateways=1,
+    others=MOST_OTHERS,
 )
 
 
@@ -343,6 +359,39 @@ def test_few_requests_are_not_held_to_a_hundredth_of_them() -> None:
     assert breaches(replace(few, attack=WHOLE)) == ["new", "TTFT"]
 
 
+def test_times_are_judged_on_a_machine_of_its_own_alone() -> None:
+    """Beside other work no time to first token breaks its bar, and the line says why; every other bar holds on."""
+    busy = replace(GOOD, ttft=9.0, failed_open=1, others=MOST_OTHERS + 0.01)
+    assert breaches(busy) == ["open"]
+    assert "times not judged: other work had 11%" in line(busy)
+    assert breaches(replace(busy, others=MOST_OTHERS)) == ["open", "TTFT"]
+
+
+def test_other_work_is_told_from_ours() -> None:
+    """A program that spins on one of the cores is other work, and none as the tenants' clients or the attackers."""
+    with contextlib.ExitStack() as running:
+        still, spinning = (
+            running.enter_context(subprocess.Popen([sys.executable, "-c", text]))
+            for text in ("import time; time.sleep(120)", "while True: pass")
+        )
+        running.callback(spinning.kill)
+        running.callback(still.kill)
+        door = Door("127.0.0.1:1", "127.0.0.1:2", still.pid, (), "")
+        os.sched_setaffinity(spinning.pid, {CORES[0]})
+        stranger, client = Others(door, still.pid), Others(door, spinning.pid)
+        (_, before_stranger), (_, before_client) = stranger.mark(), client.mark()
+        began = seconds([spinning.pid])
+        deadline = time.monotonic() + 60
+        while seconds([spinning.pid]) < began + 1.0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (_, after_stranger), (_, after_client) = stranger.mark(), client.mark()
+        assert after_stranger - before_stranger >= 0.8
+        difference = (after_stranger - before_stranger) - (after_client - before_client)
+        assert difference >= 0.8
+        mark = (time.monotonic() - 10.0, before_stranger)
+        assert stranger.share(mark) > stranger.share(mark, spinning.pid)
+
+
 def test_a_row_has_what_happened_from_its_attack_to_the_end_of_the_quiet() -> None:
     """A failure behind the attack is the attack's still; its times to first token are those of requests that were due
     during it; an ended gateway is another process."""
@@ -354,11 +403,11 @@ def test_a_row_has_what_happened_from_its_attack_to_the_end_of_the_quiet() -> No
         Asked(13.0, 13.5, "grpc", True, 0.2, ""),
         Asked(16.0, 16.5, "http", True, 0.9, "the open connection was lost"),
     ]
-    samples = [Sample(9.9, 7, 100, 40), Sample(12.0, 7, 300, 90), Sample(17.0, 8, 110, 39)]
+    samples = [Sample(9.9, 7, 100, 40), Sample(12.0, 7, 300, 90), *[Sample(17.0, 8, 110, 39 + at) for at in range(10)]]
     seen = within(asked, 10.0, 17.0)
     assert seen == asked[1:]
     reached = Reached(1.0, 1, 0, 0, 0.0)
-    row = row_of("silent", (64, 1.0, "x"), reached, Calm((0.1,), 90, 41), seen, samples, (10.0, 15.0), 2.0)
+    row = row_of("silent", (64, 1.0, "x"), reached, Calm((0.1,), 90, 41, 0.02), seen, samples, (10.0, 15.0), 2.0, 0.01)
     assert (row.asked, row.failed_open, row.new, row.failed_new, row.answered) == (5, 1, 2, 1, 2)
     assert (row.ttft, row.calm_ttft) == (0.2, 0.1)
     assert (row.memory, row.descriptors, row.gateways) == ((100, 300, 110), (41, 90, 39), 2)
