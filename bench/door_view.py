@@ -194,10 +194,15 @@ def left_over(samples: Sequence[Sample]) -> int:
 
 
 def whole_row(
-    rows: Sequence[Row], asked: Sequence[Asked], times: Sequence[float], calm: Calm, after: Sample, back_s: float | None
+    rows: Sequence[Row],
+    asked: Sequence[Asked],
+    times: Sequence[float],
+    calm: Calm,
+    samples: Sequence[Sample],
+    back_s: float | None,
 ) -> Row:
     """The row over all attacks on an appliance. ``asked``: every request, those between two attacks as well; ``times``:
-    every time to first token during one; ``samples``: those of the gateway to the end."""
+    every time to first token during one; ``samples``: the gateway's, to the end."""
     return Row(
         WHOLE,
         max(row.addresses for row in rows),

@@ -33,6 +33,7 @@ from bench.door_view import (
     is_back,
     line,
     row_of,
+    whole_row,
     within,
 )
 from bench.process_times import seconds
@@ -412,6 +413,20 @@ def test_a_row_has_what_happened_from_its_attack_to_the_end_of_the_quiet() -> No
     assert (row.ttft, row.calm_ttft) == (0.2, 0.1)
     assert (row.memory, row.descriptors, row.gateways) == ((100, 300, 110), (41, 90, 39), 2)
     assert row.failures == ("grpc new: UNAVAILABLE", "http open: the open connection was lost")
+
+
+def test_the_row_over_all_has_what_happened_between_two_attacks() -> None:
+    """A failure between two attacks is in no row of theirs and breaks this one; memory is that of the end against that
+    before the first; what new connections hold at one moment is left out."""
+    calm = Calm((0.1,), 90, 40, 0.0)
+    asked = [Asked(1.0, 1.1, "http", True, 0.1, ""), Asked(2.0, 2.1, "grpc", True, 0.0, "UNAVAILABLE")]
+    samples = [Sample(3.0, 7, 500, 90), *[Sample(4.0 + at, 7, 95, 40 + at % 3) for at in range(12)]]
+    row = whole_row([GOOD, replace(GOOD, failed_new=0)], asked, [0.2] * 9, calm, samples, 0.0)
+    assert (row.asked, row.failed_open, row.new, row.failed_new) == (2, 1, 240, 1)
+    assert (row.ttft, row.calm_ttft, row.answered) == (0.2, 0.1, 9)
+    assert (row.memory, row.descriptors) == ((90, 356 << 20, 95), (40, 2_000, 40))
+    assert (row.attack, row.gateways, row.others) == (WHOLE, 1, MOST_OTHERS)
+    assert "open" in breaches(row)
 
 
 def test_what_a_process_holds_is_seen() -> None:
