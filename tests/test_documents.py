@@ -47,6 +47,7 @@ DOCUMENTS = (
     "docs/gpu.md",
     "docs/grpc.md",
     "docs/soak.md",
+    "docs/door.md",
     "docs/add-a-model.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
