@@ -21,12 +21,13 @@ from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from appliance.common.figures import NS
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.names import Instrument
+from appliance.gateway.telemetry.process_figures import ProcessFigures
 from appliance.gateway.telemetry.store import StoredTrace, TraceSummary
 
 MAX_TENANTS = 64
@@ -124,7 +125,7 @@ class Metrics:
 
     def __init__(self, resource: Resource, readers: Sequence[MetricReader] = ()) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self._registry.register(ProcessFigures())
         prometheus = PrometheusMetricReader(
             scope_info_enabled=False,
             registry=self._registry,
