@@ -108,6 +108,8 @@ class Port:
     in_use: bool = False
     holder: str = ""
     """Process that listens there, where it can be told."""
+    open: bool = False
+    """Whether other machines may reach it, and it asks for no credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

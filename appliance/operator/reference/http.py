@@ -47,6 +47,9 @@ ADMIN_ROUTES = {
     "GET /console": "The operator's page.",
 }
 
+METRICS_ROUTES = ("GET /metrics", "GET /health/ready")
+"""Those of them that the metrics listener has as well."""
+
 Field = tuple[str, str, str, str]
 """Name, type and range, default, meaning."""
 
@@ -179,6 +182,12 @@ def render() -> str:
             "Admin listener",
             "On `listen.admin`, for the operator alone; no credential, loopback or a Unix socket only.\n",
             table(("route", "meaning"), [[code(route), meaning] for route, meaning in ADMIN_ROUTES.items()]),
+        ),
+        section(
+            "Metrics listener",
+            "On `listen.metrics`, where there is one; every other route is 404, every other method 405. With "
+            "`listen.metrics_token` a request carries `authorization: Bearer TOKEN`, else it is 401.\n",
+            table(("route", "meaning"), [[code(route), ADMIN_ROUTES[route]] for route in METRICS_ROUTES]),
         ),
     )
 
