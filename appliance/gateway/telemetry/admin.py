@@ -7,6 +7,7 @@ loopback too, so a request must name a loopback host (else a DNS name that was r
 ============================  =============================================================
 GET  /metrics                 Prometheus text
 GET  /status                  ``ApplianceStatus``
+GET  /tenants                 ``TenantTable``
 GET  /traces?limit=N          ``TraceList``, newest first
 GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID names several
 GET  /health/live             200 while the process answers
@@ -22,13 +23,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from appliance.common.json_codec import encode
-from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome
+from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome, TenantTable
 from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
 from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
@@ -48,6 +50,7 @@ class AdminParts:
     metrics: Callable[[], tuple[str, bytes]]
     """Called in a thread."""
     status: Callable[[], ApplianceStatus]
+    tenants: Callable[[], TenantTable]
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
 
@@ -57,6 +60,10 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
 
     async def status(_: Request) -> Response:
         return JSONResponse(encode(parts.status()))
+
+    async def tenants(_: Request) -> Response:
+        # A policy may name thousands: the table is made here, where requests are counted, its text elsewhere.
+        return await run_in_threadpool(lambda table: JSONResponse(encode(table)), parts.tenants())
 
     async def traces(request: Request) -> Response:
         text = request.query_params.get("limit", str(DEFAULT_LIMIT))
@@ -79,6 +86,7 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     routes = [
         Route("/metrics", metrics_endpoint(parts.metrics)),
         Route("/status", status),
+        Route("/tenants", tenants),
         Route("/traces", traces),
         Route("/traces/{wanted}", trace),
         Route("/health/live", live),

@@ -30,6 +30,7 @@ async def serve_admin(
         traces=telemetry.store,
         metrics=telemetry.metrics.render,
         status=state.status,
+        tenants=telemetry.metrics.tenants,
         ready=state.readiness,
         reload=reload,
     )

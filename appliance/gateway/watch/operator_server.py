@@ -176,11 +176,14 @@ class _BoundedConnection(H11Protocol):
             self._deadline = None
 
     def _look(self) -> None:
-        """End the connection unless its head is there; the answer to that one may have a deadline as well."""
+        """End the connection unless its head is there. While its answer is under way, made or taken, that one has a
+        deadline of its own, or none."""
         # uvicorn declares a cycle, and sets None before the first head.
-        if self.cycle is None or self.cycle.response_complete:  # type: ignore[redundant-expr]
+        if self.cycle is None or (self.cycle.response_complete and not self.transport.get_write_buffer_size()):  # type: ignore[redundant-expr]
             self.transport.abort()
-        elif self._limits.answer_s is not None:
+        elif self._limits.answer_s is None:
+            self._arm()
+        else:
             self._deadline = self.loop.call_later(self._limits.answer_s, self.transport.abort)
 
 

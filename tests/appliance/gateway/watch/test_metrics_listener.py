@@ -25,7 +25,7 @@ from appliance.common.status import Readiness
 from appliance.gateway.console.routes import console_routes
 from appliance.gateway.telemetry.admin import admin_app
 from appliance.gateway.telemetry.loopback import LoopbackOnly
-from appliance.gateway.telemetry.scrape import FRESH_S, RecentScrape, Scrape
+from appliance.gateway.telemetry.scrape import FRESH_S, FRESH_SHARE, RecentScrape, Scrape
 from appliance.gateway.watch.admin_listener import LIMITS as ADMIN_LIMITS
 from appliance.gateway.watch.metrics_listener import LIMITS, read_token, serve_metrics
 from appliance.gateway.watch.operator_server import MAX_HEAD_BYTES, ServerLimits, bind, serving
@@ -278,13 +278,16 @@ async def until_closed(connection: tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 async def test_a_flood_of_scrapes_renders_once() -> None:
-    """Those who ask within the bound get one rendering; behind it there is a new one."""
+    """Those who ask within the bound get one rendering; behind it there is a new one. One that took long is given for
+    a multiple of that time."""
     rendered: list[int] = []
-    now = 100.0
+    now, takes_s = 100.0, 0.0
     go = threading.Event()
 
     def render() -> Scrape:
+        nonlocal now
         go.wait(PATIENCE_S)
+        now += takes_s
         rendered.append(1)
         return "text/plain", str(len(rendered)).encode()
 
@@ -296,7 +299,12 @@ async def test_a_flood_of_scrapes_renders_once() -> None:
     now += FRESH_S * 0.9
     assert (await recent.get())[1] == b"1"
     now += FRESH_S * 0.2
+    takes_s = 2.0
     assert (await recent.get())[1] == b"2"
+    now += takes_s * (FRESH_SHARE - 2)
+    assert (await recent.get())[1] == b"2"
+    now += takes_s * 2
+    assert (await recent.get())[1] == b"3"
 
 
 async def test_a_failed_rendering_is_not_kept() -> None:
