@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +33,43 @@ SECONDS = Unit("seconds")
 
 CardNumber = Annotated[int, Field(ge=0, le=999)]
 """Number of a GPU: the N of /dev/nvidiaN."""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listens_on_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address: a Unix socket, or HOST:PORT on loopback.
+
+    Raises:
+        ValueError: as ``split_address``.
+    """
+    return address.startswith("unix:") or _is_loopback(split_address(address)[0])
+
+
+def _collide(one: str, other: str) -> bool:
+    """Whether two addresses cannot both be listened on: one socket, or one port of one host or of all."""
+    if one.startswith("unix:") or other.startswith("unix:"):
+        return one == other
+    (host, port), (others_host, others_port) = split_address(one), split_address(other)
+    same = host == others_host or bool({"0.0.0.0", "::"} & {host, others_host})  # noqa: S104 - compared, not bound
+    return same and port == others_port != 0
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``.
+
+    Raises:
+        ValueError: not of that form, or a port beyond 65535.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 class _Section(BaseModel):
@@ -63,6 +101,13 @@ class ListenConfig(_Section):
     admin: str = "127.0.0.1:8082"
     """HOST:PORT on loopback, or unix:PATH, of the admin listener: status, metrics, traces and the console. It shows the
     figures of all tenants, so it is for the operator alone."""
+    metrics: str | None = None
+    """HOST:PORT or unix:PATH of a listener that serves metrics and readiness and can change nothing. It speaks plain
+    text and shows names and figures of all tenants: beyond loopback it needs a firewall, and metrics_token. Left out:
+    metrics are on the admin listener alone."""
+    metrics_token: Path | None = Field(default=None, strict=False)
+    """File of the token that a scraper of `metrics` must send (`authorization: Bearer TOKEN`): 32 to 512 characters.
+    Read at the start. Left out: none is needed."""
     tls: TlsConfig | None = None
     """TLS for the HTTP and the gRPC listener. Without this section both speak plain text."""
 
@@ -75,16 +120,37 @@ class ListenConfig(_Section):
     @field_validator("admin")
     @classmethod
     def _admin_address(cls, value: str) -> str:
-        if not value.startswith("unix:") and not _is_loopback(split_address(value)[0]):
+        if not listens_on_loopback(value):
             raise ValueError("admin listens on loopback or on unix:PATH only: it shows the figures of all tenants")
         return value
 
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("unix:"):
+            split_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        named = [(name, getattr(self, name)) for name in ("http", "grpc", "admin", "metrics")]
+        there = [(name, address) for name, address in named if address is not None]
+        for (name, address), (other, its) in combinations(there, 2):
+            if _collide(address, its):
+                raise ValueError(f"{name} and {other} name one address, {address}: each listener needs its own")
+        if self.metrics_token is not None and self.metrics is None:
+            raise ValueError("metrics_token is for the listener metrics, and that one has no address")
+        return self
+
     def anchored(self, folder: Path) -> Self:
-        """Copy with every relative path taken from ``folder``, the admin socket's included."""
+        """Copy with every relative path taken from ``folder``, the sockets' included."""
         moved = super().anchored(folder)
-        if not moved.admin.startswith("unix:"):
-            return moved
-        return moved.model_copy(update={"admin": f"unix:{folder / moved.admin.removeprefix('unix:')}"})
+        sockets = {
+            name: f"unix:{folder / address.removeprefix('unix:')}"
+            for name, address in (("admin", moved.admin), ("metrics", moved.metrics))
+            if address is not None and address.startswith("unix:")
+        }
+        return moved.model_copy(update=sockets) if sockets else moved
 
 
 class ModelConfig(_Section):
@@ -336,22 +402,3 @@ def _anchored(value: Any, folder: Path) -> Any:
     if isinstance(value, _Section):
         return value.anchored(folder)
     return tuple(_anchored(one, folder) for one in value) if isinstance(value, tuple) else value
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``.
-
-    Raises:
-        ValueError: not of that form, or a port beyond 65535.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)

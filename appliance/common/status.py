@@ -145,6 +145,39 @@ class TenantStatus:
     refused_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantUse:
+    """Requests of one tenant that have ended since the start, by outcome, and their tokens: the same counts as those of
+    the metrics, whatever label they have there."""
+
+    tenant: str
+    """Empty: calls that were refused before their tenant was known."""
+    series: str
+    """Label under which its requests count from now on: its id, or ``other``."""
+    ok: int
+    refused: int
+    invalid: int
+    cancelled: int
+    failed: int
+    input_tokens: int
+    cached_tokens: int
+    """Part of the input tokens that was found in KV."""
+    output_tokens: int
+
+    @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.ok + self.refused + self.invalid + self.cancelled + self.failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantTable:
+    """Every tenant that has called since the gateway started, by id."""
+
+    started_at: float
+    tenants: tuple[TenantUse, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Requests by how they ended (``appliance.common.outcomes``), and tokens, since the gateway's start."""

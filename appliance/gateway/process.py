@@ -43,6 +43,7 @@ from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings,
 from appliance.gateway.watch.admin_listener import serve_admin
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.gauges import Gauges, SpillGauges, watch_engines
+from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.gateway.watch.state import ApplianceState
 from policy.model import PolicySet, Retention
 
@@ -204,8 +205,9 @@ class Gateway:
         async with (
             serve_front_ends(self._service, resolver, FrontEndSettings.of(listen), self._is_ready) as front,
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
+            serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
-            addresses = {**front.addresses, "admin": admin}
+            addresses = {**front.addresses, "admin": admin, **metrics}
             for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):
                 task = asyncio.create_task(work, name=name)
                 task.add_done_callback(_log_failure)

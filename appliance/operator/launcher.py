@@ -63,6 +63,8 @@ class Addresses:
     admin: str
     models: list[str]
     sandbox: str
+    metrics: str = ""
+    """Empty: metrics are on the admin listener alone."""
 
 
 class Launcher:

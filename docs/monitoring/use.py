@@ -171,7 +171,7 @@ TENANT_PAGE = Dashboard(
             (
                 Panel(
                     "Requests a second",
-                    "Of the first 64 tenants; all others count as other.",
+                    "Of tenants with series of their own; all others count as other.",
                     (("{{athanor_tenant_id}}", total("athanor_requests_total", "athanor_tenant_id", TENANT)),),
                     "reqps",
                     stacked=True,

@@ -23,6 +23,8 @@ from appliance.common.status import (
     ReloadOutcome,
     SandboxStatus,
     TenantStatus,
+    TenantTable,
+    TenantUse,
 )
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
@@ -83,6 +85,49 @@ STATUS = ApplianceStatus(
 )
 
 
+TENANTS = TenantTable(
+    started_at=STATUS.started_at,
+    tenants=(
+        TenantUse(
+            tenant="",
+            series="",
+            ok=0,
+            refused=3,
+            invalid=0,
+            cancelled=0,
+            failed=0,
+            input_tokens=0,
+            cached_tokens=0,
+            output_tokens=0,
+        ),
+        TenantUse(
+            tenant="alpha",
+            series="alpha",
+            ok=1_204,
+            refused=17,
+            invalid=0,
+            cancelled=2,
+            failed=1,
+            input_tokens=1_250_000,
+            cached_tokens=800_000,
+            output_tokens=390_211,
+        ),
+        TenantUse(
+            tenant="beta",
+            series="other",
+            ok=9,
+            refused=0,
+            invalid=0,
+            cancelled=0,
+            failed=0,
+            input_tokens=412,
+            cached_tokens=0,
+            output_tokens=96,
+        ),
+    ),
+)
+
+
 class FakeAppliance:
     """What the admin listener asks, with knobs."""
 
@@ -98,6 +143,7 @@ class FakeAppliance:
     def reset(self) -> None:
         """Healthy again, nothing counted."""
         self.status = STATUS
+        self.tenants = TENANTS
         self.not_ready = ""
         self.reloads = 0
         self.outcome = ReloadOutcome(ok=True, digest="9f86d081884c7d65", message="2 tenants")
@@ -109,6 +155,7 @@ class FakeAppliance:
             metrics=self.telemetry.metrics.render,
             refresh=lambda: None,
             status=lambda: self.status,
+            tenants=lambda: self.tenants,
             ready=lambda: Readiness(ready=not self.not_ready, reason=self.not_ready),
             reload=self._reload,
         )

@@ -7,6 +7,7 @@ loopback too, so a request must name a loopback host (else a DNS name that was r
 ============================  =============================================================
 GET  /metrics                 Prometheus text
 GET  /status                  ``ApplianceStatus``
+GET  /tenants                 ``TenantTable``
 GET  /traces?limit=N          ``TraceList``, newest first
 GET  /traces/ID               ``StoredTrace``; 300 with a ``TraceList`` when ID names several
 GET  /health/live             200 while the process answers
@@ -18,7 +19,6 @@ GET  /, /console...           the operator's page, where there is one (``applian
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +27,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from appliance.common.json_codec import Json, encode
-from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome
+from appliance.common.json_codec import encode
+from appliance.common.status import ApplianceStatus, Readiness, ReloadOutcome, TenantTable
+from appliance.gateway.telemetry.loopback import LoopbackOnly, problem
+from appliance.gateway.telemetry.scrape import metrics_endpoint, ready_endpoint
 from appliance.gateway.telemetry.store import MAX_TRACES, TraceList, TraceStore
 
 DEFAULT_LIMIT = 20
@@ -50,6 +52,7 @@ class AdminParts:
     refresh: Callable[[], None]
     """Sets gauges and counters as of now."""
     status: Callable[[], ApplianceStatus]
+    tenants: Callable[[], TenantTable]
     ready: Callable[[], Readiness]
     reload: Callable[[], Awaitable[ReloadOutcome]]
 
@@ -57,18 +60,17 @@ class AdminParts:
 def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     """Return the ASGI application of the admin listener, with the routes of the console."""
 
-    async def metrics(_: Request) -> Response:
-        parts.refresh()
-        content_type, body = await run_in_threadpool(parts.metrics)
-        return Response(body, media_type=content_type)
-
     async def status(_: Request) -> Response:
         return JSONResponse(encode(parts.status()))
+
+    async def tenants(_: Request) -> Response:
+        # A policy may name thousands: the table is made here, where requests are counted, its text elsewhere.
+        return await run_in_threadpool(lambda table: JSONResponse(encode(table)), parts.tenants())
 
     async def traces(request: Request) -> Response:
         text = request.query_params.get("limit", str(DEFAULT_LIMIT))
         if not (text.isascii() and text.isdigit() and len(text) <= 6):
-            return _problem(400, "limit must be a whole number")
+            return problem(400, "limit must be a whole number")
         return JSONResponse(encode(parts.traces.newest(min(int(text), MAX_TRACES))))
 
     async def trace(request: Request) -> Response:
@@ -77,70 +79,31 @@ def admin_app(parts: AdminParts, console: Sequence[Route] = ()) -> ASGIApp:
     async def live(_: Request) -> Response:
         return JSONResponse({"live": True})
 
-    async def ready(_: Request) -> Response:
-        readiness = parts.ready()
-        return JSONResponse(encode(readiness), status_code=200 if readiness.ready else 503)
-
     async def reload(request: Request) -> Response:
         if "origin" in request.headers:
-            return _problem(403, "a reload is not taken from a web page")
+            return problem(403, "a reload is not taken from a web page")
         outcome = await parts.reload()
         return JSONResponse(encode(outcome), status_code=200 if outcome.ok else 409)
 
     routes = [
-        Route("/metrics", metrics),
+        Route("/metrics", metrics_endpoint(parts.metrics, parts.refresh)),
         Route("/status", status),
+        Route("/tenants", tenants),
         Route("/traces", traces),
         Route("/traces/{wanted}", trace),
         Route("/health/live", live),
-        Route("/health/ready", ready),
+        Route("/health/ready", ready_endpoint(parts.ready)),
         Route("/reload", reload, methods=["POST"]),
         *console,
     ]
-    return _LoopbackOnly(Starlette(routes=routes))
-
-
-class _LoopbackOnly:
-    """Refuses requests whose Host is absent, doubled, or not this machine's own."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if scope["type"] == "http" and len(hosts) == 1 and is_loopback(hosts[0].decode("latin-1")):
-            await self._app(scope, receive, send)
-            return
-        refusal = _problem(403, "the admin listener answers to localhost and loopback addresses only")
-        await refusal(scope, receive, send)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a Host header names ``localhost`` or a loopback address, with or without a port."""
-    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-    if not name or not port.isdigit():
-        name = host
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
+    return LoopbackOnly(Starlette(routes=routes))
 
 
 def _trace(store: TraceStore, wanted: str) -> Response:
     found = store.find(wanted) if len(wanted) <= MAX_ID_CHARS else ()
     if not found:
-        return _problem(404, "no such request among the last ones; an id needs at least 6 digits")
+        return problem(404, "no such request among the last ones; an id needs at least 6 digits")
     if len(found) == 1:
         return JSONResponse(encode(found[0]))
     several = TraceList(tuple(one.summary for one in found), len(found), MAX_TRACES)
     return JSONResponse(encode(several), status_code=300)
-
-
-def _problem(status: int, message: str) -> JSONResponse:
-    body: Json = {"error": {"message": message}}
-    return JSONResponse(body, status_code=status)

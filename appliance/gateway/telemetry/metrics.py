@@ -1,17 +1,18 @@
 """Metrics: OpenTelemetry instruments, read by Prometheus and, if one is named, by a collector.
 
 Label values are bounded, because each new one is a time series for ever. A tenant or model counts
-under its own name only when the policy in force knows it and it was among the first
-``MAX_TENANTS`` or ``MAX_MODELS`` that this process met; every other name is ``other``. Callers
-cannot add a series by asking for a model that does not exist.
+under its own name only when the policy in force knows it and it has a place (``SeriesNames``);
+every other name is ``other``. Callers cannot add a series by asking for a model that does not
+exist. ``tenants`` gives the sums of every tenant, without a bound.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 from opentelemetry import metrics as api
@@ -21,23 +22,28 @@ from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from appliance.common.figures import NS
 from appliance.common.outcomes import FAILED, OUTCOMES, REFUSED
+from appliance.common.status import TenantTable
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.names import Instrument
+from appliance.gateway.telemetry.process_figures import ProcessFigures
+from appliance.gateway.telemetry.series_names import OTHER, SeriesNames
 from appliance.gateway.telemetry.store import StoredTrace, TraceSummary
+from appliance.gateway.telemetry.tenant_table import TenantSums
 
 MAX_TENANTS = 64
-"""Tenants with series of their own: one busy series is about 1 KiB here and in Prometheus."""
+"""Tenants that have series of their own from their first request on: a busy series is about 1 KiB here and in
+Prometheus."""
+
+MAX_LATE_TENANTS = 32
+"""Further tenants that get series because they turn out to use a 64th of all tokens, or more."""
 
 MAX_MODELS = 32
 """Models with series of their own."""
-
-OTHER = "other"
-"""Label value of every name beyond the bounds."""
 
 MAX_POINTS = 8_192
 """Series of one metric; beyond them the SDK adds to one series marked ``otel.metric.overflow``."""
@@ -101,31 +107,12 @@ class FinishedRequest:
     replays: int
 
 
-@dataclass(slots=True)
-class BoundedNames:
-    """Names that may be label values: those passed to ``admit``, until there are ``limit``."""
-
-    limit: int
-    _admitted: set[str] = field(default_factory=set)
-
-    def admit(self, known: Iterable[str]) -> None:
-        """Admit names in their order; one that is in stays in, since its series exists already."""
-        for name in known:
-            if len(self._admitted) >= self.limit:
-                return
-            self._admitted.add(name)
-
-    def label(self, name: str) -> str:
-        """Return the name itself, or ``OTHER``."""
-        return name if name in self._admitted else OTHER
-
-
 class Metrics:
     """All instruments of one process, with a Prometheus registry of its own."""
 
     def __init__(self, resource: Resource, readers: Sequence[MetricReader] = ()) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self._registry.register(ProcessFigures())
         prometheus = PrometheusMetricReader(
             scope_info_enabled=False,
             registry=self._registry,
@@ -143,16 +130,22 @@ class Metrics:
             name: meter.create_counter(name, one.unit, one.description) for name, one in names.COUNTERS.items()
         }
         self._levels = Levels(meter, names.GAUGES)
-        self._tenants = BoundedNames(MAX_TENANTS)
-        self._models = BoundedNames(MAX_MODELS)
+        self._tenants = SeriesNames(MAX_TENANTS, MAX_LATE_TENANTS)
+        self._models = SeriesNames(MAX_MODELS)
+        self._sums = TenantSums(time.time())
+        self._told_as: dict[str, str] = {}
+        """Labels of tenants in cumulative gauges, which no tenant changes."""
         self._seen: set[tuple[str, str, str]] = set()
         """Tenants and models that have series of requests; as bounded as their labels."""
         self._render_lock = threading.Lock()
 
     def know(self, *, tenants: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         """Note which tenants and models exist; called at the start and after each policy reload."""
-        self._tenants.admit(tenants)
-        self._models.admit(models)
+        self._tenants.know(tenants)
+        models = list(models)
+        self._models.know(models)
+        for model in models:
+            self._models.place(model)
 
     def expect(self, name: str, **words: Iterable[str]) -> None:
         """Begin the series of a counter at 0, one for each combination of its labels' values: Prometheus sees no
@@ -179,16 +172,19 @@ class Metrics:
         Raises:
             MetricNameError: no such gauge, or a label that it does not take; nothing is changed.
         """
-        self._levels.replace([(one.name, one.value, self._labels(names.GAUGES, one.name, one.labels)) for one in told])
+        rows = []
+        for one in told:
+            lasting = one.name in names.CUMULATIVE and one.value > 0
+            rows.append((one.name, one.value, self._labels(names.GAUGES, one.name, one.labels, lasting=lasting)))
+        self._levels.replace(rows)
 
     def record(self, request: FinishedRequest) -> None:
         """Add one finished request to everything that counts requests."""
         summary = request.trace.summary
         tenant, model = summary.tenant or "", summary.model or ""
-        whose = (self._tenants.label(tenant), self._models.label(model), request.front_end)
-        if whose not in self._seen:
-            self._seen.add(whose)
-            self.expect(names.REQUESTS, tenant=[tenant], model=[model], front_end=[request.front_end], outcome=OUTCOMES)
+        self._tenants.place(tenant)
+        self._sums.add(tenant if not tenant or self._tenants.is_known(tenant) else OTHER, summary)
+        self._begin(tenant, model, request.front_end)
         self.count(names.REQUESTS, tenant=tenant, model=model, outcome=summary.outcome, front_end=request.front_end)
         blamed = {REFUSED: names.REFUSALS, FAILED: names.FAILURES}.get(summary.outcome)
         if blamed is not None:
@@ -201,6 +197,14 @@ class Metrics:
                 self._histograms[names.PHASE_DURATION].record((span.end_ns - span.start_ns) / NS, {names.PHASE: phase})
         if request.operation is not None:
             self._record_generation(summary, request.operation)
+        if self._tenants.weigh(tenant, summary.input_tokens + summary.output_tokens):
+            # Behind the request's counts, and from 0 on: what follows is seen as an increase.
+            self._begin(tenant, model, request.front_end)
+            self.expect(names.TOKENS, token_type=names.TOKEN_TYPES, tenant=[tenant], model=[model])
+
+    def tenants(self) -> TenantTable:
+        """Return the exact sums of all tenants. Called by the thread that records."""
+        return self._sums.table(self._tenants.label)
 
     def render(self) -> tuple[str, bytes]:
         """Return the content type and body of a scrape, Prometheus text format 0.0.4. Blocks for
@@ -215,6 +219,13 @@ class Metrics:
         """
         for reader in self._readers:
             reader.shutdown(timeout_s * 1_000)
+
+    def _begin(self, tenant: str, model: str, front_end: str) -> None:
+        """Begin the series of requests of a tenant and a model, unless that was done."""
+        whose = (self._tenants.label(tenant), self._models.label(model), front_end)
+        if whose not in self._seen:
+            self._seen.add(whose)
+            self.expect(names.REQUESTS, tenant=[tenant], model=[model], front_end=[front_end], outcome=OUTCOMES)
 
     def _record_generation(self, summary: TraceSummary, operation: str) -> None:
         common = {
@@ -236,18 +247,27 @@ class Metrics:
                 usage = common | {names.TOKEN_TYPE: kind}
                 histograms[names.TOKEN_USAGE].record(amount, usage)
 
-    def _labels(self, table: dict[str, Instrument], name: str, given: Mapping[str, str]) -> Labels:
+    def _labels(
+        self, table: dict[str, Instrument], name: str, given: Mapping[str, str], *, lasting: bool = False
+    ) -> Labels:
         instrument = table.get(name)
         if instrument is None:
             raise MetricNameError(f"no metric {name!r} of this kind in appliance.gateway.telemetry.names")
         odd = given.keys() - instrument.labels
         if odd:
             raise MetricNameError(f"metric {name} takes no label {', '.join(sorted(odd))}")
-        bounded = {"tenant": self._tenants.label, "model": self._models.label}
+        bounded = {"tenant": self._lasting_label if lasting else self._tenants.label, "model": self._models.label}
         return {
             names.own_attribute(word): bounded[word](value) if word in bounded and value else value
             for word, value in given.items()
         }
+
+    def _lasting_label(self, tenant: str) -> str:
+        """Return the label that a tenant had when a sum of it was first told: a later label would take from one series
+        and add to another, which looks like a restart."""
+        if not self._tenants.is_known(tenant):
+            return OTHER
+        return self._told_as.setdefault(tenant, self._tenants.label(tenant))
 
 
 def _views() -> list[View]:

@@ -65,6 +65,9 @@ ENGINE_LOST = "engine_lost"
 
 OWN_PREFIX = "athanor."
 
+TOKEN_TYPES = ("input", "cached", "output")
+"""Values of the tokens' label."""
+
 DROP_REASONS = ("queue_full", "export_failed", "shutdown")
 """Why a span does not reach the collector."""
 
@@ -277,3 +280,6 @@ GAUGES = {
     QUEUED_SPANS: Instrument("{span}", "Spans that wait for the collector."),
     OWN_SANDBOXES: Instrument("{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})),
 }
+
+CUMULATIVE = frozenset({KV_LOST, KV_PREEMPTED, KV_PUBLIC_HITS, KV_WAITED})
+"""Gauges that are sums since an engine's start, of which dashboards show the rate."""

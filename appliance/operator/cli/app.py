@@ -31,6 +31,7 @@ from appliance.operator.cli import (
     state,
     status,
     tenant,
+    tenant_usage,
     top,
     traces,
     version,
@@ -118,7 +119,8 @@ _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
 _package = _group("package", "Build packages of this installation.", MORE)
 _add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
-_tenant = _group("tenant", "Destroy and renew tenants' keys.", GOVERN)
+_tenant = _group("tenant", "Show tenants' use; destroy and renew their keys.", GOVERN)
+_add("Commands", "usage", tenant_usage.usage, tenant_usage.EXAMPLES, _tenant)
 _add("Commands", "shred", tenant.shred, tenant.SHRED_EXAMPLES, _tenant)
 _add("Commands", "rotate", tenant.rotate, tenant.ROTATE_EXAMPLES, _tenant)
 _add("Commands", "rewrap", tenant.rewrap, tenant.REWRAP_EXAMPLES, _tenant)

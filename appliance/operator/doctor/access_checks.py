@@ -27,7 +27,10 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
     """Whether the certificate is valid for long enough and the key is its own."""
     if tls is None:
         open_to = [
-            port.address for port in ports if not port.address.startswith(("127.", "[::1]", "localhost:", "unix:"))
+            port.address
+            for port in ports
+            # Metrics have no prompt and no key of a tenant.
+            if port.name != "metrics" and not port.address.startswith(("127.", "[::1]", "localhost:", "unix:"))
         ]
         if open_to:
             return Subject(Area.ACCESS, "certificate").problem(

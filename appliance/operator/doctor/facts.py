@@ -110,6 +110,8 @@ class Port:
     """Process that listens there, where it can be told."""
     kept: bool = False
     """It is our own socket, which systemd keeps for the next start."""
+    open: bool = False
+    """Whether other machines may reach it, and it asks for no credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,12 @@ def check_port(port: Port, *, running: bool) -> Finding:
             means="the gateway cannot start",
             mend=f"listen: {port.name}: HOST:PORT    # in athanor.yaml",
         )
+    if port.open and (running or not port.in_use):
+        return Subject(Area.SERVICE, check).warning(
+            f"{port.address} asks for no token",
+            means="every machine that reaches it reads names and figures of all tenants",
+            mend="listen: metrics_token: FILE    # in athanor.yaml; a firewall should let the scraper alone in besides",
+        )
     if port.address.startswith("unix:"):
         return Subject(Area.SERVICE, check).ok(port.address)
     if not port.in_use:

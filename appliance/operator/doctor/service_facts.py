@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from appliance.common import notify
 from appliance.common.catalog import find_files, read_model
-from appliance.common.config import ApplianceConfig, ModelConfig, split_address
+from appliance.common.config import ApplianceConfig, ModelConfig, listens_on_loopback, split_address
 from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
@@ -165,13 +165,17 @@ def _forms(config: ApplianceConfig) -> tuple[str, ...]:
 
 def _ports(config: ApplianceConfig) -> Iterator[Port]:
     listen = config.listen
-    for name, address in (("http", listen.http), ("grpc", listen.grpc), ("admin", listen.admin)):
+    for name in ("http", "grpc", "admin", "metrics"):
+        address = getattr(listen, name)
+        if address is None:
+            continue
         if address.startswith("unix:"):
             too_long = len(os.fsencode(address.removeprefix("unix:"))) > MAX_SOCKET_PATH
             problem = f"the path has more than {MAX_SOCKET_PATH} bytes" if too_long else ""
             yield Port(name=name, address=address, problem=problem)
         else:
-            yield _port(name, address)
+            bare = name == "metrics" and listen.metrics_token is None and not listens_on_loopback(address)
+            yield replace(_port(name, address), open=bare)
 
 
 def _port(name: str, address: str) -> Port:
@@ -227,6 +231,9 @@ def _access(config: ApplianceConfig, path: Path) -> Iterator[Access]:
     yield _mode(config.credentials, "key table", secret=True)
     if pepper is not None:
         yield _mode(pepper, "pepper", secret=True)
+    token = config.listen.metrics_token
+    if token is not None and not str(token).startswith(SERVICE_CREDENTIALS):
+        yield _mode(token, "token of the metrics listener", secret=True)
     if config.listen.tls is not None:
         yield _mode(config.listen.tls.key, "private key", secret=True)
     folders = [(model.path, f"model {model.name}") for model in config.models]

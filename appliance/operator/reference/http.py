@@ -39,6 +39,7 @@ ROUTE_MEANINGS = {
 ADMIN_ROUTES = {
     "GET /metrics": "Metrics in Prometheus' text format (metrics.md).",
     "GET /status": "State of sandboxes, tenants and policy as JSON.",
+    "GET /tenants": "Requests by outcome and tokens of every tenant since the start, exactly, as JSON.",
     "GET /traces": "Summaries of the last requests as JSON.",
     "GET /traces/{wanted}": "One request's trace, by the beginning of its trace id or request id.",
     "GET /health/live": "200 as long as the process answers.",
@@ -47,6 +48,9 @@ ADMIN_ROUTES = {
     "409 nothing changed, with the problems.",
     "GET /console": "The operator's page.",
 }
+
+METRICS_ROUTES = ("GET /metrics", "GET /health/ready")
+"""Those of them that the metrics listener has as well."""
 
 Field = tuple[str, str, str, str]
 """Name, type and range, default, meaning."""
@@ -186,6 +190,12 @@ def render() -> str:
             "Admin listener",
             "On `listen.admin`, for the operator alone; no credential, loopback or a Unix socket only.\n",
             table(("route", "meaning"), [[code(route), meaning] for route, meaning in ADMIN_ROUTES.items()]),
+        ),
+        section(
+            "Metrics listener",
+            "On `listen.metrics`, where there is one; every other route is 404, every other method 405. With "
+            "`listen.metrics_token` a request carries `authorization: Bearer TOKEN`, else it is 401.\n",
+            table(("route", "meaning"), [[code(route), ADMIN_ROUTES[route]] for route in METRICS_ROUTES]),
         ),
     )
 

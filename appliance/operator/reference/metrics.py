@@ -11,8 +11,8 @@ from appliance.operator.reference.markdown import code, page, section, table
 ABOUT = """
 The admin listener gives these at `/metrics` for Prometheus, and OpenTelemetry's exporter sends them where a collector
 is configured (docs/observability.md). The first name is OpenTelemetry's, the second Prometheus'. Names under `gen_ai.`
-are those of the GenAI semantic conventions, pinned at v1.41.1. A tenant or model beyond the first 64 or 32 counts as
-`other`.
+are those of the GenAI semantic conventions, pinned at v1.41.1. Of more than 64 tenants some count as `other`, and so do
+models beyond the first 32.
 """
 
 WORDS = {"s": "seconds", "By": "bytes", "1": "0 or 1"}

@@ -38,6 +38,42 @@ def test_paths_are_taken_from_the_files_own_folder(tmp_path: Path) -> None:
     assert config.listen.admin == f"unix:{tmp_path}/admin.sock"
 
 
+def test_the_metrics_listener_is_off_unless_named(tmp_path: Path) -> None:
+    """Without the key there is none; a socket and a token are taken from the file's own folder, a port may be any."""
+    plain = load_config(write(tmp_path, GOOD)).listen
+    assert (plain.metrics, plain.metrics_token) == (None, None)
+    for said, metrics in (
+        ('metrics: "unix:metrics.sock", metrics_token: token', f"unix:{tmp_path}/metrics.sock"),
+        ('metrics: "0.0.0.0:9464", metrics_token: token', "0.0.0.0:9464"),
+    ):
+        listen = load_config(write(tmp_path, GOOD.replace("listen: {", f"listen: {{{said}, "))).listen
+        assert (listen.metrics, listen.metrics_token) == (metrics, tmp_path / "token")
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ('metrics: "nowhere"', "is not HOST:PORT"),
+        ('metrics: "127.0.0.1:99999"', "is not HOST:PORT"),
+        ('metrics: "127.0.0.1:8080"', "http and metrics name one address"),
+        ('metrics: "0.0.0.0:8081"', "grpc and metrics name one address"),
+        ('metrics: "127.0.0.1:8082"', "admin and metrics name one address"),
+        ('admin: "unix:a.sock", metrics: "unix:a.sock"', "admin and metrics name one address"),
+        ('http: "[::]:8081"', "http and grpc name one address"),
+        ("metrics_token: token", "metrics_token is for the listener metrics"),
+    ],
+)
+def test_listeners_do_not_share_an_address(tmp_path: Path, listen: str, said: str) -> None:
+    """A port or socket that two listeners name, an address that is none and a token without a listener are refused,
+    before anything is bound; control: other ports and free ones are taken."""
+    text = GOOD.partition("\n")[2]
+    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+        load_config(write(tmp_path, f"listen: {{{listen}}}\n{text}"))
+    assert "athanor.yaml:1:" in raised.value.message
+    for good in ('metrics: "127.0.0.1:9464"', 'http: "0.0.0.0:0", metrics: "0.0.0.0:0"', 'metrics: "127.0.0.2:8080"'):
+        assert load_config(write(tmp_path, f"listen: {{{good}}}\n{text}")).listen.metrics is not None
+
+
 def test_the_audit_log_is_beside_the_file(tmp_path: Path) -> None:
     """Its folder and key are taken from there too; without a section there is none."""
     assert load_config(write(tmp_path, GOOD)).audit is None

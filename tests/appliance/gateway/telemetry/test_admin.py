@@ -10,7 +10,7 @@ import pytest
 
 from appliance.common.json_codec import decode
 from appliance.common.status import ApplianceStatus, ReloadOutcome
-from appliance.gateway.telemetry.admin import is_loopback
+from appliance.gateway.telemetry.loopback import is_loopback
 from appliance.gateway.telemetry.store import StoredTrace, TraceList
 from tests.appliance.admin_server import FakeAppliance, serve_admin
 from tests.appliance.gateway.telemetry import samples

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.common.errors import InternalError, InvalidRequestError, RateLimitedError
 from appliance.gateway.telemetry import names
-from appliance.gateway.telemetry.metrics import MAX_TENANTS, Level, MetricNameError, Metrics
+from appliance.gateway.telemetry.metrics import Level, MetricNameError, Metrics
 from appliance.gateway.telemetry.tracer import OtelTelemetry, open_telemetry
 from tests.appliance.gateway.telemetry.calls import HTTP, SETTINGS, request, serve
 
@@ -165,18 +165,6 @@ def test_strangers_share_one_label(telemetry: OtelTelemetry) -> None:
     body = telemetry.metrics.render()[1]
     assert b"made-up" not in body
     assert b"nobody" not in body
-
-
-def test_tenants_beyond_the_bound_share_one_label() -> None:
-    """The first tenants known keep their names through reloads; those after the bound do not."""
-    metrics = Metrics(Resource.create({}))
-    metrics.know(tenants=[f"t{number}" for number in range(MAX_TENANTS - 1)])
-    metrics.know(tenants=["last", "late"])
-    metrics.know(tenants=["later"])
-    for tenant in ("t0", "last", "late", "later"):
-        metrics.count(names.REFUSALS, tenant=tenant, reason="x")
-    expected = {("x", "t0"): 1, ("x", "last"): 1, ("x", "other"): 2}
-    assert values(metrics, "athanor_refusals") == expected
 
 
 def test_levels_are_told_all_at_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.errors import StartError
-from appliance.gateway.watch.admin_listener import _bind
+from appliance.gateway.watch.operator_server import bind
 
 
 def test_a_file_in_the_sockets_place_is_told_and_kept(tmp_path: Path) -> None:
@@ -16,10 +16,11 @@ def test_a_file_in_the_sockets_place_is_told_and_kept(tmp_path: Path) -> None:
     killed gateway left is taken over."""
     (tmp_path / "policy.yaml").write_text("version: 1\n")
     with pytest.raises(StartError, match=r"policy\.yaml"):
-        _bind(f"unix:{tmp_path}/policy.yaml")
+        bind(f"unix:{tmp_path}/policy.yaml", "admin", 1)
     assert (tmp_path / "policy.yaml").read_text() == "version: 1\n"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "admin.sock"))
-    bound, shown = _bind(f"unix:{tmp_path}/admin.sock")
+    bound = bind(f"unix:{tmp_path}/admin.sock", "admin", 1)
+    assert bound.shown == f"unix:{tmp_path}/admin.sock"
     bound.close()
-    assert shown == f"unix:{tmp_path}/admin.sock"
+    assert not (tmp_path / "admin.sock").exists()

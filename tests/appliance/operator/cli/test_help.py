@@ -39,6 +39,7 @@ COMMANDS = [
     ("key",),
     ("key", "create"),
     ("tenant",),
+    ("tenant", "usage"),
     ("tenant", "shred"),
     ("tenant", "rotate"),
     ("tenant", "rewrap"),

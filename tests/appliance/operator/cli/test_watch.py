@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from appliance.common.json_codec import decode
-from appliance.common.status import Alert, ApplianceStatus, ReloadOutcome
+from appliance.common.status import Alert, ApplianceStatus, ReloadOutcome, TenantTable
 from appliance.gateway.telemetry.store import StoredTrace, TraceList, TraceStore
 from appliance.operator.cli import admin_client, exits
 from tests.appliance import golden
-from tests.appliance.admin_server import STATUS, FakeAppliance, serve_admin
+from tests.appliance.admin_server import STATUS, TENANTS, FakeAppliance, serve_admin
 from tests.appliance.gateway.telemetry import samples
 from tests.appliance.operator.cli.conftest import Run
 
@@ -107,6 +107,20 @@ def test_a_null_runner_is_named(run: Run, appliance: FakeAppliance) -> None:
     assert "NULL RUNNER: athanor-mini" in run("status", "--admin", appliance.url).stdout
     appliance.status = STATUS
     assert "NULL RUNNER" not in run("status", "--admin", appliance.url).stdout
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_tenant_usage(run: Run, appliance: FakeAppliance, columns: int) -> None:
+    """Every tenant that has called, those with the most tokens first, and the sums, as agreed at both widths."""
+    result = run("tenant", "usage", "--admin", appliance.url, columns=columns)
+    assert result.exit_code == 0
+    golden.check(GOLDEN / f"tenant-usage-{columns}.txt", result.stdout)
+
+
+def test_tenant_usage_json(run: Run, appliance: FakeAppliance) -> None:
+    """-o json is the whole table as the listener gave it."""
+    result = run("tenant", "usage", "--admin", appliance.url, "-o", "json")
+    assert decode(TenantTable, json.loads(result.stdout)) == TENANTS
 
 
 def test_status_json(run: Run, appliance: FakeAppliance) -> None:

@@ -157,6 +157,12 @@ FAULTS = {
         "grpc address",
         "listen: grpc:",
     ),
+    "open metrics": (
+        service(ports=(Port(name="metrics", address="0.0.0.0:9464", open=True),)),
+        W,
+        "metrics address",
+        "metrics_token",
+    ),
     "model missing": (
         service(models=(Model(name="m", problem="model m: no *.safetensors in d; a directory is needed"),)),
         P,
@@ -359,6 +365,9 @@ def test_without_a_configuration_the_machine_is_judged() -> None:
 def test_a_certificate_on_loopback_is_not_demanded() -> None:
     """In the clear is only complained about where somebody else could listen."""
     ports = (Port(name="http", address="127.0.0.1:80"), Port(name="admin", address="unix:/x"))
-    facts = service(tls=None, ports=ports)
+    facts = service(tls=None, ports=(*ports, Port(name="metrics", address="0.0.0.0:9464")))
     assert bad(facts) == []
+    assert [one.check for one in bad(service(tls=None, ports=(Port(name="http", address="0.0.0.0:80"),)))] == [
+        "certificate"
+    ]
     assert isinstance(SERVICE.tls, Certificate)

@@ -17,7 +17,7 @@ from appliance.common.config import ApplianceConfig
 from appliance.common.config_loader import load_config
 from appliance.operator import demo
 from appliance.operator.doctor.certificate import read_certificate
-from appliance.operator.doctor.facts import MadeKernels, Running
+from appliance.operator.doctor.facts import MadeKernels, Running, ServiceFacts
 from appliance.operator.doctor.gpu_kernel_facts import look_at_gpu_kernels
 from appliance.operator.doctor.holders import holder, listening
 from appliance.operator.doctor.machine_facts import look_at_machine, look_at_memory
@@ -99,6 +99,30 @@ def test_a_taken_port_names_its_holder(state: Path) -> None:
     line = "0: 0100007F:1F90 00000000:0000 01 0:0 0:0 0 0 0 77 1"
     assert listening([line, "sl junk", ""], 0x1F90) == set(), "a connection is no listener"
     assert listening([line.replace(" 01 ", " 0A ")], 0x1F90) == {"socket:[77]"}
+
+
+def test_the_metrics_listener_is_looked_at(state: Path) -> None:
+    """Its address is tried like the others; it counts as open where other machines reach it without a token, whose file
+    is looked at like every secret. Control: without the listener there is no such port."""
+    config, token = read(state), state / "token"
+    token.write_text("x" * 40)
+    token.chmod(0o644)
+
+    def look(**listen: object) -> ServiceFacts:
+        changed = config.listen.model_copy(update=listen)
+        return look_at_service(config.model_copy(update={"listen": changed}), state / "athanor.yaml", RUNNING)
+
+    def ports(found: ServiceFacts) -> list[bool]:
+        return [port.open for port in found.ports if port.name == "metrics"]
+
+    assert ports(look()) == []
+    assert ports(look(metrics="127.0.0.1:0")) == [False]
+    assert ports(look(metrics="0.0.0.0:0")) == [True]
+    closed = look(metrics="0.0.0.0:0", metrics_token=token)
+    assert ports(closed) == [False]
+    assert [one.mode for one in closed.access if "metrics" in one.purpose] == [0o644]
+    loaded = look(metrics="0.0.0.0:0", metrics_token=Path("/run/credentials/athanor-gateway.service/metrics-token"))
+    assert [one for one in loaded.access if "metrics" in one.purpose] == [], "only the service sees a credential"
 
 
 def test_certificates(tmp_path: Path) -> None:
