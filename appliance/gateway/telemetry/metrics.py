@@ -163,6 +163,7 @@ class Metrics:
         Raises:
             MetricNameError: no such counter, or a label that it does not take.
         """
+        self._tenants.place(labels.get("tenant", ""))  # tokens are counted before their request has ended
         attributes = self._labels(names.COUNTERS, name, labels)
         self._counters[name].add(amount, attributes)
 

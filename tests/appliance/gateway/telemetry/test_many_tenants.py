@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance.common.outcomes import OUTCOMES
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import MAX_LATE_TENANTS, MAX_TENANTS, FinishedRequest, Level, Metrics
 from appliance.gateway.telemetry.series_names import OTHER, SeriesNames
@@ -30,7 +31,7 @@ def finished(
 ) -> FinishedRequest:
     """A request of a tenant that has ended; tokens are input, cached, output. Without an operation it is in no
     histogram, which saves the tests most of their time."""
-    error = None if outcome == "ok" else {"refused": "rate_limited", "failed": "internal"}.get(outcome, "cancelled")
+    error = None if outcome == "ok" else {"refused": "rate_limited", "invalid": "invalid_value", "failed": "internal"}.get(outcome, "cancelled")
     summary = TraceSummary(
         trace_id="0" * 32,
         request_id="req_0",
@@ -48,6 +49,15 @@ def finished(
         output_tokens=tokens[2],
     )
     return FinishedRequest(trace=StoredTrace(summary, ()), front_end="http", operation=operation, replays=0)
+
+
+def record(metrics: Metrics, one: FinishedRequest) -> None:
+    """Count a request's tokens, as they are delivered, and then the request that has ended."""
+    summary = one.trace.summary
+    for kind in KINDS:
+        if amount := getattr(summary, f"{kind}_tokens"):
+            metrics.count(names.TOKENS, amount, token_type=kind, tenant=summary.tenant or "", model="mini")
+    metrics.record(one)
 
 
 def scrape(metrics: Metrics) -> Samples:
@@ -90,7 +100,7 @@ def traffic(seed: int, requests: int, operation: str | None = None) -> Iterator[
         tenant = chance.choice(TENANTS[-NUM_HEAVY:] if heavy else TENANTS[:-NUM_HEAVY])
         size = 2_000 if heavy else 40
         tokens = chance.randrange(size), chance.randrange(size // 4), chance.randrange(size)
-        outcome = chance.choice(("ok", "ok", "ok", "refused", "cancelled", "failed"))
+        outcome = chance.choice(("ok", "ok", "ok", "refused", "invalid", "cancelled", "failed"))
         yield finished(tenant, outcome, tokens=tokens, operation=operation)
 
 
@@ -106,9 +116,9 @@ def test_sums_are_exact_and_series_bounded(metrics: Metrics) -> None:
         requests[tenant, summary.outcome] += 1
         for kind in KINDS:
             tokens[tenant, kind] += getattr(summary, f"{kind}_tokens")
-        metrics.record(one)
+        record(metrics, one)
     samples = scrape(metrics)
-    for outcome in names.OUTCOMES:
+    for outcome in OUTCOMES:
         wanted = sum(count for (_, found), count in requests.items() if found == outcome)
         assert total(samples, "athanor_requests_total", athanor_outcome=outcome) == wanted
     for kind in KINDS:
@@ -118,8 +128,8 @@ def test_sums_are_exact_and_series_bounded(metrics: Metrics) -> None:
     table = {one.tenant: one for one in metrics.tenants().tenants}
     assert set(table) == set(TENANTS)
     for tenant, row in table.items():
-        assert {name: getattr(row, name) for name in names.OUTCOMES} == {
-            name: requests[tenant, name] for name in names.OUTCOMES
+        assert {name: getattr(row, name) for name in OUTCOMES} == {
+            name: requests[tenant, name] for name in OUTCOMES
         }
         assert {kind: getattr(row, f"{kind}_tokens") for kind in KINDS} == {
             kind: tokens[tenant, kind] for kind in KINDS
@@ -139,7 +149,7 @@ def test_no_counter_goes_back(metrics: Metrics) -> None:
     for start in range(0, len(requests), 20):
         batch = requests[start : start + 20]
         for one in batch:
-            metrics.record(one)
+            record(metrics, one)
         after = scrape(metrics)
         assert {series for series, value in before.items() if after.get(series, -1.0) < value} == set()
         for kind in KINDS:
@@ -158,10 +168,10 @@ def test_a_request_counts_under_one_label(metrics: Metrics) -> None:
     its tenant a place. Control: some request does."""
     requests = list(traffic(3, 2 * MAX_TENANTS + 20, "chat"))
     for one in requests[:-20]:
-        metrics.record(one)
+        record(metrics, one)
     seen, placed = scrape(metrics), 0
     for one in requests[-20:]:
-        metrics.record(one)
+        record(metrics, one)
         now = scrape(metrics)
         grown = [dict(labels) for name, labels in now if now[name, labels] != seen.get((name, labels), 0)]
         (label,) = {labels["athanor_tenant_id"] for labels in grown if "athanor_tenant_id" in labels}
@@ -180,7 +190,7 @@ def test_up_to_the_bound_every_tenant_has_a_series() -> None:
     assert labels_of_tenants(scrape(metrics)) == {*TENANTS[:MAX_TENANTS], OTHER}
     metrics.know(tenants=TENANTS)
     for tenant in reversed(TENANTS):
-        metrics.record(finished(tenant, tokens=(0, 0, 0)))
+        record(metrics, finished(tenant, tokens=(0, 0, 0)))
     assert labels_of_tenants(scrape(metrics)) == {*TENANTS[:MAX_TENANTS], OTHER}
 
 
@@ -215,15 +225,15 @@ def test_a_late_series_begins_at_nothing(metrics: Metrics) -> None:
     """The series of a tenant that gets a place late are there with 0 before its next request: that one is seen as an
     increase, from the first token on."""
     for tenant in TENANTS[:MAX_TENANTS]:
-        metrics.record(finished(tenant, tokens=(1, 0, 0)))
+        record(metrics, finished(tenant, tokens=(1, 0, 0)))
     heavy = TENANTS[-1]
-    metrics.record(finished(heavy, tokens=(1_000, 0, 1_000)))
+    record(metrics, finished(heavy, tokens=(1_000, 0, 1_000)))
     begun = scrape(metrics)
     assert total(begun, "athanor_tokens_total", athanor_tenant_id=OTHER) == 2_000
     mine = {series: value for series, value in begun.items() if ("athanor_tenant_id", heavy) in series[1]}
     assert {name for name, _ in mine} == {"athanor_requests_total", "athanor_tokens_total"}
     assert set(mine.values()) == {0}
-    metrics.record(finished(heavy, tokens=(5, 0, 7)))
+    record(metrics, finished(heavy, tokens=(5, 0, 7)))
     assert total(scrape(metrics), "athanor_tokens_total", athanor_tenant_id=heavy) == 12
     assert total(scrape(metrics), "athanor_tokens_total", athanor_tenant_id=OTHER) == 2_000
 
@@ -232,7 +242,7 @@ def test_a_sum_of_an_engine_keeps_its_label(metrics: Metrics) -> None:
     """A gauge that is a sum (lost blocks) stays under the label that the tenant had when it was more than nothing, or
     its old series would fall; a level (resident blocks) follows the tenant."""
     for tenant in TENANTS[:MAX_TENANTS]:
-        metrics.record(finished(tenant, tokens=(1, 0, 0)))
+        record(metrics, finished(tenant, tokens=(1, 0, 0)))
     heavy, late = TENANTS[-1], TENANTS[-2]
 
     def tell(lost: dict[str, int]) -> Samples:
@@ -243,7 +253,7 @@ def test_a_sum_of_an_engine_keeps_its_label(metrics: Metrics) -> None:
 
     assert total(tell({heavy: 7, late: 0}), "athanor_kv_lost_blocks", athanor_tenant_id=OTHER) == 7
     for tenant in (heavy, late):
-        metrics.record(finished(tenant, tokens=(1_000, 0, 1_000)))
+        record(metrics, finished(tenant, tokens=(1_000, 0, 1_000)))
     told = tell({heavy: 9, late: 3})
     assert total(told, "athanor_kv_lost_blocks", athanor_tenant_id=OTHER) == 9
     assert total(told, "athanor_kv_lost_blocks", athanor_tenant_id=late) == 3
@@ -253,7 +263,7 @@ def test_a_sum_of_an_engine_keeps_its_label(metrics: Metrics) -> None:
 def test_calls_without_a_tenant_have_a_row(metrics: Metrics) -> None:
     """Refusals before a tenant is known count in the row without a name, those of names that no policy knows in the row
     of the others: nothing is lost from the sums."""
-    metrics.record(finished(None, "refused", tokens=(0, 0, 0)))
-    metrics.record(finished("stranger", tokens=(3, 0, 0)))
+    record(metrics, finished(None, "refused", tokens=(0, 0, 0)))
+    record(metrics, finished("stranger", tokens=(3, 0, 0)))
     rows = {one.tenant: (one.refused, one.input_tokens, one.series) for one in metrics.tenants().tenants}
     assert rows == {"": (1, 0, ""), OTHER: (0, 3, OTHER)}
