@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common import notify
+from appliance.common.clocks import Clocks
 from appliance.common.config import TlsConfig
 from appliance.common.config_loader import load_config
 from appliance.common.errors import StartError
@@ -135,7 +136,7 @@ async def test_a_reload_reads_the_configuration_too(
     refused = await gateway.reload()
     assert not refused.ok and refused.problems[0].startswith(f"{path}:")
     assert gateway._service.ledger.policy.digest == digest == refused.digest
-    assert refused.problems[0] == gateway._file.status(gateway._service.ledger.policy).last_error
+    assert refused.problems[0] == gateway._file.status(gateway._service.ledger.policy, Clocks()).last_error
 
 
 async def test_gauges_of_an_account_that_is_gone_fall(gateway: Gateway, engine_pair: Pair) -> None:

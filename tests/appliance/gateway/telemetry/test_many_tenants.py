@@ -31,7 +31,7 @@ def finished(
 ) -> FinishedRequest:
     """A request of a tenant that has ended; tokens are input, cached, output. Without an operation it is in no
     histogram, which saves the tests most of their time."""
-    error = None if outcome == "ok" else {"refused": "rate_limited", "invalid": "invalid_value", "failed": "internal"}.get(outcome, "cancelled")
+    errors = {"ok": None, "refused": "rate_limited", "invalid": "invalid_value", "failed": "internal"}
     summary = TraceSummary(
         trace_id="0" * 32,
         request_id="req_0",
@@ -39,7 +39,7 @@ def finished(
         tenant=tenant,
         model="mini",
         outcome=outcome,
-        error=error,
+        error=errors.get(outcome, "cancelled"),
         started_ns=0,
         duration_s=0.1,
         ttft_s=0.05,
@@ -128,9 +128,7 @@ def test_sums_are_exact_and_series_bounded(metrics: Metrics) -> None:
     table = {one.tenant: one for one in metrics.tenants().tenants}
     assert set(table) == set(TENANTS)
     for tenant, row in table.items():
-        assert {name: getattr(row, name) for name in OUTCOMES} == {
-            name: requests[tenant, name] for name in OUTCOMES
-        }
+        assert {name: getattr(row, name) for name in OUTCOMES} == {name: requests[tenant, name] for name in OUTCOMES}
         assert {kind: getattr(row, f"{kind}_tokens") for kind in KINDS} == {
             kind: tokens[tenant, kind] for kind in KINDS
         }
