@@ -89,11 +89,11 @@ def guarded(scratch: Scratch, *, temporary: bool) -> None:
 
 def _fork_worker(scratch: Scratch, life: int, told: int) -> None:
     """Return in the worker; go on as the guard's program in its parent, which keeps the worker as its child."""
+    become_subreaper()
+    worker = os.fork()
+    if worker == 0:
+        return
     try:
-        become_subreaper()
-        worker = os.fork()
-        if worker == 0:
-            return
         os.close(told)
         for fd in (life, scratch.lock_fd):
             os.set_inheritable(fd, True)
@@ -106,9 +106,11 @@ def _fork_worker(scratch: Scratch, life: int, told: int) -> None:
         # A command line of its own: what ends the command by its name does not end its guard.
         argv = (sys.executable, "-P", "-m", "isolation.host.guard", str(life), str(worker), str(scratch.path))
         os.execve(sys.executable, argv, {**MINIMAL_ENVIRONMENT, "PYTHONPATH": str(_ROOT)})  # noqa: S606 - no shell
-    except BaseException as error:  # noqa: BLE001 - a forked process must never return into the command's code
+    except OSError as error:
         os.write(2, f"athanor: no guard could be started: {error}\n".encode())
-        os._exit(1)
+    finally:
+        # A forked process must never return into the command's code; the command ends what it started.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _become_worker(scratch: Scratch, told: int, temporary: bool) -> None:

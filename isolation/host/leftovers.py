@@ -26,7 +26,7 @@ LAUNCHER_LOCK = "launcher.lock"
 
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _IPC_RMID = 0
-_MQ_UNLINK = 241 if os.uname().machine == "x86_64" else 181
+MQ_UNLINK = 241 if os.uname().machine == "x86_64" else 181
 """Number of mq_unlink(2), which the C library has in a library of its own."""
 
 _PROGRAMS = ("python", "runsc")
@@ -101,7 +101,7 @@ def remove(things: Things, groups: Iterable[Path]) -> list[str]:
     for path in things.files:
         _unlink(path)
     for queue in things.queues:
-        _LIBC.syscall(ctypes.c_long(_MQ_UNLINK), queue.encode())
+        _LIBC.syscall(ctypes.c_long(MQ_UNLINK), queue.encode())
     for key in things.segments:
         segment = _LIBC.shmget(key, 0, 0)
         if segment >= 0:

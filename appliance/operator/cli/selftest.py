@@ -49,7 +49,7 @@ def selftest(context: typer.Context, full: Full = False, as_json: Json = False, 
     except ValueError as error:
         fail(exits.USAGE, str(error), "give ids as in: athanor selftest --only G1,G8")
     guard_command(context)
-    # Rows for other programs come in one document, at the end; whoever waits for it sees them on standard error.
+    # Rows for other programs come in one document, at the end; meanwhile standard error shows them.
     console = errors() if as_json else output()
 
     def show(part: RenderableType) -> None:
