@@ -123,7 +123,8 @@ def _kill_and_look(name: str, moments: int, folder: Path, neighbour: Appliance, 
         # The last one late, when everything runs: the control must see it.
         moment = command.span_s if number == moments - 1 else draw.uniform(0.05, command.span_s)
         _once(command.argv(folder, draw), moment, folder, root, seen)
-    print(f"{name}: {moments} kills, {seen}")
+    left, slowest = len(seen.left), seen.slowest_s
+    print(f"{name}: {moments} kills, {left} left, slowest {slowest:.1f} s, {seen.sandboxes} sandboxes")
     assert seen.left == []
     # The control: there was something to leave.
     assert seen.processes >= 5

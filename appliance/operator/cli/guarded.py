@@ -30,8 +30,8 @@ def guard_command(context: typer.Context, *, temporary: bool = True) -> Scratch 
         The command's scratch folder; None for a command that is called by another program, and is not guarded.
 
     Raises:
+        ConfigError: no folder can be made.
         IsolationError: the kernel cannot guard it.
-        OSError: no folder or process can be made.
     """
     return guard_process(temporary=temporary) if context.meta.get(OWN_PROCESS) else None
 
@@ -40,14 +40,16 @@ def guard_process(*, temporary: bool = True) -> Scratch:
     """Remove what killed commands left, then continue as the worker of a guarded command; see ``guard_command``.
 
     Raises:
+        ConfigError: no folder can be made.
         IsolationError: the kernel cannot guard it.
-        OSError: no folder or process can be made.
     """
+    from appliance.common.errors import os_errors_as
     from isolation.host.guard import guarded
     from isolation.host.scratch import Scratch, sweep
 
-    for folder in sweep(Path(tempfile.gettempdir())):
-        print(f"removed what a killed command left in {folder}", file=sys.stderr)
-    scratch = Scratch.make()
+    with os_errors_as("cannot make a folder for temporary files, for which TMPDIR may name a directory"):
+        for folder in sweep(Path(tempfile.gettempdir())):
+            print(f"removed what a killed command left in {folder}", file=sys.stderr)
+        scratch = Scratch.make()
     guarded(scratch, temporary=temporary)
     return scratch
