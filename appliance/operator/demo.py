@@ -31,6 +31,7 @@ from appliance.operator import kernels
 from appliance.operator.launcher import Addresses
 from appliance.operator.serve import launch
 from isolation.host.atomic_file import write_whole
+from isolation.host.scratch import Outside
 
 TENANTS = ("alpha", "beta")
 """The demo's two tenants."""
@@ -102,8 +103,15 @@ class DemoReady:
         return json.dumps({**asdict(self.addresses), "tenants": tenants})
 
 
-def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
+def run(
+    options: DemoOptions, on_ready: Callable[[DemoReady], None], *, note: Callable[[Outside], None] | None = None
+) -> int:
     """Prepare the state directory and serve until SIGTERM.
+
+    Args:
+        options: the command line.
+        on_ready: called once, when the appliance serves.
+        note: called with the run directory, which a guard of this process removes when this function cannot.
 
     Raises:
         ApplianceError: it cannot start.
@@ -116,6 +124,8 @@ def run(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
             held.enter_context(exclusive(state / LOCK, f"the state directory {state}"))
             keys = prepare_keys(state)
             prepare_policy(state)
+            if note is not None:
+                note(Outside("run directory", str(run_path(state))))
             config = write_config(state, options, models)
         try:
             return launch(config, lambda addresses: on_ready(DemoReady(addresses, keys, state)), options.settings)
@@ -190,18 +200,25 @@ def prepare_policy(state: Path) -> None:
         path.write_text(text)
 
 
-def run_directory(state: Path) -> Path:
-    """Folder for sockets: below the state directory, or, where a socket's path would be too long (108 bytes, unix(7)),
-    a private directory with a short name that belongs to this state directory alone.
-
-    Raises:
-        ConfigError: the short directory exists and is somebody else's.
-    """
+def run_path(state: Path) -> Path:
+    """Path of the folder for sockets: below the state directory, or, where a socket's path would be too long (108
+    bytes, unix(7)), a short name that belongs to this state directory alone."""
     below = state / "run"
     if len(os.fsencode(below)) <= MAX_RUN_PATH_BYTES:
         return below
     tag = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
-    short = Path(tempfile.gettempdir()) / f"athanor-{os.geteuid()}-{tag}"
+    return Path(tempfile.gettempdir()) / f"athanor-{os.geteuid()}-{tag}"
+
+
+def run_directory(state: Path) -> Path:
+    """Folder for sockets, see ``run_path``; one with a short name is made here, private.
+
+    Raises:
+        ConfigError: the short directory exists and is somebody else's.
+    """
+    short = run_path(state)
+    if short.parent == state:
+        return short
     short.mkdir(mode=0o700, exist_ok=True)
     owned = short.lstat()
     if not stat.S_ISDIR(owned.st_mode) or owned.st_uid != os.geteuid() or owned.st_mode & 0o022:
@@ -222,16 +239,18 @@ def choose_ports(wanted: tuple[int, ...]) -> list[int]:
         return chosen
 
 
-def base_config(state: Path, ports: Sequence[int], kernels_folder: Path | None) -> dict[str, Any]:
-    """Configuration on loopback ports, with the files of a state directory and compiled kernels (those beside the
-    packages when None, if there are any); without models."""
+def base_config(
+    state: Path, ports: Sequence[int], kernels_folder: Path | None, run_dir: Path | None = None
+) -> dict[str, Any]:
+    """Configuration on loopback ports, with the files of a state directory, compiled kernels (those beside the
+    packages when None, if there are any) and a folder for sockets (the state directory's when None); without models."""
     compiled = kernels_folder.resolve() if kernels_folder is not None else kernels.installed()
     return {
         "listen": {role: f"127.0.0.1:{port}" for role, port in zip(("http", "grpc", "admin"), ports, strict=True)},
         "policy": "policy.yaml",
         "credentials": "credentials.json",
         "pepper": "pepper",
-        "run_dir": str(run_directory(state)),
+        "run_dir": str(run_dir or run_directory(state)),
         "sandbox": {"kernels": None if compiled is None else str(compiled)},
     }
 

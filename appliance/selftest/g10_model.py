@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ SEED = 11
 KV_BYTES = 16 << 20
 
 
-def run(full: bool) -> list[Result]:
+def run(full: bool) -> Iterator[Result]:
     """Run the rows about models."""
-    return [*file_rows(FULL if full else SHORT), *start_rows()]
+    yield from file_rows(FULL if full else SHORT)
+    yield from start_rows()
 
 
 def file_rows(count: int) -> list[Result]:

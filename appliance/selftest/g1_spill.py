@@ -15,6 +15,7 @@ import random
 import tempfile
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -156,10 +157,11 @@ class Tier:
         return all(block is not None and self.bytes.blocks[block] == content[one] for one, block in found.items())
 
 
-def run(full: bool) -> list[Result]:
+def run(full: bool) -> Iterator[Result]:
     """Run 3,000 pairs in either tier, or a million."""
     pairs = FULL if full else SHORT
-    return [row for name in ("spill", "disk") for row in _rows(name, pairs)]
+    for name in ("spill", "disk"):
+        yield from _rows(name, pairs)
 
 
 def _rows(name: str, pairs: int) -> list[Result]:

@@ -201,9 +201,9 @@ def rows(length: int, arms: Arms, *, full: bool) -> list[Result]:
     ]
 
 
-def run(full: bool) -> list[Result]:
+def run(full: bool) -> Iterator[Result]:
     """Start an appliance with the embedded model and take all figures."""
-    return list(measured(full))
+    return measured(full)
 
 
 def measured(full: bool) -> Iterator[Result]:

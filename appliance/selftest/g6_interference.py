@@ -14,7 +14,7 @@ attack leaves in the engine.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +32,15 @@ LEAST_REST = 0.8
 COMMAND = "athanor selftest"
 
 
-def run(full: bool) -> list[Result]:
+def run(full: bool) -> Iterator[Result]:
     """Run 100,000 steps of bursts and 1,000 requests of the victim beside each attack; the short form 4,000 and 120."""
     steps, asks = (100_000, 1_000) if full else (4_000, 120)
-    rows = [_bursts(steps), _equals(min(steps, 20_000))]
+    yield _bursts(steps)
+    yield _equals(min(steps, 20_000))
     fair = _victim("in share", asks)
     for attack in ATTACKS:
-        rows += _judge(attack, fair, _victim(attack, asks), _alone(attack, fair.seconds))
-    return [*rows, _control(fair, asks)]
+        yield from _judge(attack, fair, _victim(attack, asks), _alone(attack, fair.seconds))
+    yield _control(fair, asks)
 
 
 def _bursts(steps: int) -> Result:

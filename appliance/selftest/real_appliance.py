@@ -122,7 +122,7 @@ def real_appliance(checkpoints: str = "") -> Iterator[RealAppliance]:
     Raises:
         CannotBeShownError: it does not start here; the end of its log says why.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ath-"))
+    folder = Path(tempfile.mkdtemp(prefix=""))  # a short name: sockets lie below it
     log = folder / "log"
     saved_in = None if checkpoints == "off" else Path(checkpoints or folder / "saved")
     argv = (
@@ -145,7 +145,7 @@ def real_appliance(checkpoints: str = "") -> Iterator[RealAppliance]:
     try:
         with log.open("wb") as file:
             root = str(Path(__file__).resolve().parents[2])
-            environment = {**MINIMAL_ENVIRONMENT, "PYTHONPATH": root}
+            environment = {**MINIMAL_ENVIRONMENT, "PYTHONPATH": root, "TMPDIR": tempfile.gettempdir()}
             child = start(argv, env=environment, stdio=file.fileno(), own_group=True)
         try:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["pass", "fail", "absent"]
+Verdict = Literal["pass", "fail", "absent", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class Result:
 
     Attributes:
         id: the guarantee and the part of it, for example ``G1.memory``.
-        verdict: ``absent`` when this machine or this build cannot show it; the figure then says why.
+        verdict: ``absent`` when this machine or this build cannot show it, ``not run`` when the short form leaves it
+            out; the figure then says why, or what runs it.
         figure: what was measured, with its unit.
         bar: the limit with which the figure is compared.
         command: the command that reproduces the figure.

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from isolation.host.process import MINIMAL_ENVIRONMENT, spawn
+from isolation.host.scratch import Outside, note
 from isolation.ipc import doorbell, segment
 
-KEYCTL_UNLINK, USER_KEYRING = 9, -4
+KEYCTL_UNLINK, KEYCTL_SET_TIMEOUT, USER_KEYRING = 9, 15, -4
+KEY_S = 600
+"""Seconds after which the kernel removes the key: above the time of all attacks in one sandbox."""
 IPC_CREAT, IPC_EXCL, IPC_RMID = 0o1000, 0o2000, 0
 GREETING = b"hello from the host"
 
@@ -51,6 +54,11 @@ def standing() -> Iterator[Targets]:
         secret.write_text(canary)
         secret.chmod(0o644)
         shared = Path("/dev/shm", f"athanor-{tag}")
+        segment_key = secrets.randbits(30) + 1
+        # What outlives a killed process and lies in no folder is written down before it is made.
+        note(folder, Outside("file", str(shared)))
+        note(folder, Outside("queue", f"athanor-{tag}"))
+        note(folder, Outside("segment", str(segment_key)))
         held.callback(shared.unlink, missing_ok=True)
         shared.write_text(canary)
         shared.chmod(0o644)
@@ -73,7 +81,7 @@ def standing() -> Iterator[Targets]:
             "neighbour": str(folder / "host.sock"),
             "key": f"athanor-{tag}",
             "queue": f"athanor-{tag}",
-            "segment": held.enter_context(_system_v()),
+            "segment": held.enter_context(_system_v(segment_key)),
         }
         held.enter_context(_server(socket.AF_UNIX, f"\0{common['abstract']}"))
         held.enter_context(_server(socket.AF_UNIX, common["neighbour"]))
@@ -163,9 +171,8 @@ def _echo() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _system_v() -> Iterator[int]:
+def _system_v(key: int) -> Iterator[int]:
     """Create shared memory under a new key."""
-    key = secrets.randbits(30) + 1
     found = _LIBC.shmget(key, 4096, IPC_CREAT | IPC_EXCL | 0o666)
     try:
         yield key
@@ -175,10 +182,12 @@ def _system_v() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _key(name: str) -> Iterator[None]:
-    """Add a key to the user's keyring (add_key, number 248 on x86-64)."""
+    """Add a key to the user's keyring (add_key, number 248 on x86-64; keyctl, 250); the kernel ends it if we cannot."""
     _LIBC.syscall.restype = ctypes.c_long
     ring = ctypes.c_long(USER_KEYRING)
     found = _LIBC.syscall(ctypes.c_long(248), b"user", name.encode(), GREETING, ctypes.c_long(len(GREETING)), ring)
+    lasts = ctypes.c_long(KEY_S)
+    _LIBC.syscall(ctypes.c_long(250), ctypes.c_long(KEYCTL_SET_TIMEOUT), ctypes.c_long(found), lasts)
     try:
         yield
     finally:

@@ -6,9 +6,12 @@ import argparse
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from appliance.common.errors import ApplianceError
+from appliance.operator.cli.guarded import guard_process
 from bench.soak import room
 from bench.soak.errors import SoakError, UsageError
 from bench.soak.faults.catalogue import FAULTS, find
@@ -43,11 +46,15 @@ def main(argv: list[str]) -> int:
         return _fail(str(error), USAGE)
     except OSError as error:
         return _fail(f"cannot write {error.filename}: {error.strerror}", USAGE)
-    # Whoever ends us ends the appliance as well: it is a session of its own and would stay.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     wish = Wish(wanted.seed, wanted.minutes, chosen, wanted.turn, wanted.turns or 1_000_000, log)
     try:
-        found = soak(wish, room.enter(), lambda line: print(line, file=sys.stderr, flush=True))
+        entered = room.enter()
+        # Inside of the namespace, so that the guard sees what the appliance leaves there.
+        scratch = guard_process()
+        # SIGTERM interrupts as ctrl-c does, once: the appliance is ended and what was found so far is not shown.
+        signal.signal(signal.SIGTERM, _interrupt)
+        inside = replace(entered, temporary=scratch.path)
+        found = soak(wish, inside, lambda line: print(line, file=sys.stderr, flush=True))
     except SoakError as error:
         return _fail(str(error), UNAVAILABLE)
     except KeyboardInterrupt:
@@ -59,6 +66,11 @@ def main(argv: list[str]) -> int:
         with output:
             json.dump(found.to_dict(), output, indent=2)
     return FAILED if found.failed else 0
+
+
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _fail(problem: str, code: int) -> int:

@@ -68,9 +68,7 @@ class Reaper:
     """
 
     def __init__(self) -> None:
-        if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            reason = os.strerror(ctypes.get_errno())
-            raise IsolationError(f"cannot become the parent of orphaned processes: {reason}")
+        become_subreaper()
         self._lock = threading.RLock()
         self._claimed: dict[int, Claim] = {}
 
@@ -113,6 +111,17 @@ class Reaper:
                 except ChildProcessError:
                     continue
         return count
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of every orphan below it (prctl(2), PR_SET_CHILD_SUBREAPER); kept over exec.
+
+    Raises:
+        IsolationError: the kernel refuses (older than 3.4).
+    """
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise IsolationError(f"cannot become the parent of orphaned processes: {reason}")
 
 
 def children(pid: int | None = None) -> set[int]:

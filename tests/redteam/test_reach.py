@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.selftest import g8_containment, intruder
+from appliance.selftest import g8_containment, g8_hostile, intruder
 from appliance.selftest.redteam import base, files, kernel, network, ring
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.ipc.messages import Role
@@ -73,9 +73,9 @@ def test_a_reach_fails_the_row(control: intruder.Findings) -> None:
 
 
 def test_without_sandboxes_the_rows_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where real sandboxes cannot be started the row says why, passes nothing, and the rest is still shown."""
+    """Where real sandboxes cannot be started the row says why and passes nothing."""
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr(g8_containment, "whole_appliance", lambda _full: [])
-    (row,) = g8_containment.run(False)
-    assert (row.id, row.verdict) == ("G8.sandbox", "absent")
-    assert "root" in row.figure
+    for check, name in ((g8_containment, "G8.sandbox"), (g8_hostile, "G8.hostile")):
+        (row,) = check.run(False)
+        assert (row.id, row.verdict) == (name, "absent")
+        assert "root" in row.figure

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.selftest import deaths, fuzzed_requests, g8_containment
+from appliance.selftest import deaths, fuzzed_requests, g8_service
 from appliance.selftest.real_appliance import RealAppliance, real_appliance
 from isolation.host.process import Child
 from tests.system.conftest import Appliance
@@ -59,9 +59,9 @@ async def test_release_counts_of_requests_and_kills(runsc_path: Path) -> None:
     """100,000 fuzzed requests and 50 kills of every process: nothing dies of a request, nothing of the dead stays."""
     with real_appliance() as real:
         before = await real.generations()
-        found = await fuzzed_requests.send(real, g8_containment.REQUESTS[True], g8_containment.SEED)
+        found = await fuzzed_requests.send(real, g8_service.REQUESTS[True], g8_service.SEED)
         assert found.odd == []
         assert await real.generations() == before
-        died = await deaths.kill_again_and_again(real, g8_containment.KILLS[True], g8_containment.SEED)
+        died = await deaths.kill_again_and_again(real, g8_service.KILLS[True], g8_service.SEED)
     assert (died.wrong, died.untyped, died.left) == (0, 0, [])
     assert died.boots > 0

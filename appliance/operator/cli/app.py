@@ -16,6 +16,7 @@ from appliance.operator.cli import (
     console,
     demo,
     doctor,
+    guarded,
     image,
     image_store,
     install,
@@ -70,7 +71,9 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=version.callback, help="Print the version.")
     ] = False,
 ) -> None:
-    """The root takes no options but these. Commands that document this application find it in the context."""
+    """The root takes no options but these. Commands that document this application find it in the context, and those
+    that start an appliance find there whether this process is theirs alone."""
+    context.meta[guarded.OWN_PROCESS] = context.obj == guarded.OWN_PROCESS
     context.obj = app
 
 
@@ -148,4 +151,4 @@ _add(MORE, "version", version.version, "")
 
 def main() -> None:
     """The entry point of the ``athanor`` script; ends the process with a code of ``exits``."""
-    app(prog_name="athanor")
+    app(prog_name="athanor", obj=guarded.OWN_PROCESS)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from appliance.operator.cli.guarded import guard_command
 from appliance.operator.cli.help import HelpCommand
 
 EXAMPLES = """
@@ -95,6 +96,7 @@ def with_card_file(words: list[str]) -> list[str]:
 
 
 def bench(  # noqa: PLR0913 - a parameter is an option
+    context: typer.Context,
     loads: Loads = None,
     url: Url = None,
     api_key: Keys = None,
@@ -122,6 +124,7 @@ def bench(  # noqa: PLR0913 - a parameter is an option
     A card (--record) has facts and the measured memory speed of the machine that the command runs
     on, as JSON: no host name, path, user name or serial number.
     """
+    guard_command(context)
     from appliance.operator.cli import bench_run
 
     wish = bench_run.Wish(

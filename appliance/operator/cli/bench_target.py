@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -91,7 +90,7 @@ def own_appliance(
         ApplianceError: it cannot start; with the last lines of its log.
         IsolationError: its process cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="athanor-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="b-") as folder:
         state = Path(folder) / "state"
         config, keys = _prepare(state, model_folder, kv_bytes, dtype, kernels_folder, adjust)
         log = Path(folder) / "log"
@@ -114,7 +113,6 @@ def own_appliance(
             )
         finally:
             child.end(END_GRACE_S)
-            shutil.rmtree(demo.run_directory(state), ignore_errors=True)
 
 
 def _prepare(
@@ -125,7 +123,7 @@ def _prepare(
     kernels_folder: Path | None,
     adjust: Adjust | None,
 ) -> tuple[Path, dict[str, str]]:
-    """State directory with keys, policy and configuration."""
+    """State directory with keys, policy and configuration; the run directory lies beside it."""
     models = demo.choose_models((model_folder,) if model_folder is not None else ())
     name = EMBEDDED_MODEL if model_folder is None else model_folder.resolve().name
     if not 1 << 20 <= kv_bytes <= 1 << 40:
@@ -133,10 +131,11 @@ def _prepare(
     if dtype == "auto":
         dtype = demo.DTYPES.get(name, dtype)
     state.mkdir(mode=0o700)
+    run_dir = state.parent / "run"  # not below the state: a socket's path has 108 bytes (unix(7))
     keys = demo.prepare_keys(state)
     (state / "policy.yaml").write_text(POLICY + "".join(TENANT.format(name=tenant) for tenant in keys))
     model = {"name": name, "path": str(models[name]), "dtype": dtype, "kv_bytes": kv_bytes, "block_size": KV_BLOCK}
-    config = {**demo.base_config(state, demo.choose_ports((0, 0, 0)), kernels_folder), "models": [model]}
+    config = {**demo.base_config(state, demo.choose_ports((0, 0, 0)), kernels_folder, run_dir), "models": [model]}
     if adjust is not None:
         adjust(state, config)
     path = state / "athanor.yaml"

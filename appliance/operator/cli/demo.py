@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from appliance.operator.cli import exits
+from appliance.operator.cli.guarded import guard_command
 from appliance.operator.cli.options import Settings
 from appliance.operator.cli.terminal import errors, fail, output
 
@@ -52,6 +53,7 @@ def _port(purpose: str) -> Any:
 
 
 def demo(  # noqa: PLR0913 - one parameter an option
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, for scripts.")] = False,
     http_port: Annotated[int, _port("OpenAI API; 0 is any free one.")] = 8080,
     grpc_port: Annotated[int, _port("gRPC.")] = 8081,
@@ -70,6 +72,7 @@ def demo(  # noqa: PLR0913 - one parameter an option
     Needs no root, no GPU and no configuration. Everything listens on 127.0.0.1. Keys and policy
     are made at the first start and kept in the state directory; ctrl-c stops it.
     """
+    scratch = guard_command(context, temporary=False)
     from appliance.common.errors import ApplianceError
     from appliance.operator import demo as appliance_demo
     from isolation.errors import IsolationError
@@ -91,7 +94,9 @@ def demo(  # noqa: PLR0913 - one parameter an option
     try:
         # A script reads the one line through a pipe while we keep running, so it is flushed.
         code = appliance_demo.run(
-            options, (lambda ready: print(ready.to_json(), flush=True)) if as_json else _print_banner
+            options,
+            (lambda ready: print(ready.to_json(), flush=True)) if as_json else _print_banner,
+            note=None if scratch is None else scratch.note,
         )
     except (ApplianceError, IsolationError) as error:
         fail(exits.CANNOT_START, str(error))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from appliance.selftest.canary import Hits, draw, scan_folder, scan_memory, scan_nameless_files
-from appliance.selftest.g9_forgetting import memory_rows, sealed_rows
+from appliance.selftest.g9_forgetting import memory_rows
+from appliance.selftest.g9_sealed import sealed_rows
 from appliance.selftest.result import Result
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from appliance.operator.cli.selftest_view import Estimate
 from appliance.selftest import registry
 from appliance.selftest.registry import GUARANTEES, Guarantee
 from appliance.selftest.result import Result, judged
@@ -121,6 +124,76 @@ def test_the_table_shows_every_word(made: Callable[..., None], run: Run) -> None
     for word in ("Made for a test", "memory.control", "0 of 10", "2 pass", "1 fail", "athanor selftest --only G1"):
         assert word in result.stdout
     assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize(("options", "runs"), [((), False), (("--only", "G1"), True), (("--full",), True)])
+def test_the_short_form_names_what_it_leaves_out(
+    made: Callable[..., None],
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    runs: bool,
+) -> None:
+    """A module that is left out is not run, its claims are named as such, and the exit code is that of the others."""
+    heard: list[bool] = []
+    made(lambda full: heard.append(full) or [CLAIM, CONTROL])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(registry, "LEFT_OUT", {MADE.modules[0]: ("G1.memory", "G1.disk")})
+    result = run("selftest", "--json", *options)
+    assert result.exit_code == 0
+    verdicts = {row["id"]: row["verdict"] for row in json.loads(result.stdout)}
+    if runs:
+        assert heard == ["--full" in options]
+        assert verdicts == {"G1.memory": "pass", "G1.memory.control": "pass"}
+    else:
+        assert heard == []
+        assert verdicts == {"G1.memory": "not run", "G1.disk": "not run"}
+        assert "not run, --full: G1.memory, G1.disk" in run("selftest", columns=120).stdout
+
+
+def test_what_is_left_out_and_estimated_is_in_the_table() -> None:
+    """Every module has an estimate; those left out exist, name claims of their guarantee, and leave each short form
+    within its two minutes."""
+    modules = {module: one.id for one in GUARANTEES for module in one.modules}
+    assert set(registry.SECONDS) == set(modules)
+    for module, claims in registry.LEFT_OUT.items():
+        assert {claim.partition(".")[0] for claim in claims} == {modules[module]}
+    assert registry.seconds(module for module in modules if module not in registry.LEFT_OUT) <= 120
+
+
+def test_a_row_is_given_before_the_next_has_ended(made: Callable[..., None]) -> None:
+    """A check that gives rows one by one is not waited for; what breaks after a row keeps the row."""
+
+    def slowly(_full: bool) -> Iterator[Result]:
+        yield CLAIM
+        raise OSError("later")
+
+    made(slowly)
+    rows = registry.check_module(MADE, MADE.modules[0], full=False)
+    assert next(rows) == CLAIM
+    assert "OSError: later" in next(rows).figure
+
+
+def test_rows_and_what_remains_come_through_a_pipe_as_they_end() -> None:
+    """The command as it is typed: the estimate and the first rows are there while later checks still run."""
+    argv = [sys.executable, "-m", "appliance.operator.cli", "selftest", "--only", "G1"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert re.fullmatch(r"4 checks, about \d+ s on two idle cores", next(lines).strip())
+        assert any("pass" in line and "memory.control" in line for line in lines)
+        assert process.poll() is None, "three more checks run"
+        process.terminate()
+        assert process.wait(60) == 128 + 15
+
+
+def test_what_remains_follows_this_machines_pace() -> None:
+    """Nothing is said before the first check has ended; a slow machine needs longer; release counts give none."""
+    estimate = Estimate(100.0)
+    assert estimate.remaining(5.0) == ""
+    estimate.done_s = 20.0
+    assert estimate.remaining(20.0) == "about 80 s remain"
+    assert estimate.remaining(60.0) == "about 240 s remain"
+    assert Estimate(100.0, endless=True, done_s=20.0).remaining(20.0) == ""
 
 
 def test_an_unknown_id_is_a_usage_error(run: Run) -> None:  # noqa: F811
