@@ -243,7 +243,7 @@ def _affordable(wanted: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    affordable = max(8, min(wanted, (soft - RESERVED_DESCRIPTORS) // 2))
+    affordable = min(wanted, max(8, (soft - RESERVED_DESCRIPTORS) // 2))
     if affordable < wanted:
         log.warning("few open files allowed: fewer connections at once", limit=soft, connections=affordable)
     return affordable
