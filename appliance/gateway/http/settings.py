@@ -16,7 +16,8 @@ class HttpSettings:
     max_connections: int = 1_024
     """Open connections; one more is closed at once."""
     max_connections_each: int = 512
-    """Open connections of one address, and of one tenant. A proxy in front is one address: its pool must be smaller."""
+    """Open connections of one address, and of one tenant. A proxy in front that is not trusted is one address: its pool
+    must be smaller."""
     head_timeout_s: float = 10.0
     """From a connection's opening, or from a request's first byte, to the end of its headers."""
     body_timeout_s: float = 30.0

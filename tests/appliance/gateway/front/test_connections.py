@@ -66,6 +66,45 @@ def test_a_tenants_connection_is_never_closed_for_a_stranger() -> None:
     assert places.admit("e") is not None and places.strangers == 1
 
 
+def test_a_proxys_connection_counts_to_the_total_alone() -> None:
+    """Neither its address nor a tenant has it in its count, and strangers make room for it, not it for them."""
+    places, closed = Places(2, total=4), []
+    held = [places.admit("p", proxy=True) for _ in range(3)]
+    assert all(held) and (places.held, places.strangers) == (3, 0)
+    for slot in held:
+        slot.on_evicted = lambda: closed.append("proxy")
+        assert slot.claim("t") and slot.claim("u")
+    stranger = places.admit("a")
+    stranger.on_evicted = lambda: closed.append("a")
+    held.append(places.admit("p", proxy=True))
+    assert closed == ["a"] and (places.held, places.strangers) == (4, 0)
+    assert places.admit("p", proxy=True) is None and places.admit("a") is None and places.held == 4
+    for slot in held:
+        slot.release()
+    assert places.held == 0
+    known = [places.admit(name) for name in "ab"]
+    assert [slot.claim("t") for slot in known] == [True, True], "no claim of a proxy is left behind"
+
+
+def test_an_assigned_connection_counts_as_its_clients() -> None:
+    """A connection that a proxy opened for one client is that client's stranger's connection, bounded as any other."""
+    places, closed = Places(2, total=8), []
+    slots = [places.admit("p", proxy=True) for _ in range(3)]
+    for slot in slots:
+        slot.on_evicted = lambda: closed.append("a")
+    assert slots[0].assign("a") and slots[1].assign("a") and places.strangers == 2
+    assert not slots[2].assign("a"), "as many as one address may have"
+    slots[2].release()
+    assert (places.held, places.strangers) == (2, 2)
+    assert places.admit("a") is None
+    for name in "bcdef":
+        other = places.admit("p", proxy=True)
+        assert other.assign(name) and (other.address, other.network) == (name, name)
+    assert closed == ["a"] and places.strangers == 6, "the oldest of the largest holder made room"
+    slots[1].release()
+    assert places.admit("p", proxy=True).assign("a")
+
+
 def test_ipv6_is_counted_by_network() -> None:
     """Addresses of one /64 are one; IPv4 stays apart, also where it is written as IPv6."""
     assert network_of("2001:db8:1:2::1") == network_of("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
