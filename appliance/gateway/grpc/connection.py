@@ -109,10 +109,10 @@ class GrpcConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, None)
         self._outlet = cast(Outlet, None)
         self._calls: dict[int, GrpcCall] = {}
+        self._born = self._heard = self._idle_since = self._loop.time()
         self._known = slot.proxy
         """Whether a credential came over it, or it is a trusted proxy's, which has clients with one."""
-        now = self._loop.time()
-        self._allowance = Allowance(TENANT, now) if slot.proxy else shared.strangers.of(slot.network)
+        self._allowance = Allowance(TENANT, self._born) if slot.proxy else shared.strangers.of(slot.network)
         self._free = FREE_FRAMES
         self._unread = b""
         """What came and waits for the next turn."""
@@ -122,7 +122,6 @@ class GrpcConnection(asyncio.Protocol):
         self._paused = self._closing = False
         self._ending = self._refusing = False
         """Whether the client was told to open no more streams, and whether one that it opens still is refused."""
-        self._born = self._heard = self._idle_since = now
         self._asked = False
         """Whether a call ever came."""
         self._pinged_at: float | None = None
@@ -312,9 +311,8 @@ class GrpcConnection(asyncio.Protocol):
         return True
 
     def refused(self) -> None:
-        """Charge the peer for a call without a valid credential; not a proxy, which cannot know, and whose other
-        clients would lose their calls with the connection."""
-        if not self._slot.proxy:
+        """Charge the peer for a call without a valid credential."""
+        if not self._slot.proxy:  # its other clients would lose their calls with the connection
             self._spend(REFUSED_UNITS)
 
     # ---- ending
