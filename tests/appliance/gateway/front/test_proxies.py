@@ -190,7 +190,7 @@ async def test_a_proxys_connection_survives_what_ends_a_strangers() -> None:
     """Wrong keys and pings of many clients over one connection of a proxy leave it open; a stranger's is closed."""
     wrong = b"".join(
         frame(raw.HEADERS, raw.END_HEADERS | raw.END_STREAM, stream, raw.head(f"/{SERVICE}/ListModels"))
-        for stream in range(1, 801, 2)
+        for stream in range(1, 2_001, 2)
     )
     pings = frame(raw.PING, 0, 0, b"12345678") * 400
     async with serving(proxies=BEHIND[X_FORWARDED_FOR]) as running:
@@ -278,19 +278,22 @@ def test_a_header_byte_by_byte(pki: Pki, loop: Make, secured: bool) -> None:
 
 
 @LOOPS
-def test_a_slow_header_has_the_handshakes_deadline(loop: Make) -> None:
-    """A header that stops half-way, or never begins, ends with the deadline and gives its place back."""
+def test_a_slow_header_has_the_handshakes_deadline(pki: Pki, loop: Make) -> None:
+    """A header that never begins or stops half-way, and a handshake that does behind one, end with the deadline and
+    give their places back."""
 
     async def walk() -> None:
-        settings = {"max_connections": 2, "head_timeout_s": 0.5}
-        async with serving(proxies=BEHIND[PROXY_PROTOCOL], **settings) as running, asyncio.timeout(60):
-            port = running.front_ends.http_port
-            async with closing() as keep:
-                began = time.monotonic()
-                readers = [keep(await opened(port, prefix)) for prefix in (b"", header_of(CLIENT)[:20])]
-                assert [await answered(reader) for reader in readers] == [False, False]
-                assert time.monotonic() - began >= 0.45
-                assert await answered(keep(await opened(port, header_of(CLIENT) + http_request(running))))
+        settings = {"proxies": BEHIND[PROXY_PROTOCOL], "max_connections": 3, "head_timeout_s": 1.0}
+        async with serving(pki.files, **settings) as running, closing() as keep, asyncio.timeout(60):
+            port, header = running.front_ends.http_port, header_of(CLIENT)
+            began = time.monotonic()
+            readers = [keep(await opened(port, prefix)) for prefix in (b"", header[:20], header + b"\x16\x03\x01")]
+            assert [await answered(reader) for reader in readers] == [False] * 3
+            assert time.monotonic() - began >= 0.95
+            for client in (CLIENT, OTHER):
+                streams = await opened(port, header_of(client), tls=clients_context(pki, "http/1.1"))
+                streams[1].write(http_request(running))
+                assert await answered(keep(streams))
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(walk())
