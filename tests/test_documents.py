@@ -33,6 +33,7 @@ DOCUMENTS = (
     "docs/sampling.md",
     "docs/install.md",
     "docs/operate.md",
+    "docs/proxies.md",
     "docs/console.md",
     "docs/observability.md",
     "docs/coming-from.md",

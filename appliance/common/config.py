@@ -110,6 +110,25 @@ class ListenConfig(_Section):
     Read at the start. Left out: none is needed."""
     tls: TlsConfig | None = None
     """TLS for the HTTP and the gRPC listener. Without this section both speak plain text."""
+    trusted_proxies: tuple[str, ...] = Field(default=(), max_length=64, strict=False)
+    """Networks (CIDR) of reverse proxies in front of the HTTP and the gRPC listener (docs/proxies.md). They alone are
+    believed when they name the address of a client."""
+    client_address: Literal["x-forwarded-for", "forwarded", "proxy-protocol"] = "x-forwarded-for"
+    """How trusted proxies name a client's address. x-forwarded-for, forwarded: in that header of each request.
+    proxy-protocol: version 2 of the PROXY protocol, which each of their connections must begin with."""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _narrow(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            _check_network(text)
+        return value
+
+    @model_validator(mode="after")
+    def _trusting(self) -> Self:
+        if self.client_address != "x-forwarded-for" and not self.trusted_proxies:
+            raise ValueError("client_address says how trusted_proxies name a client, and there are none; list them")
+        return self
 
     @field_validator("http", "grpc")
     @classmethod
@@ -402,3 +421,19 @@ def _anchored(value: Any, folder: Path) -> Any:
     if isinstance(value, _Section):
         return value.anchored(folder)
     return tuple(_anchored(one, folder) for one in value) if isinstance(value, tuple) else value
+
+
+def _check_network(text: str) -> None:
+    """Check a network of proxies.
+
+    Raises:
+        ValueError: it is no network, not exactly one, or everybody's.
+    """
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is no network; write it as 10.0.0.0/8, 2001:db8::/64 or a single address") from None
+    if not network.prefixlen:
+        raise ValueError(f"{text} trusts every peer: anybody could name any address; list the proxies' own networks")
+    if str(network.network_address) != str(ipaddress.ip_address(text.partition("/")[0])):
+        raise ValueError(f"{text} has bits set behind its prefix; {network} is the whole network")

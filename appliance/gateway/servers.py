@@ -26,6 +26,7 @@ from appliance.common.certificate_dates import read_validity
 from appliance.common.config import ListenConfig, TlsConfig, split_address
 from appliance.common.errors import StartError
 from appliance.gateway.front.auth import Resolver
+from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.listener import BACKLOG, Listener, Opened
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
@@ -69,6 +70,8 @@ class FrontEndSettings:
     http: HttpSettings = field(default_factory=HttpSettings)
     tls: TlsConfig | None = None
     """None: plain text, for loopback or behind a proxy that ends TLS."""
+    proxies: TrustedProxies = field(default_factory=TrustedProxies)
+    """Peers whose word about their clients counts."""
     max_rpcs: int = MAX_CALLS
     grpc_stall_s: float = STALL_S
     listen: Callable[[str, int, Callable[[str, int], socket.socket]], socket.socket] = field(
@@ -89,6 +92,7 @@ class FrontEndSettings:
             grpc_host=grpc_host,
             grpc_port=grpc_port,
             tls=listen.tls,
+            proxies=TrustedProxies.of(listen.trusted_proxies, listen.client_address),
             listen=kept,
         )
 
@@ -106,9 +110,10 @@ class FrontEnds:
         self._grpc = grpc_front
         self._ready = ready
         each, total = settings.http.max_connections_each, _affordable(settings.http.max_connections)
-        self._http_shared = http_protocol.Shared(settings.http, Opened(Places(each, total)), http.serve)
+        strangers = min(settings.http.max_strangers, max(1, total // 2))
+        self._http_shared = http_protocol.Shared(settings.http, Opened(Places(each, total, strangers)), http.serve)
         self._grpc_shared = grpc_connection.GrpcShared(
-            opened=Opened(Places(each, total)),
+            opened=Opened(Places(each, total, strangers)),
             serve=grpc_front.serve,
             strangers=StrangersAllowances(grpc_connection.STRANGER, time.monotonic),
             most=MAX_BODY_BYTES + MESSAGE_FIELDS_BYTES,
@@ -144,9 +149,9 @@ class FrontEnds:
             bound.close()
             raise
         self.http_port, self.grpc_port = bound.getsockname()[1], grpc_bound.getsockname()[1]
-        within_s = settings.http.head_timeout_s
-        http = Listener(self._http_shared.opened, self._make_http, http_tls, bound, within_s)
-        rpcs = Listener(self._grpc_shared.opened, self._make_grpc, grpc_tls, grpc_bound, within_s)
+        within_s, proxies = settings.http.head_timeout_s, settings.proxies
+        http = Listener(self._http_shared.opened, self._make_http, http_tls, bound, within_s, proxies)
+        rpcs = Listener(self._grpc_shared.opened, self._make_grpc, grpc_tls, grpc_bound, within_s, proxies)
         self._listeners = [http, rpcs]
         await self.refresh()
         rpcs.accept()
@@ -228,8 +233,8 @@ async def serve_front_ends(
     Raises:
         StartError: a port cannot be bound or a TLS file not used.
     """
-    http = HttpFrontEnd(service, resolver, settings.http, ready)
-    rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs)
+    http = HttpFrontEnd(service, resolver, settings.http, ready, settings.proxies)
+    rpcs = GrpcFrontEnd(service, resolver, settings.http.padding, settings.max_rpcs, settings.proxies)
     front_ends = FrontEnds(settings, http, rpcs, ready)
     await front_ends.start()
     try:

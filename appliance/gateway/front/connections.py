@@ -10,9 +10,6 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable
 
-STRANGERS_SHARE = 0.75
-"""Part of all connections that those without a credential may hold; the rest is kept for tenants."""
-
 
 class Connections:
     """Counts of one front end. ``most`` is the limit of each address and of each tenant."""
@@ -37,16 +34,20 @@ class Connections:
 
 
 class Places:
-    """The connections of one listener: ``each`` of an address or a tenant at most, ``total`` of all together.
+    """The connections of one listener: ``each`` of an address or a tenant at most, ``strangers`` of all without a
+    credential, ``total`` of all together.
 
     A connection without a credential is a stranger's. Where strangers hold all that they may, the next one is accepted
     and the oldest of the address that holds most is closed: an address that floods the door closes its own connections.
+
+    A connection of a trusted proxy carries requests of many clients. It counts to ``total`` alone, neither to its
+    address nor to a tenant, and is never closed for a stranger.
     """
 
-    def __init__(self, each: int, total: int) -> None:
+    def __init__(self, each: int, total: int, strangers: int) -> None:
         self._counts = Connections(each)
         self._total = total
-        self._most_strangers = max(1, int(total * STRANGERS_SHARE))
+        self._most_strangers = strangers
         self._held = 0
         self._strangers: dict[str, dict[Slot, None]] = {}
         """Network -> its slots without a credential, the oldest first."""
@@ -64,23 +65,43 @@ class Places:
         """Those of them without a credential."""
         return self._stranger_count
 
-    def admit(self, address: str) -> Slot | None:
-        """Return the slot of a connection just accepted; None when its address has as many as it may, or tenants hold
-        all there are."""
-        network = network_of(address)
-        if not self._counts.enter("address", network):
+    def admit(self, address: str, *, proxy: bool = False) -> Slot | None:
+        """Return the slot of a connection just accepted; None when its address has as many as it may, or tenants and
+        proxies hold all there are. ``proxy``: the address is a trusted proxy's."""
+        slot = Slot(self, address, proxy=proxy)
+        if not proxy and not self._enter(slot):
             return None
-        slot = Slot(self, network)
-        self._strangers.setdefault(network, {})[slot] = None
-        self._stranger_count += 1
         self._held += 1
-        if self._held > self._total or self._stranger_count > self._most_strangers:
-            victim = self._oldest_of_most()
-            victim.evict()
-            if victim is slot:
-                return None
-            self.evicted += 1
-        return slot
+        return slot if self._has_room(slot) else None
+
+    def assign(self, slot: Slot, address: str) -> bool:
+        """Count a proxy's connection as this address's, which alone uses it; False when that has as many as it may, or
+        tenants and proxies hold all there are."""
+        assert slot.proxy, "a connection is assigned once, and only a proxy's"
+        slot.address, slot.network = address, network_of(address)
+        if not self._enter(slot):
+            return False
+        slot.proxy = False
+        return self._has_room(slot)
+
+    def _enter(self, slot: Slot) -> bool:
+        """Count a stranger's connection; False, and not counted, when its address has as many as it may."""
+        if not self._counts.enter("address", slot.network):
+            return False
+        self._strangers.setdefault(slot.network, {})[slot] = None
+        self._stranger_count += 1
+        return True
+
+    def _has_room(self, slot: Slot) -> bool:
+        """Close a stranger's connection where there is one too many; False when that is this slot's own."""
+        if self._held <= self._total and self._stranger_count <= self._most_strangers:
+            return True
+        victim = self._oldest_of_most() if self._strangers else slot
+        victim.evict()
+        if victim is slot:
+            return False
+        self.evicted += 1
+        return True
 
     def _oldest_of_most(self) -> Slot:
         slots = max(self._strangers.values(), key=len)
@@ -88,8 +109,8 @@ class Places:
 
     def claim(self, slot: Slot, tenant: str) -> bool:
         """Count a slot's connection as this tenant's, no longer as another's or a stranger's; False when the tenant has
-        as many as it may."""
-        if slot.tenant == tenant:
+        as many as it may. A proxy's stays the proxy's."""
+        if slot.proxy or slot.tenant == tenant:
             return True
         if not self._counts.enter("tenant", tenant):
             return False
@@ -102,7 +123,8 @@ class Places:
         """Count a slot's connection out everywhere."""
         self._known(slot)
         self._leave_tenant(slot)
-        self._counts.leave("address", slot.network)
+        if not slot.proxy:
+            self._counts.leave("address", slot.network)
         self._held -= 1
 
     def _leave_tenant(self, slot: Slot) -> None:
@@ -123,17 +145,25 @@ class Places:
 class Slot:
     """The place of one connection; released as a whole."""
 
-    __slots__ = ("_places", "_released", "network", "on_evicted", "tenant")
+    __slots__ = ("_places", "_released", "address", "network", "on_evicted", "proxy", "tenant")
 
-    def __init__(self, places: Places, network: str) -> None:
+    def __init__(self, places: Places, address: str, *, proxy: bool = False) -> None:
         self._places = places
         self._released = False
-        self.network = network
+        self.address = address
+        """Address of the peer, or of the client for which a proxy opened the connection."""
+        self.network = network_of(address)
         """What its address is counted as."""
+        self.proxy = proxy
+        """Whether it is a trusted proxy's, for requests of many clients."""
         self.tenant = ""
         """Whose it is; empty for a stranger's."""
         self.on_evicted: Callable[[], None] | None = None
         """Closes the connection at once, for the sake of others."""
+
+    def assign(self, address: str) -> bool:
+        """Count a proxy's connection as this address's; False when it may not be kept."""
+        return self._places.assign(self, address)
 
     def claim(self, tenant: str) -> bool:
         """Count the connection as this tenant's; False when the tenant has as many as it may."""

@@ -2,6 +2,9 @@
 
 A connection is counted when it is accepted, before TLS: one too many costs neither a handshake nor a buffer. So sockets
 are accepted here and given to the event loop afterwards. A handshake's deadline counts from accept too.
+
+Where trusted proxies announce each connection's client (PROXY protocol), that is read first, from the socket itself and
+no byte further; the connection is then counted as its client's. No other peer's bytes are read so.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +21,8 @@ from typing import Protocol
 
 import structlog
 
+from appliance.common.lines import RefusedLines
+from appliance.gateway.front.client_address import ProxyHeader, ProxyHeaderError, TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
 
 BACKLOG = 1_024
@@ -32,7 +38,7 @@ LOOK_S = 0.05
 """Between two looks at whether a connection is open still."""
 
 HANDSHAKE_S = 10.0
-"""Seconds from accept to the end of the TLS handshake."""
+"""Seconds from accept to the end of the TLS handshake, a proxy's header before it included."""
 
 log = structlog.get_logger()
 
@@ -69,7 +75,7 @@ class Opened:
 
 class Listener:
     """One listening socket and its connections. ``make`` gives the protocol of a connection; ``context``: TLS, None for
-    plain text."""
+    plain text; ``proxies``: peers whose word about their clients counts."""
 
     def __init__(
         self,
@@ -78,12 +84,15 @@ class Listener:
         context: ssl.SSLContext | None,
         bound: socket.socket,
         handshake_s: float = HANDSHAKE_S,
+        proxies: TrustedProxies | None = None,
     ) -> None:
         self._opened = opened
         self._make = make
         self._context = context
         self._bound = bound
         self._handshake_s = handshake_s
+        self._proxies = proxies or TrustedProxies()
+        self._lines = RefusedLines(time.monotonic())
         self._closed = False
         bound.setblocking(False)
 
@@ -152,7 +161,7 @@ class Listener:
                 loop.remove_reader(self._bound.fileno())
                 loop.call_later(REST_S, self.accept)
                 return
-            slot = self._opened.places.admit(peer[0])
+            slot = self._opened.places.admit(peer[0], proxy=self._proxies.trusts(peer[0]))
             if slot is None:
                 accepted.close()
                 continue
@@ -164,14 +173,19 @@ class Listener:
 
     async def _connect(self, accepted: socket.socket, slot: Slot) -> None:
         """Make a connection of an accepted socket; with TLS, after its handshake."""
-        made = False
+        made = handed = False
         try:
             # Not the loop's own deadline: the stock loop stops that one's clock when the peer resets the connection.
             async with asyncio.timeout(self._handshake_s):
+                if self._proxies.announces(slot.address) and not await self._assign(accepted, slot):
+                    return
+                handed = True
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: self._make(slot), accepted, ssl=self._context
                 )
             made = True
+        except ProxyHeaderError as error:
+            self._report(slot.address, error)
         except OSError:
             pass  # no TLS, another version, the peer has left, the deadline has passed: nothing for a log
         finally:
@@ -179,6 +193,34 @@ class Listener:
                 slot.release()
                 with contextlib.suppress(OSError):
                     accepted.shutdown(socket.SHUT_RDWR)
+                if not handed:
+                    accepted.close()
+
+    async def _assign(self, accepted: socket.socket, slot: Slot) -> bool:
+        """Read whose connection it is, and count it so; False when it may not be kept.
+
+        Raises:
+            ProxyHeaderError: the proxy does not say it.
+        """
+        loop, header = asyncio.get_running_loop(), ProxyHeader()
+        while header.missing:
+            data = await loop.sock_recv(accepted, header.missing)
+            if not data:
+                raise ConnectionResetError
+            header.feed(data)
+        return slot.assign(header.address() or slot.address)
+
+    def _report(self, proxy: str, error: ProxyHeaderError) -> None:
+        """Log that a trusted proxy does not announce its clients; not each time."""
+        unsaid = self._lines.take(None, time.monotonic())
+        if unsaid is not None:
+            log.warning(
+                "a connection of a trusted proxy was closed: it did not begin with the PROXY protocol; have the proxy"
+                " send version 2, or set listen.client_address to the header that it writes",
+                proxy=proxy,
+                reason=str(error),
+                unsaid=unsaid,
+            )
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -30,7 +30,7 @@ class Peer(Protocol):
     """What a call asks about who calls."""
 
     address: str
-    """The peer's address."""
+    """The peer's address, or the client's for which a proxy opened the connection."""
     peer_uris: tuple[str, ...]
     """URI names of the peer's verified certificate."""
 
@@ -70,7 +70,7 @@ class GrpcCall:
 
     @property
     def address(self) -> str:
-        """The caller's address, without its port."""
+        """The connection's address, without its port."""
         return self._peer.address
 
     @property

@@ -32,7 +32,8 @@ STRANGER = Rate(burst=200, per_s=50)
 """Frames that serve nothing, of all connections of an address without a credential."""
 
 TENANT = Rate(burst=2_000, per_s=200)
-"""Frames that serve nothing, of one connection with a credential; each DATA frame sent to it earns ``EARNED``."""
+"""Frames that serve nothing, of one connection with a credential or of a trusted proxy; each DATA frame sent to it
+earns ``EARNED``."""
 
 EARNED = 4
 """Window updates of stream and connection, a ping that measures, and its acknowledgement."""
@@ -108,7 +109,10 @@ class GrpcConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, None)
         self._outlet = cast(Outlet, None)
         self._calls: dict[int, GrpcCall] = {}
-        self._allowance = shared.strangers.of(slot.network)
+        self._born = self._heard = self._idle_since = self._loop.time()
+        self._known = slot.proxy
+        """Whether a credential came over it, or it is a trusted proxy's, which has clients with one."""
+        self._allowance = Allowance(TENANT, self._born) if slot.proxy else shared.strangers.of(slot.network)
         self._free = FREE_FRAMES
         self._unread = b""
         """What came and waits for the next turn."""
@@ -118,13 +122,10 @@ class GrpcConnection(asyncio.Protocol):
         self._paused = self._closing = False
         self._ending = self._refusing = False
         """Whether the client was told to open no more streams, and whether one that it opens still is refused."""
-        self._known = False
-        """Whether a credential came over it."""
-        self._born = self._heard = self._idle_since = self._loop.time()
         self._asked = False
         """Whether a call ever came."""
         self._pinged_at: float | None = None
-        self.address = ""
+        self.address = slot.address
         self.peer_uris: tuple[str, ...] = ()
 
     # ---- asyncio.Protocol
@@ -133,8 +134,6 @@ class GrpcConnection(asyncio.Protocol):
         """Say our settings."""
         self._transport = cast(asyncio.Transport, transport)
         self._outlet = Outlet(self._transport, lambda: self._allowance.earn(EARNED if self._known else 0))
-        peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if peer else ""
         certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
         self.peer_uris = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "URI")
         self._slot.on_evicted = self._transport.abort
@@ -313,7 +312,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def refused(self) -> None:
         """Charge the peer for a call without a valid credential."""
-        self._spend(REFUSED_UNITS)
+        if not self._slot.proxy:  # its other clients would lose their calls with the connection
+            self._spend(REFUSED_UNITS)
 
     # ---- ending
 

@@ -31,6 +31,7 @@ from appliance.common.errors import (
 )
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.auth import Auth, Resolver
+from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.connections import Connections, network_of
 from appliance.gateway.front.cut import Cut, shutting_down
 from appliance.gateway.front.defect import defect
@@ -89,14 +90,17 @@ _R = TypeVar("_R")
 class _Call:
     """What one call is known by."""
 
-    def __init__(self, method: str, wire: GrpcCall) -> None:
+    def __init__(self, method: str, wire: GrpcCall, proxies: TrustedProxies) -> None:
         self.wire = wire
+        named = [value for name, value in wire.metadata if name == proxies.header]
+        self.address = proxies.client_of(wire.address, named)
+        """The caller's address, also behind a trusted proxy."""
         self.authorization = [value for name, value in wire.metadata if name == "authorization"]
         self.facts = CallContext(
             route=method,
             front_end="grpc",
             traceparent=traceparent([value for name, value in wire.metadata if name == "traceparent"]),
-            attributes={"rpc.system": "grpc", "client.address": wire.address},
+            attributes={"rpc.system": "grpc", "client.address": self.address},
         )
         self.principal: Principal | None = None
         self.request_id: str | None = None
@@ -118,8 +122,14 @@ class GrpcFrontEnd:
     """The methods. ``serve`` answers one call."""
 
     def __init__(
-        self, service: Service, resolver: Resolver, padding: Padding | None = None, max_calls: int = MAX_CALLS
+        self,
+        service: Service,
+        resolver: Resolver,
+        padding: Padding | None = None,
+        max_calls: int = MAX_CALLS,
+        proxies: TrustedProxies | None = None,
     ) -> None:
+        self._proxies = proxies or TrustedProxies()
         self.health = health.aio.HealthServicer()
         self._service = service
         self._resolver = resolver
@@ -159,7 +169,7 @@ class GrpcFrontEnd:
     async def serve(self, wire: GrpcCall) -> Status:
         """Answer one call and return its end. An unknown method too is authenticated first."""
         method = self._table.get(wire.method, _Method(Auth.TENANT, self._unknown))
-        call = _Call(wire.method if wire.method in self._table else "*", wire)
+        call = _Call(wire.method if wire.method in self._table else "*", wire, self._proxies)
         self._calls += 1
         try:
             return await self._answer(method, call)
@@ -219,7 +229,7 @@ class GrpcFrontEnd:
         if call.principal is not None:
             counts, kind, name = self._tenants, "tenant", call.principal.tenant
         else:
-            counts, kind, name = self._strangers, "address", network_of(call.wire.address)
+            counts, kind, name = self._strangers, "address", network_of(call.address)
         if self._calls > self._max_calls or not counts.enter(kind, name):
             raise RateLimitedError("too many calls at once; end some of them first", retry_after_s=CALLS_RETRY_S)
         try:

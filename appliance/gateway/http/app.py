@@ -20,6 +20,7 @@ from appliance.common.errors import (
 )
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.auth import Auth, Resolver
+from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
 from appliance.gateway.front.request_builder import traceparent
@@ -57,7 +58,15 @@ class Route:
 class HttpFrontEnd:
     """Answers the requests of one listener. ``ready`` says whether requests would be served now."""
 
-    def __init__(self, service: Service, resolver: Resolver, settings: HttpSettings, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        resolver: Resolver,
+        settings: HttpSettings,
+        ready: Callable[[], bool],
+        proxies: TrustedProxies | None = None,
+    ) -> None:
+        self._proxies = proxies or TrustedProxies()
         self._service = service
         self._resolver = resolver
         self._settings = settings
@@ -95,7 +104,7 @@ class HttpFrontEnd:
         found = _match(exchange.head.path)
         # HEAD is a GET whose answer's body is left out (RFC 9110, section 9.3.2).
         route = found.get("GET" if exchange.head.method == "HEAD" else exchange.head.method)
-        exchange.context = _context(exchange, route)
+        exchange.context = self._context(exchange, route)
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
             exchange.principal = self._resolver.resolve(exchange.head.values("authorization"))
@@ -110,6 +119,17 @@ class HttpFrontEnd:
             )
         else:
             raise RouteNotFoundError(_no_route(exchange.head.path))
+
+    def _context(self, exchange: Exchange, route: Route | None) -> CallContext:
+        head = exchange.head
+        client = self._proxies.client_of(exchange.connection.address, head.values(self._proxies.header))
+        return CallContext(
+            # An unknown path is the client's text: it must not become a span's name.
+            route=f"{head.method} {route.path if route else '*'}",
+            front_end="http",
+            traceparent=traceparent(head.values("traceparent")),
+            attributes={"http.request.method": head.method, "client.address": client},
+        )
 
     def _check_host(self, exchange: Exchange) -> None:
         allowed = self._settings.allowed_hosts
@@ -200,19 +220,6 @@ def _no_route(path: str) -> str:
         return f"no such route; take {meant}. A client's base URL is the address and /v1, with no slash behind it"
     served = ", ".join(f"{route.method} {route.path}" for route in ROUTES if route.auth is Auth.TENANT)
     return f"no such route; served are {served}"
-
-
-def _context(exchange: Exchange, route: Route | None) -> CallContext:
-    attributes: dict[str, str | int] = {"http.request.method": exchange.head.method}
-    if exchange.connection.address:
-        attributes["client.address"] = exchange.connection.address
-    return CallContext(
-        # An unknown path is the client's text: it must not become a span's name.
-        route=f"{exchange.head.method} {route.path if route else '*'}",
-        front_end="http",
-        traceparent=traceparent(exchange.head.values("traceparent")),
-        attributes=attributes,
-    )
 
 
 def _claim(exchange: Exchange, tenant: str) -> None:

@@ -129,8 +129,8 @@ class HttpConnection(asyncio.Protocol):
         self._chunked = True
         self._dropped = 0
         self._room: asyncio.Event | None = None
-        self.address = ""
-        """The peer's address."""
+        self.address = slot.address
+        """The peer's address, or the client's for which a proxy opened the connection."""
         self.open = False
         """Whether an answer may be written: the peer is there, as far as is known."""
         self.writable = True
@@ -145,8 +145,6 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock for the first head. With TLS, the handshake is done."""
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if peer else ""
         self.open = True
         self._slot.on_evicted = self._transport.abort
         self._shared.opened.connections.add(self)

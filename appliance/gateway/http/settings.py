@@ -14,9 +14,13 @@ class HttpSettings:
 
     max_body_bytes: int = MAX_BODY_BYTES
     max_connections: int = 1_024
-    """Open connections; one more is closed at once."""
+    """Open connections; one more is closed at once where none is a stranger's."""
+    max_strangers: int = 256
+    """Open connections without a credential; with one more, the oldest of the address that holds most is closed. With TLS
+    each takes 320 KiB, so that the two ports together stay within 160 MiB however many knock."""
     max_connections_each: int = 512
-    """Open connections of one address, and of one tenant. A proxy in front is one address: its pool must be smaller."""
+    """Open connections of one address, and of one tenant. A proxy in front that is not trusted is one address: its pool
+    must be smaller."""
     head_timeout_s: float = 10.0
     """From a connection's opening, or from a request's first byte, to the end of its headers."""
     body_timeout_s: float = 30.0

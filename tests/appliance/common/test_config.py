@@ -121,6 +121,44 @@ def test_problems_are_placed(tmp_path: Path, old: str, new: str, place: str) -> 
     assert f"athanor.yaml{place}" in raised.value.message
 
 
+PROXIES = 'admin: "unix:admin.sock", trusted_proxies: '
+
+
+def test_trusted_proxies_are_networks(tmp_path: Path) -> None:
+    """Nobody is trusted by default; networks and single addresses of both kinds may be."""
+    listen = load_config(write(tmp_path, GOOD)).listen
+    assert (listen.trusted_proxies, listen.client_address) == ((), "x-forwarded-for")
+    text = GOOD.replace('admin: "unix:admin.sock"', PROXIES + "[10.0.0.0/8, '2001:db8::/64', 192.0.2.7, '::1']")
+    assert load_config(write(tmp_path, text)).listen.trusted_proxies == (
+        "10.0.0.0/8",
+        "2001:db8::/64",
+        "192.0.2.7",
+        "::1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("proxies", "reason"),
+    [
+        ("[proxy.internal]", "'proxy.internal' is no network"),
+        ("[10.0.0.0/33]", "is no network"),
+        ("[10.0.0.1/8]", "bits set behind its prefix; 10.0.0.0/8 is the whole network"),
+        ("['2001:db8::1/64']", "2001:db8::/64 is the whole network"),
+        ("[10.0.0.0/8, 0.0.0.0/0]", "0.0.0.0/0 trusts every peer"),
+        ("['::/0']", "::/0 trusts every peer"),
+        ("['10.0.0.1/0']", "trusts every peer"),
+        ("[], client_address: proxy-protocol", "there are none"),
+        ("[10.0.0.0/8], client_address: x-real-ip", "client_address"),
+    ],
+)
+def test_proxies_that_cannot_be_trusted_are_refused(tmp_path: Path, proxies: str, reason: str) -> None:
+    """What is no network, not exactly one, or everybody, is refused with its place and the reason."""
+    with pytest.raises(ConfigError) as raised:
+        load_config(write(tmp_path, GOOD.replace('admin: "unix:admin.sock"', PROXIES + proxies)))
+    assert "athanor.yaml:1:" in raised.value.message
+    assert reason in raised.value.message
+
+
 def test_spill_and_keys_are_read_and_anchored(tmp_path: Path) -> None:
     """A tier in memory and one on a disk; without the section there is neither, and no key is needed."""
     text = GOOD + "sandbox: {spill: {memory: 1024, disk: 4096, directory: spill}}\nkeys: {root_key: r, keyring: k}\n"

@@ -14,6 +14,7 @@ from appliance.common.errors import ModelNotFoundError
 from appliance.common.ids import new_request_id
 from appliance.common.keys import KeyRecord, KeyTable, issue
 from appliance.gateway.front.auth import Resolver
+from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.generate_request import (
     CallContext,
     Delta,
@@ -187,16 +188,14 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(tls: TlsConfig | None = None, **http: object) -> AsyncIterator[Running]:
-    """Serve with these settings, of HTTP but for ``grpc_stall_s``, on free ports."""
-    stall_s = http.pop("grpc_stall_s", STALL_S)
+    """Serve with these settings, of HTTP but for ``grpc_stall_s`` and ``proxies``, on free ports."""
+    others = {"grpc_stall_s": http.pop("grpc_stall_s", STALL_S), "proxies": http.pop("proxies", TrustedProxies())}
     service = ScriptedService()
     key, digest = issue("acme-1", PEPPER)
     other, other_digest = issue("globex-1", PEPPER)
     created = datetime(2026, 1, 1, tzinfo=UTC)
     keys = KeyTable(PEPPER, {"acme-1": KeyRecord(digest, created), "globex-1": KeyRecord(other_digest, created)})
-    settings = FrontEndSettings(
-        http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http), grpc_stall_s=stall_s
-    )
+    settings = FrontEndSettings(http_port=0, grpc_port=0, tls=tls, http=replace(HttpSettings(), **http), **others)
     ready = [True]
     async with serve_front_ends(service, Resolver(service, lambda: keys), settings, lambda: ready[0]) as ends:
         yield Running(service, ends, key, other, keys, ready)

@@ -20,7 +20,7 @@ def test_counts_are_by_kind_and_name() -> None:
 
 def test_a_refused_connection_takes_no_place() -> None:
     """One over its address's bound holds nothing; a released place is free again, and only once."""
-    places = Places(2, total=4)
+    places = Places(2, total=4, strangers=3)
     first, second, third = places.admit("a"), places.admit("a"), places.admit("b")
     assert first and second and third
     assert places.admit("a") is None and places.held == 3
@@ -31,7 +31,7 @@ def test_a_refused_connection_takes_no_place() -> None:
 
 def test_the_oldest_stranger_of_the_largest_holder_makes_room() -> None:
     """Where strangers hold their share, whoever holds most loses its oldest connection; a newcomer is admitted."""
-    places, closed = Places(8, total=8), []
+    places, closed = Places(8, total=8, strangers=6), []
     slots = {name: places.admit(name[0]) for name in ("a1", "a2", "a3", "a4", "b1", "b2")}
     for name, slot in slots.items():
         slot.on_evicted = lambda name=name: closed.append(name)
@@ -43,7 +43,7 @@ def test_the_oldest_stranger_of_the_largest_holder_makes_room() -> None:
 
 def test_a_flood_closes_its_own_connections() -> None:
     """However many one address opens, the connections of others stay."""
-    places, closed = Places(100, total=8), []
+    places, closed = Places(100, total=8, strangers=6), []
     other = places.admit("b")
     other.on_evicted = lambda: closed.append("b")
     for _ in range(50):
@@ -54,7 +54,7 @@ def test_a_flood_closes_its_own_connections() -> None:
 
 def test_a_tenants_connection_is_never_closed_for_a_stranger() -> None:
     """Connections with a credential stay, up to all there are; then a newcomer is refused, until one leaves."""
-    places, closed = Places(9, total=4), []
+    places, closed = Places(9, total=4, strangers=3), []
     known = []
     for name in "abcd":
         known.append(places.admit(name))
@@ -64,6 +64,45 @@ def test_a_tenants_connection_is_never_closed_for_a_stranger() -> None:
     assert places.admit("e") is None and closed == []
     known[0].release()
     assert places.admit("e") is not None and places.strangers == 1
+
+
+def test_a_proxys_connection_counts_to_the_total_alone() -> None:
+    """Neither its address nor a tenant has it in its count, and strangers make room for it, not it for them."""
+    places, closed = Places(2, total=4, strangers=3), []
+    held = [places.admit("p", proxy=True) for _ in range(3)]
+    assert all(held) and (places.held, places.strangers) == (3, 0)
+    for slot in held:
+        slot.on_evicted = lambda: closed.append("proxy")
+        assert slot.claim("t") and slot.claim("u")
+    stranger = places.admit("a")
+    stranger.on_evicted = lambda: closed.append("a")
+    held.append(places.admit("p", proxy=True))
+    assert closed == ["a"] and (places.held, places.strangers) == (4, 0)
+    assert places.admit("p", proxy=True) is None and places.admit("a") is None and places.held == 4
+    for slot in held:
+        slot.release()
+    assert places.held == 0
+    known = [places.admit(name) for name in "ab"]
+    assert [slot.claim("t") for slot in known] == [True, True], "no claim of a proxy is left behind"
+
+
+def test_an_assigned_connection_counts_as_its_clients() -> None:
+    """A connection that a proxy opened for one client is that client's stranger's connection, bounded as any other."""
+    places, closed = Places(2, total=8, strangers=6), []
+    slots = [places.admit("p", proxy=True) for _ in range(3)]
+    for slot in slots:
+        slot.on_evicted = lambda: closed.append("a")
+    assert slots[0].assign("a") and slots[1].assign("a") and places.strangers == 2
+    assert not slots[2].assign("a"), "as many as one address may have"
+    slots[2].release()
+    assert (places.held, places.strangers) == (2, 2)
+    assert places.admit("a") is None
+    for name in "bcdef":
+        other = places.admit("p", proxy=True)
+        assert other.assign(name) and (other.address, other.network) == (name, name)
+    assert closed == ["a"] and places.strangers == 6, "the oldest of the largest holder made room"
+    slots[1].release()
+    assert places.admit("p", proxy=True).assign("a")
 
 
 def test_ipv6_is_counted_by_network() -> None:

@@ -314,7 +314,7 @@ async def test_a_slow_body_is_given_up():
 
 async def test_one_connection_too_many_costs_the_oldest():
     """Beyond what strangers may hold the newest is served, and the oldest of the address ends; the others go on."""
-    async with serving(max_connections=4) as running:
+    async with serving(max_connections=6, max_strangers=3) as running:
         port = running.front_ends.http_port
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         served = await talk(port, b"GET /health/live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")

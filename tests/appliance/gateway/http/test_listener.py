@@ -91,7 +91,10 @@ def test_a_handshake_is_counted_and_has_a_deadline(pki: Pki, loop: Make) -> None
     at once. After the deadline, which counts from accept however they drip, the places are free."""
 
     async def walk() -> None:
-        async with serving(pki.files, max_connections=3, head_timeout_s=0.5) as running, asyncio.timeout(20):
+        async with (
+            serving(pki.files, max_connections=4, max_strangers=2, head_timeout_s=0.5) as running,
+            asyncio.timeout(20),
+        ):
             began = time.monotonic()
             silent = [await connect(running, None) for _ in range(3)]
             reader, writer = silent.pop(0)

@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
     """A demo that is ready at once and ends well; gives the options it was started with."""
     seen: list[DemoOptions] = []
 
-    def start(options: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
+    def start(options: DemoOptions, on_ready: Callable[[DemoReady], None], **_: object) -> int:
         seen.append(options)
         on_ready(READY)
         return 0
@@ -63,7 +63,7 @@ def test_demo_without_a_sandbox_is_loud(run: Run, started: list[DemoOptions], mo
     """The first line of an unsafe demo says so."""
     unsafe = replace(READY, addresses=replace(READY.addresses, sandbox="none"))
 
-    def start(_: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
+    def start(_: DemoOptions, on_ready: Callable[[DemoReady], None], **__: object) -> int:
         on_ready(unsafe)
         return 0
 
@@ -100,7 +100,7 @@ def test_demo_options(run: Run, started: list[DemoOptions], tmp_path: Path) -> N
 def test_demo_that_cannot_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What keeps it from starting is printed in its own words; the end is 4."""
 
-    def start(*_: object) -> int:
+    def start(*_: object, **__: object) -> int:
         raise StartError("port 8080 is in use; choose another with --http-port")
 
     monkeypatch.setattr(appliance_demo, "run", start)
@@ -112,7 +112,7 @@ def test_demo_that_cannot_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_demos_exit_code_is_the_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo that ends with a code ends the command with it."""
-    monkeypatch.setattr(appliance_demo, "run", lambda *_: 7)
+    monkeypatch.setattr(appliance_demo, "run", lambda *_, **__: 7)
     assert run("demo").exit_code == 7
 
 
@@ -158,7 +158,7 @@ def test_pasted_commands_work(run: Run, monkeypatch: pytest.MonkeyPatch, block: 
     with openai_server("it-answers") as (url, seen):
         addresses = replace(READY.addresses, http=url)
 
-        def start(_: DemoOptions, on_ready: Callable[[DemoReady], None]) -> int:
+        def start(_: DemoOptions, on_ready: Callable[[DemoReady], None], **__: object) -> int:
             on_ready(replace(READY, addresses=addresses))
             return 0
 
