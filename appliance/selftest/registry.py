@@ -64,7 +64,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "g1_public": 2,
         "g1_timing": 35,
         "g2_namespace": 4,
-        "g3_noninterference": 15,
+        "g3_noninterference": 10,
         "g4_residue": 5,
         "g5_occupancy": 5,
         "g6_interference": 8,
@@ -83,7 +83,6 @@ SECONDS: Mapping[str, int] = MappingProxyType(
 LEFT_OUT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "g1_timing": ("G1.timing", "G1.cached"),
-        "g3_noninterference": ("G3.dense", "G3.experts", "G3.spill"),
         "g8_hostile": ("G8.greed", "G8.wire"),
         "g8_service": ("G8.fuzz", "G8.deaths"),
         "g9_forgetting": ("G9.canaries", "G9.ids", "G9.cores"),
