@@ -16,8 +16,8 @@ class HttpSettings:
     max_connections: int = 1_024
     """Open connections; one more is closed at once where none is a stranger's."""
     max_strangers: int = 256
-    """Open connections without a credential; with one more, the oldest of the address that holds most is closed. With TLS
-    each takes 320 KiB, so that the two ports together stay within 160 MiB however many knock."""
+    """Open connections without a credential; with one more, the oldest of the address that holds most is closed. With
+    TLS each takes 320 KiB: however many knock, the two ports together stay within 160 MiB."""
     max_connections_each: int = 512
     """Open connections of one address, and of one tenant. A proxy in front that is not trusted is one address: its pool
     must be smaller."""

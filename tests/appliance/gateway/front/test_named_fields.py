@@ -137,6 +137,20 @@ CASES = [
         {"ignore_eos": True, "structured_output": pb.StructuredOutput(regex="a")},
         "ignore_eos",
     ),
+    Case(
+        "white space of a form that is not JSON",
+        {"guided_regex": "a", "whitespace": "flexible"},
+        "whitespace",
+        {"structured_output": pb.StructuredOutput(regex="a", whitespace=pb.WHITESPACE_FLEXIBLE)},
+        "structured_output.whitespace",
+    ),
+    Case(
+        "white space of another kind",
+        {"guided_json": {}, "whitespace": "none"},
+        "whitespace",
+        {"structured_output": pb.StructuredOutput(json_schema="{}", whitespace=9)},
+        "structured_output.whitespace",
+    ),
     Case("no prompt", {"prompt": None}, "prompt", {"text": None}, "input"),
     Case("no messages", {"messages": []}, "messages", turns(), "conversation.messages", CHAT),
     Case(
