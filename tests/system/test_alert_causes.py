@@ -53,8 +53,8 @@ LATE_S = 3.5
 """Seconds after which an engine counts as hung, and that one is stopped so that its first tokens are late."""
 
 NOT_CAUSED = {"AthanorDiskFilling", "AthanorSandboxOom", "AthanorSandboxMemory", "AthanorIntegrity", "AthanorUnfair"}
-"""A disk has to fill over half an hour; the next two need a memory cgroup, which not every machine of the tests has; the
-others an engine with a defect."""
+"""A disk has to fill over half an hour; the next two need a memory cgroup, which not every machine of the tests has;
+the others need an engine with a defect."""
 
 STATIC = {"AthanorCertificate", "AthanorDiskLow", "AthanorSpansLost"}
 """Caused by the configuration: a certificate that ends tomorrow, a small disk, a collector that is not there."""
