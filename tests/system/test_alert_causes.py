@@ -343,6 +343,7 @@ def test_descriptors_run_out(troubled: Troubled) -> None:
     until(lambda: troubled.complete() == 200, "an answer")
 
 
+@pytest.mark.full
 def test_late_first_tokens(troubled: Troubled) -> None:
     """An engine that does nothing for some seconds while requests come: their first tokens are late."""
 
@@ -371,6 +372,7 @@ def test_more_requests_than_fit(troubled: Troubled) -> None:
     troubled.until_fired("AthanorQueue", "AthanorKvFull", cause=ask_much)
 
 
+@pytest.mark.full
 def test_an_engine_that_dies_again_and_again(troubled: Troubled) -> None:
     """Killed while it works, each time that it is back: the model is not served, it is restarted too often, answers
     that were begun fail by our fault, and a request that was alone in it at two deaths is in quarantine."""
@@ -398,6 +400,7 @@ def test_an_engine_that_dies_again_and_again(troubled: Troubled) -> None:
     troubled.until_fired(*deaths, "AthanorFailingFast", "AthanorFailingSlowly", cause=kill)
 
 
+@pytest.mark.full
 def test_an_engine_that_hangs(troubled: Troubled) -> None:
     """An engine that is stopped in the middle of its work, and finishes no step, is ended as one that broke its
     promise."""

@@ -43,6 +43,7 @@ def test_the_attacks_are_listed_with_their_rates(root: Path) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full
 def test_wrong_keys_for_seconds_fail_no_request_of_a_tenant(root: Path, runsc_path: Path, tmp_path: Path) -> None:
     """The harness from end to end on a real appliance: the control is seen, the attackers reach the gateway, tenants
     are answered on open and on new connections, and the gateway holds nothing afterwards. Times are for the long
