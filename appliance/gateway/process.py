@@ -42,7 +42,7 @@ from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.tracer import OtelTelemetry, TelemetrySettings, open_telemetry
 from appliance.gateway.watch.admin_listener import serve_admin
 from appliance.gateway.watch.disks import Disks
-from appliance.gateway.watch.gauges import Gauges, SpillGauges, watch_engines
+from appliance.gateway.watch.gauges import DoorGauges, Gauges, SpillGauges, watch_engines
 from appliance.gateway.watch.metrics_listener import serve_metrics
 from appliance.gateway.watch.state import ApplianceState
 from policy.model import PolicySet, Retention
@@ -207,6 +207,7 @@ class Gateway:
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
+            gauges.door = DoorGauges(front.places, front.handshakes)
             addresses = {**front.addresses, "admin": admin, **metrics}
             for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):
                 task = asyncio.create_task(work, name=name)

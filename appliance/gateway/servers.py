@@ -25,14 +25,15 @@ from appliance.common import held_sockets
 from appliance.common.certificate_dates import read_validity
 from appliance.common.config import ListenConfig, TlsConfig, split_address
 from appliance.common.errors import StartError
+from appliance.gateway.front.allowance import StrangersAllowances
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
+from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.listener import BACKLOG, Listener, Opened
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.generate_request import Service
 from appliance.gateway.grpc import connection as grpc_connection
-from appliance.gateway.grpc.allowance import StrangersAllowances
 from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
@@ -111,9 +112,14 @@ class FrontEnds:
         self._ready = ready
         each, total = settings.http.max_connections_each, _affordable(settings.http.max_connections)
         strangers = min(settings.http.max_strangers, max(1, total // 2))
-        self._http_shared = http_protocol.Shared(settings.http, Opened(Places(each, total, strangers)), http.serve)
+        self.handshakes = Handshakes(time.monotonic)
+        """The turns of TLS handshakes, of both ports together."""
+        self.places = {name: Places(each, total, strangers, self.handshakes.credential) for name in ("http", "grpc")}
+        """The connections of each port."""
+        opened = {name: Opened(places, self.handshakes) for name, places in self.places.items()}
+        self._http_shared = http_protocol.Shared(settings.http, opened["http"], http.serve)
         self._grpc_shared = grpc_connection.GrpcShared(
-            opened=Opened(Places(each, total, strangers)),
+            opened=opened["grpc"],
             serve=grpc_front.serve,
             strangers=StrangersAllowances(grpc_connection.STRANGER, time.monotonic),
             most=MAX_BODY_BYTES + MESSAGE_FIELDS_BYTES,

@@ -44,7 +44,11 @@ class Places:
     address nor to a tenant, and is never closed for a stranger.
     """
 
-    def __init__(self, each: int, total: int, strangers: int) -> None:
+    def __init__(
+        self, each: int, total: int, strangers: int, on_known: Callable[[str], None] = lambda network: None
+    ) -> None:
+        """``on_known`` is called with the network of each connection that brings its first credential."""
+        self._on_known = on_known
         self._counts = Connections(each)
         self._total = total
         self._most_strangers = strangers
@@ -114,6 +118,8 @@ class Places:
             return True
         if not self._counts.enter("tenant", tenant):
             return False
+        if not slot.tenant:
+            self._on_known(slot.network)
         self._leave_tenant(slot)
         self._known(slot)
         slot.tenant = tenant

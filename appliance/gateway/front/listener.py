@@ -1,7 +1,8 @@
 """A listening socket of either front end: accepts and counts connections, ends them at a drain.
 
 A connection is counted when it is accepted, before TLS: one too many costs neither a handshake nor a buffer. So sockets
-are accepted here and given to the event loop afterwards. A handshake's deadline counts from accept too.
+are accepted here and given to the event loop afterwards, with TLS when the peer has begun to speak and it is its turn
+(``handshakes.py``). A handshake's deadline counts from accept too.
 
 Where trusted proxies announce each connection's client (PROXY protocol), that is read first, from the socket itself and
 no byte further; the connection is then counted as its client's. No other peer's bytes are read so.
@@ -24,6 +25,7 @@ import structlog
 from appliance.common.lines import RefusedLines
 from appliance.gateway.front.client_address import ProxyHeader, ProxyHeaderError, TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
+from appliance.gateway.front.handshakes import Handshakes
 
 BACKLOG = 1_024
 """Connections that the kernel may hold before we accept them."""
@@ -64,6 +66,7 @@ class Opened:
     """What the connections of one listener have in common."""
 
     places: Places
+    handshakes: Handshakes
     ending: bool = False
     """Whether each connection ends with its next answer: the appliance stops."""
     connections: set[Connection] = field(default_factory=set)
@@ -181,6 +184,8 @@ class Listener:
                     return
                 if self._context is not None:
                     await _first_byte(accepted)
+                    if not slot.proxy:
+                        await self._opened.handshakes.turn(slot.network)
                 handed = True
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: self._make(slot), accepted, ssl=self._context

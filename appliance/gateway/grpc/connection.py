@@ -15,9 +15,9 @@ import h2.events
 import h2.exceptions
 from h2.errors import ErrorCodes
 
+from appliance.gateway.front.allowance import Allowance, Rate, StrangersAllowances
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
-from appliance.gateway.grpc.allowance import Allowance, Rate, StrangersAllowances
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.outlet import ALL_STREAMS, CONNECTION_WINDOW_BYTES, Outlet
 from appliance.gateway.grpc.wire import CallHeadError, Status, head_of

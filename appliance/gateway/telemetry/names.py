@@ -102,6 +102,10 @@ SANDBOX_STARTS = "athanor.sandbox.starts"
 SANDBOX_THAWS = "athanor.sandbox.thaws"
 POLICY_RELOADS = "athanor.policy.reloads"
 DROPPED_SPANS = "athanor.telemetry.dropped_spans"
+CONNECTIONS = "athanor.connections"
+EVICTED_CONNECTIONS = "athanor.connections.evicted"
+DELAYED_HANDSHAKES = "athanor.handshakes.delayed"
+WAITING_HANDSHAKES = "athanor.handshakes.waiting"
 RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
 KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
@@ -226,6 +230,12 @@ COUNTERS = {
         "Sandboxes that ended: oom (its memory limit), fault (it broke the protocol or hung), ended (anything else).",
         frozenset({"model", "role", "reason"}),
     ),
+    EVICTED_CONNECTIONS: Instrument(
+        "{connection}",
+        "Connections without a credential that were closed to make room for others.",
+        frozenset({"front_end"}),
+    ),
+    DELAYED_HANDSHAKES: Instrument("{handshake}", "TLS handshakes of strangers that had to wait for their turn."),
     REPLAYS: Instrument(
         "{replay}",
         "Requests begun again because the engine ended before any of their output was shown.",
@@ -244,6 +254,12 @@ _SANDBOX = frozenset({"model", "role"})
 """Labels of a sandbox; tenants' own ones are added to the shared one of their model."""
 
 GAUGES = {
+    CONNECTIONS: Instrument(
+        "{connection}",
+        "Open connections by holder: known (a tenant's or a trusted proxy's), stranger (no credential came yet).",
+        frozenset({"front_end", "holder"}),
+    ),
+    WAITING_HANDSHAKES: Instrument("{handshake}", "TLS handshakes that wait for their turn."),
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
     WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
     ENGINE_DEFECTS: Instrument(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
+from appliance.gateway.front.connections import Places
+from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -71,6 +73,26 @@ class SpillGauges:
             count(names.SPILL_BLOCKS, more, outcome=outcome)
 
 
+@dataclass(slots=True)
+class DoorGauges:
+    """Connections of the tenants' ports, and turns of their TLS handshakes."""
+
+    places: Mapping[str, Places]
+    """Front end (http, grpc) -> its places."""
+    handshakes: Handshakes
+    _counted: Increases = field(default_factory=Increases)
+
+    def levels(self, count: Callable[..., None]) -> Iterator[Level]:
+        """Yield the levels, and add to the counters."""
+        for front_end, places in self.places.items():
+            for holder, held in (("known", places.held - places.strangers), ("stranger", places.strangers)):
+                yield Level(names.CONNECTIONS, held, {"front_end": front_end, "holder": holder})
+            evicted = self._counted.since(("evicted", front_end), places.evicted)
+            count(names.EVICTED_CONNECTIONS, evicted, front_end=front_end)
+        count(names.DELAYED_HANDSHAKES, self._counted.since(("delayed",), self.handshakes.delayed))
+        yield Level(names.WAITING_HANDSHAKES, self.handshakes.waiting, {})
+
+
 class Gauges:
     """Levels read from the gateway's state; ``refresh`` is one look."""
 
@@ -90,6 +112,8 @@ class Gauges:
         self._sandboxes = sandboxes
         self._spill, self._disks = spill, disks or Disks()
         self._telemetry = telemetry
+        self.door: DoorGauges | None = None
+        """Of the tenants' ports; None before they are open."""
         self._restarts = Increases()
         self._tokens = Increases()
 
@@ -141,6 +165,8 @@ class Gauges:
             yield Level(names.QUARANTINED, certain, {"model": name})
         yield from self._spill.levels(self._telemetry.count)
         yield from self._disks.levels()
+        if self.door is not None:
+            yield from self.door.levels(self._telemetry.count)
         yield Level(names.AUDIT_FAILING, int(bool(self._service.audit.problem)), {})
         if self._certificate is not None:
             yield Level(names.CERTIFICATE_END, self._certificate[1], {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.common.errors import InvalidRequestError, PayloadTooLargeError
-from appliance.gateway.grpc.allowance import MOST_ADDRESSES, Allowance, Rate, StrangersAllowances
+from appliance.gateway.front.allowance import MOST_ADDRESSES, Allowance, Rate, StrangersAllowances
 from appliance.gateway.grpc.wire import CallHeadError, MessageReader, Status, framed, head_of, trailers_of
 
 CALL = [(b":method", b"POST"), (b":path", b"/a.B/C"), (b"content-type", b"application/grpc")]

@@ -1,7 +1,8 @@
-"""How much an HTTP/2 peer may make the gateway do without asking anything of it; pure.
+"""How much a peer may make the gateway do without asking anything of it: units at a rate; pure.
 
-A frame costs its sender a few bytes and us some microseconds. Pings, settings, priorities, resets and window updates
-are needed in proportion to what is served; a flood of them is an attack (CVE-2019-9512 to 9518, CVE-2023-44487).
+A frame of HTTP/2 costs its sender a few bytes and the gateway some microseconds. Pings, settings, priorities, resets
+and window updates are needed in proportion to what is served; a flood of them is an attack (CVE-2019-9512 to 9518,
+CVE-2023-44487). A TLS handshake costs the gateway a millisecond (``handshakes.py``).
 """
 
 from __future__ import annotations
@@ -34,13 +35,21 @@ class Allowance:
 
     def spend(self, units: float, now: float) -> bool:
         """Spend units; False, and none spent, when there are not as many."""
-        rate = self._rate
-        self._left = min(rate.burst, self._left + (now - self._then) * rate.per_s)
-        self._then = now
+        self._refill(now)
         if self._left < units:
             return False
         self._left -= units
         return True
+
+    def seconds_until(self, units: float, now: float) -> float:
+        """Return after how many seconds there will be so many units, if none are spent; 0 where there are now."""
+        self._refill(now)
+        return max(0.0, units - self._left) / self._rate.per_s
+
+    def _refill(self, now: float) -> None:
+        rate = self._rate
+        self._left = min(rate.burst, self._left + (now - self._then) * rate.per_s)
+        self._then = now
 
     def earn(self, units: float) -> None:
         """Give units for something served."""
