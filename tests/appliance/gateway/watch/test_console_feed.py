@@ -44,6 +44,7 @@ class House:
     """A feed with everything that it reads, and a clock of its own."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
+        self.now, self.wall = 5_000.0, 1_795_263_200.0
         names = [f"t{number:04}" for number in range(NUM_TENANTS)]
         tenants = "".join(f'  {name}: {{credentials: ["key:{name}"], models: ["m"]}}\n' for name in names)
         text = f"version: 1\ntenants:\n{tenants}sharing_groups:\n  team: {{tenants: [t0001, t0002]}}\n"
@@ -51,14 +52,14 @@ class House:
         self.keys = {name: name.encode().ljust(32, b"k") for name in (*self.policy.tenants, "group/team")}
         self.model = ModelSandboxes("m")
         self.telemetry = open_telemetry(TelemetrySettings(version="0"))
-        self.service = GatewayService({"m": self.model}, Ledger(self.policy, self.keys), self.telemetry)
+        ledger = Ledger(self.policy, self.keys, lambda: 0.0)  # no rate refills while a test runs
+        self.service = GatewayService({"m": self.model}, ledger, self.telemetry)
         link = SupervisorLink(folder / "none")
         self.sandboxes = Sandboxes(link, {"m": self.model}, self.service.tenant_sandboxes, self.service, {})
         self.sandboxes.take(Welcome(CONTROL_VERSION, "gvisor/systrap", "limits", ["m"]), ())
         for record in self.model.records.values():
             record.become("ready")
         files = PolicyFile(folder / "p.yaml", folder / "c.json", folder / "pepper", ["m"])
-        self.now, self.wall = 5_000.0, 1_795_263_200.0
         clocks = Clocks(lambda: self.now, lambda: self.wall + self.now)
         self.telemetry.store._clock = clocks.monotonic
         self.feed = ApplianceState(self.service, self.sandboxes, files, self.telemetry.store, clocks)
