@@ -26,6 +26,7 @@ from appliance.common.status import ReloadOutcome
 from appliance.common.version import VERSION
 from appliance.gateway.config_file import ConfigFile, Reread
 from appliance.gateway.forgetting import keep_forgetting, unforgettable, wiping_problem
+from appliance.gateway.free_memory import keep_giving_back
 from appliance.gateway.front.auth import Resolver, holds
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
@@ -163,6 +164,7 @@ class Gateway:
             publishing.add_done_callback(_log_failure)
             background.append(publishing)
             background.append(self._keep(keep_forgetting(self._forgets), "forgetting"))
+            background.append(self._keep(keep_giving_back(), "giving free memory back"))
             await self._serve(background, gauges)
         finally:
             self._audit.flush()

@@ -176,16 +176,18 @@ class Slot:
         return self._places.claim(self, tenant)
 
     def release(self) -> None:
-        """Count the connection out everywhere. Idempotent."""
+        """Count the connection out everywhere, and let go of it. Idempotent."""
+        self.on_evicted = None
         if not self._released:
             self._released = True
             self._places.release(self)
 
     def evict(self) -> None:
         """Close the connection and count it out."""
+        on_evicted = self.on_evicted
         self.release()
-        if self.on_evicted is not None:
-            self.on_evicted()
+        if on_evicted is not None:
+            on_evicted()
 
 
 def network_of(address: str) -> str:

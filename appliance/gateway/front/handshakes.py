@@ -74,16 +74,21 @@ class Handshakes:
             allowance.earn(1)
             self._known.move_to_end(network)
         while network in self._waiting and self._spend_known(network, now):
-            self._begin_one(network)
+            self._begin_next(network)
 
     def _spend_known(self, network: str, now: float) -> bool:
         allowance = self._known.get(network)
         return allowance is not None and allowance.spend(1, now)
 
-    def _begin_one(self, network: str) -> None:
-        turn = self._waiting[network][0]
-        self._leave(network, turn)
-        turn.set_result(None)
+    def _begin_next(self, network: str) -> bool:
+        """Give the network's oldest turn; False where all that waited are cancelled, which they learn later."""
+        while network in self._waiting:
+            turn = self._waiting[network][0]
+            self._leave(network, turn)
+            if not turn.done():
+                turn.set_result(None)
+                return True
+        return False
 
     def _leave(self, network: str, turn: asyncio.Future[None]) -> None:
         queue = self._waiting.get(network)
@@ -102,10 +107,11 @@ class Handshakes:
         """Give turns as long as the rate allows."""
         self._timer = None
         now = self._clock()
-        while self._waiting and self._strangers.spend(1, now):
+        while self._waiting and self._strangers.seconds_until(1, now) == 0:
             network = min(self._waiting, key=lambda one: self._served.get(one, 0.0))
-            self._begin_one(network)
-            self._note_served(network, now)
+            if self._begin_next(network):
+                self._strangers.spend(1, now)
+                self._note_served(network, now)
         if self._waiting:
             self._arm(now)
 

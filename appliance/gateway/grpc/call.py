@@ -183,8 +183,9 @@ class GrpcCall:
         """The caller has gone: end what is done for it."""
         self._gone = True
         self._changed.set()
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None  # it refers to this call: kept, both would wait for the collector
+        if task is not None:
+            task.cancel()
 
     def _expire(self) -> None:
         self._expired = True
@@ -200,6 +201,7 @@ class GrpcCall:
             # Its deadline has passed, or the appliance ends and has told it before.
             status = Status(4, "the deadline has passed") if self._expired else Status(14, "the appliance ends")
         finally:
+            self._task = None
             if self._timer is not None:
                 self._timer.cancel()
         self._end(status)

@@ -143,11 +143,12 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End every call, and give back the place in the counts."""
         self._closing = True
-        self._outlet.open = False
         self._unread = b""
         self._shared.opened.connections.discard(self)
         self._slot.release()
         self._leave_all()
+        self._outlet.close()
+        self._transport = cast(asyncio.Transport, None)
 
     def pause_writing(self) -> None:
         """Note that the peer reads more slowly than is written."""
@@ -177,6 +178,8 @@ class GrpcConnection(asyncio.Protocol):
         """Treat the end of the peer's bytes as its leaving: the transport closes."""
 
     def _read_turn(self) -> None:
+        if self._closing:
+            return
         part, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
         sound = False
         try:

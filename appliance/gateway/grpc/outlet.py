@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import h2.config
 import h2.connection
@@ -72,7 +73,8 @@ def stream_may_be_over() -> Iterator[None]:
 
 
 class Outlet:
-    """The sending side. ``on_data`` is called for each DATA frame that is sent."""
+    """The sending side. ``on_data`` is called for each DATA frame that is sent. Once it is not ``open`` any more, its
+    methods do nothing."""
 
     def __init__(self, transport: asyncio.Transport, on_data: Callable[[], None]) -> None:
         transport.set_write_buffer_limits(HIGH_WATER_BYTES)
@@ -86,8 +88,18 @@ class Outlet:
         self._loop = asyncio.get_running_loop()
         self._flushing = False
 
+    def close(self) -> None:
+        """Send nothing more, and let go of the connection's memory now: h2's objects refer to themselves, and the
+        transport has TLS's buffers, so they would stay until the collector looks."""
+        self.open = False
+        vars(self.h2).clear()
+        self._transport = cast(asyncio.Transport, None)
+        self._on_data = _nothing
+
     def send(self, stream_id: int, data: bytes) -> bytes:
         """Send as much as the windows and the socket take; gives the rest."""
+        if not self.open:
+            return data
         with stream_may_be_over():
             while data and self.writable and self.open:
                 room = min(self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size)
@@ -101,27 +113,31 @@ class Outlet:
 
     def send_rows(self, stream_id: int, rows: Rows, *, end: bool) -> None:
         """Send headers, or the trailers that end the stream."""
-        with stream_may_be_over():
-            self.h2.send_headers(stream_id, rows, end_stream=end)
-        self.flush_soon()
+        if self.open:
+            with stream_may_be_over():
+                self.h2.send_headers(stream_id, rows, end_stream=end)
+            self.flush_soon()
 
     def ask_for(self, size: int, stream_id: int | None = None) -> None:
         """Let the peer send so many more bytes on the stream, or on all together."""
-        with stream_may_be_over():
-            self.h2.increment_flow_control_window(size, stream_id)
-        self.flush_soon()
+        if self.open:
+            with stream_may_be_over():
+                self.h2.increment_flow_control_window(size, stream_id)
+            self.flush_soon()
 
     def reset(self, stream_id: int, code: h2.errors.ErrorCodes = h2.errors.ErrorCodes.NO_ERROR) -> None:
         """End a stream; without an error: its answer is whole, and no more is read of it."""
-        with stream_may_be_over():
-            self.h2.reset_stream(stream_id, code)
-        self.flush_soon()
+        if self.open:
+            with stream_may_be_over():
+                self.h2.reset_stream(stream_id, code)
+            self.flush_soon()
 
     def ping(self, content: bytes) -> None:
         """Ask the peer for the same eight bytes."""
-        with stream_may_be_over():
-            self.h2.ping(content)
-        self.flush_soon()
+        if self.open:
+            with stream_may_be_over():
+                self.h2.ping(content)
+            self.flush_soon()
 
     def goaway(self, code: h2.errors.ErrorCodes, last_stream: int | None = None) -> None:
         """Say at once that no stream beyond the last one, or the highest that came, will be served.
@@ -129,8 +145,8 @@ class Outlet:
         Past h2, which sends nothing behind a GOAWAY and could not let running calls end.
         """
         self.flush()
-        last = self.h2.highest_inbound_stream_id if last_stream is None else last_stream
         if self.open:
+            last = self.h2.highest_inbound_stream_id if last_stream is None else last_stream
             self._transport.write(_GOAWAY.pack(0, 8, 7, 0, 0, last, int(code)))
 
     def flush_soon(self) -> None:
@@ -142,6 +158,9 @@ class Outlet:
     def flush(self) -> None:
         """Send what there is."""
         self._flushing = False
-        data = self.h2.data_to_send()
-        if data and self.open:
+        if self.open and (data := self.h2.data_to_send()):
             self._transport.write(data)
+
+
+def _nothing() -> None:
+    """What is done for a DATA frame that nobody sends."""

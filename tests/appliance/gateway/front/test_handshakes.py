@@ -100,6 +100,15 @@ async def test_whoever_leaves_is_forgotten() -> None:
     assert begun == ["a", "c"] and queue.waiting == 0
 
 
+async def test_a_turn_that_was_just_cancelled_is_passed_over() -> None:
+    """Whoever is cancelled in the very moment in which it would be its turn costs nobody else a turn."""
+    queue, begun = turns(Rate(burst=1, per_s=50)), []
+    tasks = await begin(queue, begun, "a", "b", "b", "c")
+    asyncio.get_running_loop().call_at(queue._timer.when() - 1e-4, lambda: [tasks[1].cancel(), time.sleep(0.01)])
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 1.0)
+    assert begun == ["a", "b", "c"] and queue.waiting == 0
+
+
 async def test_remembered_networks_are_bounded() -> None:
     """Of more networks than are remembered the first is a newcomer again; the last is known."""
     queue = turns(Rate(burst=1e9, per_s=1.0))

@@ -1,0 +1,56 @@
+"""Free memory of the gateway goes back to the system: what a flood made it take is not kept for good.
+
+The C library gives back by itself what lies at the end of its heap, and pieces that are large
+(``appliance.operator.child.RETURNED_BYTES``). What is freed between smaller pieces that stay is given back when it is
+asked to (malloc_trim(3)): 20 ms for 100 MB, so only when the process has grown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+PERIOD_S = 10.0
+"""Between two looks; a flood's memory is to be back within a minute."""
+
+GROWN_BYTES = 8 << 20
+"""Growth since the last time at which free memory is given back: a quarter of what a flood may leave."""
+
+
+class FreeMemory:
+    """Gives free memory back when the process has grown."""
+
+    def __init__(self, resident: Callable[[], int], trim: Callable[[], None]) -> None:
+        """``resident``: the process's memory in bytes; ``trim``: gives back what is free."""
+        self._resident = resident
+        self._trim = trim
+        self._before = resident()
+
+    def look(self) -> bool:
+        """Give free memory back if the process has grown by ``GROWN_BYTES``; True when it did."""
+        now = self._resident()
+        if now < self._before + GROWN_BYTES:
+            self._before = min(self._before, now)
+            return False
+        self._trim()
+        self._before = self._resident()
+        return True
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (proc_pid_statm(5))."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def keep_giving_back() -> None:
+    """Look every ``PERIOD_S``; ends by cancellation, or at once where the C library has no such call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return
+    memory = FreeMemory(resident_bytes, lambda: trim(0))
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        memory.look()
