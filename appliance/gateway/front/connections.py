@@ -176,7 +176,7 @@ class Slot:
         return self._places.claim(self, tenant)
 
     def release(self) -> None:
-        """Count the connection out everywhere, and let go of it. Idempotent."""
+        """Count the connection out everywhere, and forget how it is closed. Idempotent."""
         self.on_evicted = None
         if not self._released:
             self._released = True

@@ -1,9 +1,9 @@
-"""When a TLS handshake may begin, so that handshakes of strangers never take the event loop from tenants.
+"""Turns of TLS handshakes, so that handshakes of strangers never take the event loop from tenants.
 
 A handshake costs its sender one packet and the gateway a millisecond of its one core. Networks from which a credential
 came have an allowance each, which every first credential on a connection pays back: tenants never wait. All other
 handshakes share one rate and begin in turns of their networks, the one that was served least recently first: a newcomer
-passes whoever floods the port, from however many connections. Single-threaded, as the event loop is.
+passes an address that floods the port, from however many connections. Single-threaded, as the event loop is.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Handshakes:
         return sum(map(len, self._waiting.values()))
 
     async def turn(self, network: str) -> None:
-        """Return when a handshake of this network (``connections.network_of``) may begin. Whoever is cancelled leaves
-        the queue; the caller bounds the wait and the number of those that wait."""
+        """Return when a handshake of this network (``connections.network_of``) may begin. A cancelled caller leaves the
+        queue. The caller bounds the wait and the number of handshakes that wait."""
         now = self._clock()
         if self._spend_known(network, now):
             return

@@ -205,7 +205,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._silent = 0 if events else self._silent + len(data)
         if self._silent > SILENT_BYTES:
-            self._calm()
+            self._close(ErrorCodes.ENHANCE_YOUR_CALM)
             return
         for event in events:
             handle = _HANDLERS.get(type(event), GrpcConnection._on_other)
@@ -292,15 +292,11 @@ class GrpcConnection(asyncio.Protocol):
             call.widen()
 
     def _spend(self, units: float) -> None:
-        """Charge the peer for frames that serve nothing."""
+        """Charge the peer for frames that serve nothing; a connection that only makes work ends."""
         if self._free > 0:
             self._free -= 1
         elif not self._allowance.spend(units, self._loop.time()):
-            self._calm()
-
-    def _calm(self) -> None:
-        """End a connection that only makes work (ENHANCE_YOUR_CALM)."""
-        self._close(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._close(ErrorCodes.ENHANCE_YOUR_CALM)
 
     # ---- what calls ask of their connection
 

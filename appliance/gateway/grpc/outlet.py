@@ -89,8 +89,8 @@ class Outlet:
         self._flushing = False
 
     def close(self) -> None:
-        """Send nothing more, and let go of the connection's memory now: h2's objects refer to themselves, and the
-        transport has TLS's buffers, so they would stay until the collector looks."""
+        """Send nothing more, and free the connection's memory now: h2's objects refer to themselves, and the transport
+        has TLS's buffers, so they would stay until the garbage collector runs."""
         self.open = False
         vars(self.h2).clear()
         self._transport = cast(asyncio.Transport, None)

@@ -113,7 +113,7 @@ class Gauges:
         self._spill, self._disks = spill, disks or Disks()
         self._telemetry = telemetry
         self.door: DoorGauges | None = None
-        """Of the tenants' ports; None before they are open."""
+        """Gauges of the tenants' ports; None before they are open."""
         self._restarts = Increases()
         self._tokens = Increases()
 
