@@ -131,6 +131,7 @@ SANDBOX_AWAY = "athanor.sandbox.last_away"
 SANDBOX_FROZEN = "athanor.sandbox.frozen"
 SANDBOX_LOSSES = "athanor.sandbox.losses"
 SANDBOX_HANGS = "athanor.sandbox.hangs"
+HAND_OVER_CUTS = "athanor.sandbox.hand_over_cuts"
 OWN_SANDBOXES = "athanor.sandbox.own"
 REPLAYS = "athanor.replays"
 SUSPECTS = "athanor.suspects"
@@ -226,6 +227,11 @@ COUNTERS = {
         "{loss}",
         "Sandboxes that ended: oom (its memory limit), fault (it broke the protocol or hung), ended (anything else).",
         frozenset({"model", "role", "reason"}),
+    ),
+    HAND_OVER_CUTS: Instrument(
+        "{cut}",
+        "Hand-overs of a sandbox that were cut off, because the gateway may open no more descriptors, and repeated.",
+        frozenset({"model", "role"}),
     ),
     SANDBOX_HANGS: Instrument(
         "{hang}",

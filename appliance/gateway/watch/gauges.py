@@ -102,7 +102,8 @@ class Gauges:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
         metrics, models = self._telemetry.metrics, tuple(self._service.model_sandboxes)
         metrics.expect(names.SANDBOX_RESTARTS, model=models, role=ROLES)
-        metrics.expect(names.SANDBOX_HANGS, model=models, role=ROLES)
+        for counter in (names.SANDBOX_HANGS, names.HAND_OVER_CUTS):
+            metrics.expect(counter, model=models, role=ROLES)
         metrics.expect(names.SANDBOX_LOSSES, model=models, role=ROLES, reason=LOSS_REASONS)
         for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
             metrics.expect(counter, model=models)
