@@ -21,6 +21,7 @@ from isolation.ipc.errors import RingFull
 from isolation.ipc.grammar import Masks
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import FailureCode
+from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.wiping import wipe
 
@@ -97,7 +98,10 @@ def serve(engine: Engine, channel: Channel) -> None:
     while True:
         backlog += channel.receive(RECEIVE_LIMIT - len(backlog))
         for message in backlog:
-            draining |= _take(engine, message, draining=draining)
+            if isinstance(message, Ping):
+                _send(channel, Pong(message.number), backlog, urgent=True)
+            else:
+                draining |= _take(engine, message, draining=draining)
         backlog.clear()
         if engine.has_work:
             output = engine.step()
@@ -167,7 +171,11 @@ def _tell_public(engine: Engine, channel: Channel, backlog: list[Message]) -> No
 
 
 def _send(
-    channel: Channel, output: StepOutput | Embedding | KvUsage | PublicUsage, backlog: list[Message], *, urgent: bool
+    channel: Channel,
+    output: StepOutput | Embedding | KvUsage | PublicUsage | Pong,
+    backlog: list[Message],
+    *,
+    urgent: bool,
 ) -> None:
     """Send a frame, waiting for room. What the host sends meanwhile goes into the backlog, up to ``RECEIVE_LIMIT``:
     left in the ring, it would end every wait at once."""

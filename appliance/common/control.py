@@ -1,11 +1,12 @@
 """Messages between gateway and supervisor: typed, one datagram each, with descriptors beside them.
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
-says ``Attach``; from then on the supervisor pushes what happens to sandboxes and the gateway may ask for exactly five
-things: namespace keys, the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of
-the sandboxes that the policy grants to single tenants, which the supervisor looks up for itself. Besides, it says
-whose KV may be kept outside of engines, and reports what belongs into the audit log. There is no message that names a
-program or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it was
+handed whether it has it. It may ask for exactly five things: namespace keys, the end of a sandbox that misbehaved, the
+freezing of idle ones, and the coming and going of the sandboxes that the policy grants to single tenants, which the
+supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines, and reports what belongs into
+the audit log. There is no message that names a program or a file or reads a key of another kind, so a taken-over
+gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 8
+CONTROL_VERSION = 9
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -87,6 +88,20 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Gateway: answer to ``SandboxUp``. It has the descriptors (1), or they did not all arrive, or cannot be used yet,
+    because it may open no more: to be sent again (0)."""
+
+    model: str
+    role: str
+    generation: int
+    whole: int
+    tenant: str = ""
+    most_open: int = 0
+    """Descriptors that it may have open, where they did not arrive."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Gateway: this sandbox broke the protocol or hangs and is to be ended."""
 
@@ -127,7 +142,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SandboxUp:
-    """Supervisor: a sandbox is ready; the segment and two bell ends come with this message."""
+    """Supervisor: a sandbox is ready; the segment and two bell ends come with this message. It is sent again until the
+    gateway says that it has them."""
 
     model: str
     role: str
@@ -216,7 +232,7 @@ class DiskState:
     places: dict[str, list[int]]
 
 
-FromGateway = Attach | NamespaceQuery | Retention | Fault | Freeze | Want | Release | Audited
+FromGateway = Attach | NamespaceQuery | Retention | HandedOver | Fault | Freeze | Want | Release | Audited
 FromSupervisor = (
     Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | Frozen | AuditState | SpillState | DiskState
 )
@@ -287,11 +303,12 @@ def num_unread(sock: socket.socket) -> int:
     return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-def receive(sock: socket.socket) -> tuple[Control, tuple[int, ...]] | None:
-    """One message and its descriptors (close-on-exec), or None at end of file. ``BlockingIOError`` passes through.
+def receive(sock: socket.socket, *, repeats: bool = False) -> tuple[Control, tuple[int, ...]] | None:
+    """One message and its descriptors (close-on-exec), or None at end of file. ``BlockingIOError`` passes through. From
+    a peer that ``repeats`` what was cut off, a message whose descriptors did not all arrive is returned without any.
 
     Raises:
-        ControlError: a malformed message.
+        ControlError: a malformed message, or one that was cut off.
     """
     try:
         data, fds, flags, _ = socket.recv_fds(sock, MAX_DATAGRAM_BYTES + 1, MAX_FDS)
@@ -305,13 +322,21 @@ def receive(sock: socket.socket) -> tuple[Control, tuple[int, ...]] | None:
     try:
         if not data:
             raise EOFError
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and not repeats):
             raise ControlError("control message was cut off")
-        return decode(data), tuple(fds)
+        message = decode(data)
+        if flags & socket.MSG_CTRUNC:
+            _close(fds)
+            return message, ()
+        return message, tuple(fds)
     except (ControlError, EOFError) as error:
         # Whatever came beside a message that is none would stay open for ever.
-        for fd in fds:
-            os.close(fd)
+        _close(fds)
         if isinstance(error, EOFError):
             return None
         raise
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -81,6 +81,10 @@ class ControlError(StartError):
     """The other host process broke the protocol between the two, or is gone."""
 
 
+class HandOverError(ControlError):
+    """The gateway may open no more descriptors and cannot take a sandbox; the message has the limit and the remedy."""
+
+
 class AuditError(StartError):
     """The audit log cannot be opened; the message says why and what to do."""
 

@@ -21,8 +21,8 @@ class SandboxStatus:
     role: str = "text"
     """``engine`` or ``text``."""
     state: str
-    """``booting``, ``ready``, ``draining``, ``failed``, ``stopped``; ``shared`` where a tenant has no such sandbox
-    of its own."""
+    """``booting``, ``ready``, ``hung``, ``draining``, ``failed``, ``stopped``; ``shared`` where a tenant has no such
+    sandbox of its own."""
     kind: str
     """Kind of its isolation: ``gvisor-systrap``, ... or a kind that begins with one of ``UNSAFE_KINDS``."""
     generation: int = 0
@@ -30,11 +30,11 @@ class SandboxStatus:
     restarts: int = 0
     pid: int | None = None
     uptime_s: float | None = None
-    """Seconds since it became ready; None while it is not."""
+    """Seconds since it became ready, whether or not it hangs; None before that."""
     since: float | None = None
     """When it entered its state; None where there is no such sandbox."""
     cause: str = ""
-    """Why it is not ready, as the supervisor or the link said."""
+    """Why it is not ready, or hangs, as the supervisor or the link said."""
     frozen: bool = False
     """Whether it is frozen because nobody uses it; it is ready all the same."""
 
@@ -97,7 +97,7 @@ class ModelView:
 
     name: str
     state: str
-    """``ready`` when a request would be taken now, else ``starting`` or ``draining``."""
+    """``ready`` when a request would be answered now, else ``starting``, ``hung`` or ``draining``."""
     runner: str
     tenant: str
     """Tenant whose own sandboxes these are; empty: shared."""

@@ -48,7 +48,8 @@ round trips, and the pause of a client that asks again and again."""
 
 RESERVED_DESCRIPTORS = 256
 """Open files kept for what is no client's connection: rings and doorbells of 32 sandboxes, the control socket, the
-admin port, exporters, files. Without one, the hand-over of a restarted sandbox would fail."""
+admin port, exporters, files. Without one, the hand-over of a restarted sandbox would have to
+wait (``spare_descriptors`` holds some for that)."""
 
 MESSAGE_FIELDS_BYTES = 64 << 10
 """Bytes of a gRPC message beside the longest prompt."""

@@ -17,6 +17,7 @@ from appliance.common.control import (
     Control,
     Fault,
     Freeze,
+    HandedOver,
     NamespaceQuery,
     Namespaces,
     Release,
@@ -48,13 +49,13 @@ class ControlServer:
         welcome: Welcome,
         on_attach: Callable[[], None],
         on_leave: Callable[[], None],
-        on_wish: Callable[[Fault | Freeze | Want | Release], None],
+        on_wish: Callable[[Fault | Freeze | Want | Release | HandedOver], None],
         *,
         on_audited: Callable[[Audited], None] = lambda _: None,
         on_keys: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``on_wish`` is called for sandboxes that shall end, rest or come, ``on_audited`` with entries for the audit
-        log, ``on_keys`` with the number of namespace keys given out."""
+        """``on_wish`` is called for sandboxes that shall end, rest or come, or were handed over, ``on_audited`` with
+        entries for the audit log, ``on_keys`` with the number of namespace keys given out."""
         self._path = path
         self._welcome = welcome
         self._on_attach, self._on_leave, self._on_wish = on_attach, on_leave, on_wish
@@ -176,7 +177,7 @@ class ControlServer:
             self._on_audited(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
-        elif isinstance(message, Fault | Freeze | Want | Release):
+        elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):
             self._on_wish(message)
         else:
             raise ControlError(f"{type(message).__name__} is not for the supervisor")

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.common.control import RESTORED, Control, Frozen, SandboxDown, SandboxUp, SandboxUse
+from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.forms import Forms
+from appliance.supervisor.hand_over import HandOver
 from appliance.supervisor.lifecycle import Event, Life, State
 from appliance.supervisor.spill_port import SpillPort
 from appliance.supervisor.spill_service import Vault
@@ -78,6 +79,8 @@ class Keeper:
         self._runtime = runtime
         self._publish = publish
         self._booted: Booted | None = None
+        self._hand_over = HandOver()
+        self._repeat: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[_End] | None = None
         self._stopping = asyncio.Event()
         self._reason = "ended"
@@ -137,9 +140,11 @@ class Keeper:
         if self._warm is not None and booted.start != RESTORED:
             self._warm.ask(self.plan, booted.boot_s)
         self._report_first(None)
+        self._hand_over = HandOver()
         self.offer()
         port = self._open_port(booted)
         ending = await self._until_end(booted)
+        self._cancel_repeat()
         self._booted, self._reason = None, ending.reason
         if self._vault is not None and port is not None:
             await asyncio.to_thread(self._vault.end, port)
@@ -208,8 +213,9 @@ class Keeper:
     def offer(self) -> None:
         """Hand a ready, unclaimed sandbox to the gateway, if one is attached."""
         booted = self._booted
-        if booted is None or booted.channel is None or self.life.state is not State.READY:
+        if booted is None or booted.channel is None or self._hand_over.pending or self.life.state is not State.READY:
             return
+        self._cancel_repeat()
         message = SandboxUp(
             model=self.plan.model,
             role=self.plan.role_name,
@@ -223,12 +229,34 @@ class Keeper:
             computes=booted.computes,
         )
         if self._publish(message, booted.channel.fds()):
+            self._hand_over.sent()
+
+    def taken(self, answer: HandedOver) -> None:
+        """Close the own copies of what the gateway has, or hand them over again after a while: not all arrived."""
+        booted = self._booted
+        if booted is None or answer.generation != self.life.generation or not self._hand_over.pending:
+            return
+        if answer.whole:
+            assert booted.channel is not None
             booted.channel.close()
-            booted.channel = None
+            booted.channel, self._hand_over = None, HandOver()
+            return
+        name, delay_s = self.plan.name, self._hand_over.cut()
+        log.warning("a hand-over was cut off", sandbox=name, times=self._hand_over.repeats, again_in_s=delay_s)
+        if (problem := self._hand_over.problem(name, answer.most_open)) is not None:
+            log.error("sandbox cannot be handed over", sandbox=name, problem=problem.message)
+        self._repeat = asyncio.get_running_loop().call_later(delay_s, self.offer)
+
+    def _cancel_repeat(self) -> None:
+        if self._repeat is not None:
+            self._repeat.cancel()
+            self._repeat = None
 
     def gateway_left(self) -> None:
-        """Restart a sandbox whose channel went with the gateway; an unclaimed one waits for the next gateway."""
-        if self._booted is not None and self._booted.channel is None:
+        """Restart a sandbox whose channel went with the gateway, or may have; one that was never offered waits for the
+        next gateway."""
+        self._cancel_repeat()
+        if self._booted is not None and (self._booted.channel is None or self._hand_over.begun):
             self._end(_End("the gateway left", counted=False))
 
     def fault(self, generation: int, reason: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from appliance.common.control import REFUSED, Fault, Freeze, Release, SandboxDown, Want
+from appliance.common.control import REFUSED, Fault, Freeze, HandedOver, Release, SandboxDown, Want
 from appliance.common.residency import NOTHING, Key, Need, ResidentLimits, declared, total
 from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.forms import Forms
@@ -94,6 +94,12 @@ class Residents:
         for (key, _), held in self._held.items():
             if key == (wish.model, wish.tenant) and held.keeper.plan.role_name == wish.role:
                 held.keeper.freeze(wish.generation, frozen=bool(wish.frozen))
+
+    def taken(self, answer: HandedOver) -> None:
+        """Note what became of a sandbox that the gateway was handed."""
+        for (key, _), held in self._held.items():
+            if key == (answer.model, answer.tenant) and held.keeper.plan.role_name == answer.role:
+                held.keeper.taken(answer)
 
     def offer(self) -> None:
         """Hand ready sandboxes to the gateway that has attached."""

@@ -24,6 +24,7 @@ from appliance.common.control import (
     DiskState,
     Fault,
     Freeze,
+    HandedOver,
     Release,
     SpillState,
     Want,
@@ -245,8 +246,9 @@ def _gateway_left(keepers: list[Keeper], residents: Residents) -> None:
         keeper.gateway_left()
 
 
-def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Freeze | Want | Release) -> None:
-    """Carry out a request of the gateway: end or freeze a sandbox, or boot or release a tenant's own sandboxes."""
+def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Freeze | Want | Release | HandedOver) -> None:
+    """Carry out a request of the gateway: end or freeze a sandbox, or boot or release a tenant's own sandboxes; or
+    note what became of one that it was handed."""
     if isinstance(wish, Want):
         residents.want(wish)
     elif isinstance(wish, Release):
@@ -255,12 +257,16 @@ def _wish(keepers: list[Keeper], residents: Residents, wish: Fault | Freeze | Wa
         residents.fault(wish)
     elif isinstance(wish, Freeze) and wish.tenant:
         residents.freeze(wish)
+    elif isinstance(wish, HandedOver) and wish.tenant:
+        residents.taken(wish)
     else:
         for keeper in keepers:
             if (keeper.plan.model, keeper.plan.role_name) != (wish.model, wish.role):
                 continue
             if isinstance(wish, Fault):
                 keeper.fault(wish.generation, wish.reason)
+            elif isinstance(wish, HandedOver):
+                keeper.taken(wish)
             else:
                 keeper.freeze(wish.generation, frozen=bool(wish.frozen))
 

@@ -35,6 +35,7 @@ from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, S
 from isolation.ipc.grammar import Advance, CloseGrammar, OpenGrammar
 from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
 from isolation.ipc.messages import Failed, FailureCode, Role
+from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.sweeping import Rounds, Sweeper
 from isolation.ipc.text import Decode, Encode, ReadVocabulary
 
@@ -104,7 +105,8 @@ def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None, ro
         # No local name may keep a message: an answered prompt must be freed, and so overwritten.
         messages = deque(channel.receive(RECEIVE_LIMIT))
         while messages:
-            rounds.worked()
+            if not isinstance(messages[0], Ping):
+                rounds.worked()
             if isinstance(messages[0], Drain):
                 return
             _take(messages.popleft(), worker, channel, grammars)
@@ -122,6 +124,8 @@ def _take(message: Message, worker: TextWorker, channel: Channel, grammars: Gram
     elif isinstance(message, Encode | Decode | ReadVocabulary):
         _send(channel, worker.answer(message))
         _relay(channel, grammars)
+    elif isinstance(message, Ping):
+        _send(channel, Pong(message.number))
     else:
         raise RemoteProtocolError(f"a text worker takes no {type(message).__name__}")
 

@@ -44,6 +44,8 @@ class Kind(IntEnum):
     ABORT = 17
     DRAIN = 18
     STEP_OUTPUT = 19
+    PING = 20
+    PONG = 21
     ENCODE = 32
     ENCODED = 33
     DECODE = 34

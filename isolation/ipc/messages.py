@@ -1,7 +1,8 @@
 """Protocol of a sandbox border: its order, its bounds, its shared words, and the handshake's messages.
 
-A family of messages has a module: ``engine``, ``logprob``, ``embed``, ``text``, ``grammar``, ``kv``, ``public`` and
-``spill`` hold types and codec side by side, ``sampling`` the numbers of a draw. All are frozen, typed and bounded.
+A family of messages has a module: ``engine``, ``logprob``, ``embed``, ``text``, ``grammar``, ``kv``, ``public``,
+``ping`` and ``spill`` hold types and codec side by side, ``sampling`` the numbers of a draw. All are frozen, typed and
+bounded.
 
 Two peers speak over one channel: the *host* (supervisor during the handshake, gateway after it)
 and the *guest* (the program in a sandbox). A message is one frame. Every message that concerns a
@@ -16,7 +17,8 @@ Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady
   they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
   (``grammar``);
 * spill, without ``Configure``: guest ``Keep | Fetch``, host ``Fetched | Forget`` (``spill``);
-* engine and text: host ``Drain``, after which the guest finishes and leaves.
+* engine and text: host ``Ping``, guest ``Pong`` at once (``ping``); host ``Drain``, after which the guest finishes and
+  leaves.
 
 The bounds here are part of the protocol: the codec refuses a frame outside them on both sides.
 Integers are unsigned 32-bit where nothing else is said.
@@ -27,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and

@@ -23,6 +23,7 @@ from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.grammar import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, Role, TextReady
+from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
@@ -66,7 +67,9 @@ def _opening(ready: type[Message]) -> dict[tuple[State, Side], _Moves]:
     }
 
 
-_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed, Masks)
+_ENGINE_RESULTS = (StepOutput, Embedding, KvUsage, PublicUsage, Pong)
+_ENGINE_NEWS = (Abort, Masks, KvQuotas, PublicPrefixes, Ping)
+_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed, Masks, Pong)
 _TEXT_JOBS = (Encode, Decode, ReadVocabulary, OpenGrammar, Advance, CloseGrammar)
 
 TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingProxyType(
@@ -74,18 +77,18 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
         Role.ENGINE: {
             **_opening(EngineReady),
             (State.READY, Side.HOST): {
-                **_staying(State.READY, Submit, Embed, Abort, Masks, KvQuotas, PublicPrefixes),
+                **_staying(State.READY, Submit, Embed, *_ENGINE_NEWS),
                 Drain: State.DRAINING,
             },
-            (State.READY, Side.GUEST): _staying(State.READY, StepOutput, Embedding, KvUsage, PublicUsage),
-            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Abort, Masks, KvQuotas, PublicPrefixes, Drain),
-            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, StepOutput, Embedding, KvUsage, PublicUsage),
+            (State.READY, Side.GUEST): _staying(State.READY, *_ENGINE_RESULTS),
+            (State.DRAINING, Side.HOST): _staying(State.DRAINING, *_ENGINE_NEWS, Drain),
+            (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_ENGINE_RESULTS),
         },
         Role.TEXT: {
             **_opening(TextReady),
-            (State.READY, Side.HOST): {**_staying(State.READY, *_TEXT_JOBS), Drain: State.DRAINING},
+            (State.READY, Side.HOST): {**_staying(State.READY, *_TEXT_JOBS, Ping), Drain: State.DRAINING},
             (State.READY, Side.GUEST): _staying(State.READY, *_TEXT_RESULTS),
-            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Drain),
+            (State.DRAINING, Side.HOST): _staying(State.DRAINING, Ping, Drain),
             (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_TEXT_RESULTS),
         },
         Role.SPILL: {

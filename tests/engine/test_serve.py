@@ -26,6 +26,7 @@ from isolation.ipc.errors import PeerGoneError, RingFull
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.listener import Listener
 from isolation.ipc.messages import Configure, EngineReady, FailureCode, Finish, Hello, Role
+from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.segment import standard_layout
 from tests.engine.support import make_engine, model_config, random_model, save_model, submit
 
@@ -46,6 +47,8 @@ class ScriptedChannel:
         self.sent: list[StepOutput] = []
         self.urgent: list[bool] = []
         self.usages: list[KvUsage] = []
+        self.pongs: list[tuple[int, int]] = []
+        """Answers to probes, with the number of steps sent before."""
         self.waits: list[float] = []
         self.full = full
         self.refused = False
@@ -58,6 +61,10 @@ class ScriptedChannel:
             raise RingFull
         if isinstance(message, KvUsage):
             self.usages.append(message)
+            return
+        if isinstance(message, Pong):
+            assert urgent
+            self.pongs.append((message.number, len(self.sent)))
             return
         assert isinstance(message, StepOutput)
         self.sent.append(message)
@@ -97,6 +104,25 @@ def test_one_frame_a_step_and_sleep_when_idle() -> None:
         serve(make_engine(MODEL), channel)
     assert [len(output.requests) for output in channel.sent] == [2, 2, 1, 1]
     assert channel.waits == [IDLE_WAIT_S]
+
+
+def test_a_probe_is_answered_in_its_turn_and_by_nothing_else() -> None:
+    """Idle, between steps and while all is drained: one answer each, before what was sent behind it, and no step, no
+    block and no count of the engine is different for it. The ring may be full meanwhile."""
+    engine = make_engine(MODEL)
+    channel = ScriptedChannel([Ping(7)], [Ping(8), submit(1, [5], 3)], [Ping(9)], full=1)
+    with pytest.raises(PeerGoneError):
+        serve(engine, channel)
+    assert channel.pongs == [(7, 0), (8, 0), (9, 1)]
+    control = ScriptedChannel([submit(1, [5], 3)])
+    plain = make_engine(MODEL)
+    with pytest.raises(PeerGoneError):
+        serve(plain, control)
+    assert [output.token_ids for output in channel.sent] == [output.token_ids for output in control.sent]
+    assert engine.scheduler.num_available_blocks == plain.scheduler.num_available_blocks
+    drained = ScriptedChannel([submit(1, [5], 2), Drain(), Ping(1)])
+    serve(make_engine(MODEL), drained)
+    assert drained.pongs == [(1, 0)]
 
 
 def test_what_accounts_have_is_told_while_it_changes_and_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

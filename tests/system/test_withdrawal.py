@@ -115,12 +115,47 @@ def change_class(state: Path) -> tuple[str, str]:
     return "policy_changed", "ABORTED"
 
 
-@pytest.mark.parametrize("change", [revoke, remove, take_model, change_class])
+THIRD = '  gamma:\n    credentials: ["key:absent"]\n    models: ["*"]\n'
+"""A tenant that never calls."""
+
+MEMBERS = "{tenants: [alpha, gamma]}"
+
+
+def join_group(state: Path) -> tuple[str, str]:
+    """Put the first tenant into a sharing group with a third one: from now on it uses the group's blocks."""
+    path = state / "policy.yaml"
+    text = path.read_text()
+    path.write_text(f"{text}{THIRD}\nsharing_groups:\n  one: {MEMBERS}\n")
+    return "policy_changed", "ABORTED"
+
+
+def change_group(state: Path) -> tuple[str, str]:
+    """Put the first tenant into another group than its own."""
+    path = state / "policy.yaml"
+    path.write_text(path.read_text().replace(f"  one: {MEMBERS}", f"  another: {MEMBERS}"))
+    return "policy_changed", "ABORTED"
+
+
+def leave_group(state: Path) -> tuple[str, str]:
+    """Dissolve the first tenant's group."""
+    path = state / "policy.yaml"
+    text = path.read_text()
+    path.write_text(text[: text.index("\nsharing_groups:")])
+    return "policy_changed", "ABORTED"
+
+
+GROUPED = (change_group, leave_group)
+"""Changes of a tenant that is in a group before."""
+
+
+@pytest.mark.parametrize("change", [revoke, remove, take_model, change_class, join_group, *GROUPED])
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.full)])
 async def test_running_answers_end_when_they_do_not_hold(governed: Appliance, change: object, rounds: int) -> None:
     """On both APIs, with the typed error, within a second of the reload; nothing of them is left in the engine. The
     control: the other tenant's answer comes to its end."""
     assert callable(change)
+    if change in GROUPED:
+        join_group(governed.state)
     files = {name: (governed.state / name).read_text() for name in ("policy.yaml", "credentials.json")}
     admin, url, key = governed.ready["admin"], governed.ready["http"] + "/v1/completions", governed.key("alpha")
     timeout, limits = httpx.Timeout(60), httpx.Limits(max_connections=None)
@@ -129,6 +164,7 @@ async def test_running_answers_end_when_they_do_not_hold(governed: Appliance, ch
         grpc.aio.insecure_channel(governed.ready["grpc"]) as channel,
     ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert (await client.post(admin + "/reload")).status_code == 200
         for _ in range(rounds):
             web, rpc, other = [Answer() for _ in range(STREAMS)], [Answer() for _ in range(STREAMS)], Answer()
             tasks = [asyncio.create_task(over_http(client, url, key, one)) for one in web]

@@ -122,7 +122,11 @@ def _sandboxes(facts: Facts) -> Iterator[Alert]:
         )
     for model in (*facts.models, *facts.own):
         for box in model.sandboxes:
-            if box.state not in ("ready", "shared") and facts.attached:
+            if box.state == "hung":
+                silent = box.role == "engine" and facts.silence_s.get(model.name, 0.0) >= SILENCE_S
+                if not silent:
+                    yield _hung(model, box, facts.users.get(model.name, 0))
+            elif box.state not in ("ready", "shared") and facts.attached:
                 yield _down(model, box, facts.users.get(model.name, 0))
     for name, silence_s in facts.silence_s.items():
         if silence_s >= SILENCE_S:
@@ -155,6 +159,18 @@ def _ending(models: tuple[ModelView, ...], name: str) -> str:
     """Return the command that ends a model's engine; the log's where its process is not known."""
     pids = [box.pid for model in models if model.name == name for box in model.sandboxes if box.role == "engine"]
     return f"kill -KILL {pids[0]}" if pids and pids[0] is not None else _LOGS
+
+
+def _hung(model: ModelView, box: SandboxStatus, users: int) -> Alert:
+    name = f"{model.name} of {model.tenant}" if model.tenant else model.name
+    return Alert(
+        key=f"hung/{model.name}/{model.tenant}/{box.role}",
+        level="broken",
+        what=f"The {box.role} sandbox of {name} {box.cause}",
+        who=f"Tenant {model.tenant}" if model.tenant else _everybody(users),
+        do="It is ended and started again after sandbox: step_timeout_s. To do it now, end its process:",
+        command=f"kill -KILL {box.pid}" if box.pid is not None else _LOGS,
+    )
 
 
 def _down(model: ModelView, box: SandboxStatus, users: int) -> Alert:

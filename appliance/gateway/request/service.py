@@ -210,6 +210,10 @@ class GatewayService:
         """Count a sandbox that ended, as the supervisor says."""
         self._telemetry.count(names.SANDBOX_LOSSES, model=model, role=role, reason=reason)
 
+    def hand_over_cut(self, model: str, role: str) -> None:
+        """Count a hand-over of a sandbox that has to be repeated."""
+        self._telemetry.count(names.HAND_OVER_CUTS, model=model, role=role)
+
     def use_namespaces(self, namespaces: dict[str, bytes]) -> None:
         """Put new namespace keys in force: of a supervisor that came anew, or of a tenant whose key was destroyed."""
         policy = self.ledger.policy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,9 +13,20 @@ from typing import Any, Protocol
 
 import structlog
 
-from appliance.common.control import LOSS_REASONS, REFUSED, Control, Fault, SandboxDown, SandboxUp, SandboxUse, Welcome
+from appliance.common.control import (
+    LOSS_REASONS,
+    REFUSED,
+    Control,
+    Fault,
+    HandedOver,
+    SandboxDown,
+    SandboxUp,
+    SandboxUse,
+    Welcome,
+)
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
+from appliance.gateway.sandboxes.spare_descriptors import SpareDescriptors
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from appliance.gateway.sandboxes.text_link import TextLink, TextLostError
@@ -85,6 +97,10 @@ class SandboxListener(Protocol):
         """The supervisor says that a sandbox has ended; ``reason`` is one of ``LOSS_REASONS``."""
         ...
 
+    def hand_over_cut(self, model: str, role: str) -> None:
+        """A sandbox's descriptors did not arrive and have to be sent again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
@@ -119,6 +135,7 @@ class Sandboxes:
         self._reading: set[TextLink] = set()
         """Links whose vocabulary table is being read; no model has them yet."""
         self.attachment = Attachment()
+        self._spare = SpareDescriptors()
         for model in models.values():
             model.records |= {role: SandboxRecord() for role in ("engine", "text")}
 
@@ -129,7 +146,11 @@ class Sandboxes:
 
     async def run(self) -> None:
         """Attach to the supervisor, and again whenever it was lost; ends by cancellation."""
-        await self._supervisor.run(self.take, self.supervisor_lost)
+        self._spare.fill()
+        try:
+            await self._supervisor.run(self.take, self.supervisor_lost)
+        finally:
+            self._spare.free()
 
     async def without_hope(self, served: Callable[[], bool]) -> str:
         """Return why no supervisor can be expected any more, with the known causes; empty once everything is
@@ -165,6 +186,9 @@ class Sandboxes:
             return
         for stray in fds:
             os.close(stray)
+        if isinstance(message, SandboxUp) and not fds:
+            self._again(message)
+            return
         if isinstance(message, Welcome):
             self.attachment = Attachment(message.sandbox, message.limits, attached=True)
             self._listener.supervisor_attached(message.sandbox)
@@ -188,13 +212,16 @@ class Sandboxes:
         except RemoteProtocolError as error:
             # The guest could write into the segment since the supervisor looked at it.
             self._refuse(model, message, f"broke the protocol: {error}")
-        except OSError as error:
-            # The supervisor has handed it over: without a report it would be starting for ever.
-            self._refuse(model, message, f"the gateway could not take it: {error.strerror}")
+        except OSError:
+            # To map the segment takes one descriptor more.
+            self._again(message)
+            return
         finally:
             if channel is None:
                 for fd in fds:
                     os.close(fd)
+        self._spare.fill()
+        self._supervisor.tell(_answer(message, whole=True))
         if model is None or channel is None:
             return
         record = model.record(message.role)
@@ -208,6 +235,21 @@ class Sandboxes:
             task = asyncio.create_task(self._read_table(model, link, message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _again(self, message: SandboxUp) -> None:
+        """Have a sandbox handed over again whose descriptors did not arrive: this process may open no more, but for the
+        numbers that it frees now. The sandbox has not noticed."""
+        self._spare.free()
+        answer = _answer(message, whole=False)
+        model = self._find(message)
+        if model is not None:
+            cause = f"the gateway cannot take it: all {answer.most_open} descriptors that it may open are in use"
+            log.warning("a hand-over was cut off", model=message.model, role=message.role, cause=cause)
+            record = model.record(message.role)
+            record.generation, record.restarts = message.generation, message.restarts
+            record.become("failed", cause)
+            self._listener.hand_over_cut(message.model, message.role)
+        self._supervisor.tell(answer)
 
     def _refuse(self, model: ModelSandboxes | None, message: SandboxUp, reason: str) -> None:
         fault = Fault(message.model, message.role, message.generation, reason, message.tenant)
@@ -279,6 +321,12 @@ class Sandboxes:
         if message.tenant:
             return self._tenant_sandboxes.find(message.model, message.tenant)
         return self._models.get(message.model)
+
+
+def _answer(message: SandboxUp, *, whole: bool) -> HandedOver:
+    """Say whether what was handed over is here."""
+    most_open = 0 if whole else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return HandedOver(message.model, message.role, message.generation, int(whole), message.tenant, most_open)
 
 
 def _engine_ready(told: dict[str, int]) -> EngineReady:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from appliance.gateway.sandboxes.delivery import Delivery
 from appliance.gateway.sandboxes.grammars import GrammarRun, Grammars
-from appliance.gateway.sandboxes.link import Link, LinkFullError
+from appliance.gateway.sandboxes.link import Link, LinkFullError, SandboxLink
+from appliance.gateway.sandboxes.probe import LATE_S
 from appliance.gateway.sandboxes.progress import Progress
 from appliance.gateway.sandboxes.stream import PromptScores, TokenStream
 from isolation.ipc.channel import Channel
@@ -63,7 +64,7 @@ class EngineStats:
     """Broken promises of fairness or isolation that the engine itself found."""
 
 
-class EngineLink:
+class EngineLink(SandboxLink):
     """Token streams of one engine. ``on_end(link, reason, at_fault)`` is called once when the sandbox is lost."""
 
     def __init__(
@@ -95,29 +96,15 @@ class EngineLink:
         return tuple(self._live.values())
 
     @property
-    def closed(self) -> bool:
-        """Whether the sandbox is lost."""
-        return self._link.closed
-
-    @property
-    def frames(self) -> int:
-        """Number that changes with everything sent and taken."""
-        return self._link.frames
-
-    @property
     def occupied(self) -> bool:
         """Whether a request may be inside, or a public prefix is being computed."""
         computes = any(use.state is PublicState.PENDING for use in self.public.values())
         return bool(self._live or self._leaving) or computes
 
     @property
-    def wake(self) -> Callable[[], None] | None:
-        """What thaws the sandbox before the next frame; None where it is not frozen."""
-        return self._link.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], None] | None) -> None:
-        self._link.wake = wake
+    def hang(self) -> str:
+        """As for every sandbox; with requests it is the engine's steps that count."""
+        return "has requests and finishes no step" if self.progress.hangs else super().hang
 
     @property
     def inside(self) -> tuple[TokenStream, ...]:
@@ -218,11 +205,15 @@ class EngineLink:
             self._ended("does not read its ring", at_fault=True)
 
     def check_progress(self, limit_s: float) -> None:
-        """End an engine that has had requests and finished no step for ``limit_s`` seconds. To be called every few
-        seconds."""
+        """End an engine that has had requests and finished no step for ``limit_s`` seconds, or has answered no probe;
+        probe one without work, or all of whose requests wait for masks. To be called every few seconds."""
         if self.progress.stuck(limit_s):
             self._link.close()
             self._ended(f"finished no step for {limit_s:g} s", at_fault=True)
+            return
+        # An aborted request or a public prefix may keep it in a step.
+        late_s = self.progress.bound_s if self.occupied else LATE_S
+        self._link.check_alive(limit_s, idle=self._owed(), late_s=late_s)
 
     def _owed(self) -> bool:
         """Whether all requests, if there are any, wait for masks of the text sandbox."""

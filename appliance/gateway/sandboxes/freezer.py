@@ -83,7 +83,7 @@ class Freezer:
                 rest.mark, rest.since = mark, now
             elif key not in self._allowed:
                 self._wake(key, rest)
-            elif not rest.links and now - rest.since >= self.after_s:
+            elif not rest.links and now - rest.since >= self.after_s and not _probed(links):
                 self._freeze(key, links, rest)
         self._seen = seen
 
@@ -124,6 +124,12 @@ def _links(model: ModelSandboxes) -> dict[str, EngineLink | TextLink]:
     found = {"engine": model.engine, "text": model.text}
     wanted = {role: found[role] for role in model.records}
     return {role: link for role, link in wanted.items() if link is not None} if all(wanted.values()) else {}
+
+
+def _probed(links: Mapping[str, EngineLink | TextLink]) -> bool:
+    """Return whether one of them has to answer a probe: frozen, it could not, and one that hangs would count as
+    ready."""
+    return any(link.probe.outstanding for link in links.values())
 
 
 def _mark(links: Mapping[str, EngineLink | TextLink]) -> tuple[tuple[int, int], ...]:

@@ -12,14 +12,17 @@ guest's end one batch is read and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
 
+from appliance.gateway.sandboxes.probe import LATE_S, Probe
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message, encode
 from isolation.ipc.engine import Submit
 from isolation.ipc.errors import PeerGoneError, RemoteProtocolError, RingFull
+from isolation.ipc.ping import Ping, Pong
 
 LOOP_SHARE = 0.25
 """Part of the loop's time that one link may spend on what its sandbox sends. An honest engine with 256 sequences needs
@@ -103,7 +106,8 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self.frames = 0
-        """Frames sent, and batches of frames taken: unchanged while nothing goes on."""
+        """Frames sent and taken, those of probes left out: unchanged while nothing goes on."""
+        self.probe = Probe(time.monotonic())
         self.wake: Callable[[], None] | None = None
         """Thaws the sandbox, where it may be frozen; called before the next frame is sent."""
         self._loop.add_reader(channel.fileno(), self._bell)
@@ -126,6 +130,25 @@ class Link:
         self.frames += 1
         if self.wake is not None:
             self.wake()
+        self._put(message)
+
+    def check_alive(self, limit_s: float, *, idle: bool, late_s: float = LATE_S) -> None:
+        """Probe a sandbox that is ``idle`` and not frozen, when that is due; end one that has not answered for
+        ``limit_s`` seconds. It counts as hung after ``late_s``. To be called every few seconds."""
+        if self.probe.outstanding:
+            self.look()  # The gateway may have stood still while the answer came.
+        if self._closed:
+            return
+        now = time.monotonic()
+        if self.probe.stuck(limit_s, now):
+            self._finish(f"answered no probe for {limit_s:g} s", at_fault=True)
+        elif idle and self.wake is None and self.probe.due(now):
+            # One whose ring is full for good does not answer either.
+            with contextlib.suppress(LinkFullError):
+                self._put(Ping(self.probe.ask(now, late_s)))
+
+    def _put(self, message: Message) -> None:
+        """Put a message into the ring, or into the queue in front of it; may raise as ``send``."""
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
         if self._pending:
@@ -192,7 +215,7 @@ class Link:
     def _look_again(self) -> None:
         self._timer = None
         self.look()
-        if not self._closed and (self._pending or self._awaited()):
+        if not self._closed and (self._pending or self.probe.outstanding or self._awaited()):
             self._timer = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
 
     def _pump(self, began: float) -> None:
@@ -202,10 +225,8 @@ class Link:
             more = True
             while more:
                 messages = self._channel.receive(READ_BATCH)
-                if messages:
-                    self.frames += 1
                 for message in messages:
-                    self._on_message(message)
+                    self._hand(message)
                     if self._closed:
                         return
                 more = len(messages) == READ_BATCH
@@ -223,6 +244,14 @@ class Link:
         elif more:
             self._loop.call_soon(self.look)
 
+    def _hand(self, message: Message) -> None:
+        """Hand a message on; an answer to a probe belongs here."""
+        if not isinstance(message, Pong):
+            self.frames += 1
+            self._on_message(message)
+        elif not self.probe.answer(message.number, time.monotonic()):
+            self._finish("broke the protocol: answered a probe that was not sent", at_fault=True)
+
     def _resume(self) -> None:
         self._pause = None
         if not self._closed:
@@ -237,7 +266,7 @@ class Link:
             messages = []
         for message in messages:
             if not self._closed:
-                self._on_message(message)
+                self._hand(message)
         self._finish("the sandbox is gone", at_fault=False)
 
     def _finish(self, reason: str, *, at_fault: bool) -> None:
@@ -255,3 +284,39 @@ class Link:
                 timer.cancel()
         self._pending.clear()
         self._channel.close()
+
+
+class SandboxLink:
+    """Part that the links to engines and to text sandboxes have in common."""
+
+    generation: int
+    _link: Link
+
+    @property
+    def closed(self) -> bool:
+        """Whether the sandbox is lost."""
+        return self._link.closed
+
+    @property
+    def frames(self) -> int:
+        """Number that changes with everything sent and taken, but for probes."""
+        return self._link.frames
+
+    @property
+    def wake(self) -> Callable[[], None] | None:
+        """What thaws the sandbox before the next frame; None where it is not frozen."""
+        return self._link.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], None] | None) -> None:
+        self._link.wake = wake
+
+    @property
+    def probe(self) -> Probe:
+        """Pings that the sandbox was sent while it was idle."""
+        return self._link.probe
+
+    @property
+    def hang(self) -> str:
+        """Why requests sent now would rather wait for the sandbox's end than for answers; empty while it answers."""
+        return "answers no probe" if self._link.probe.late(time.monotonic()) else ""

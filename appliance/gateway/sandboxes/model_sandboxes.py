@@ -55,6 +55,8 @@ class SandboxRecord:
     cause: str = ""
     computes: str = ""
     """What an engine said last that it computes with."""
+    hang: str = ""
+    """Why a sandbox that is there counts as hung, as it was last looked at; empty while it answers."""
     frozen: bool = False
     """Whether the supervisor has frozen it, because nobody uses it; it is ready all the same."""
     memory_bytes: int = 0
@@ -89,7 +91,7 @@ class SandboxRecord:
             self.away_since = now
         if state == "ready" and self.state != "ready":
             self.away_s = now - self.away_since
-        self.state, self.cause, self.since, self.frozen = state, cause, now, False
+        self.state, self.cause, self.since, self.frozen, self.hang = state, cause, now, False, ""
 
 
 class EngineVisit:
@@ -150,6 +152,12 @@ class ModelSandboxes:
     def ready(self) -> bool:
         """Whether both sandboxes are there."""
         return self.engine is not None and self.text is not None
+
+    @property
+    def hangs(self) -> dict[str, str]:
+        """Why sandboxes that are there count as hung, by role; empty while all answer."""
+        links = {"engine": self.engine, "text": self.text}
+        return {role: link.hang for role, link in links.items() if link is not None and link.hang}
 
     @property
     def frozen(self) -> bool:

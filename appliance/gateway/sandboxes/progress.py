@@ -1,7 +1,7 @@
 """Whether an engine goes on with its work, from the times of its frames alone.
 
 A step that computes anything sends a frame, also for part of a long prompt. An engine without work may be silent for
-ever, and so may one whose requests all wait for masks of the text sandbox.
+ever, and so may one whose requests all wait for masks of the text sandbox: those are probed (``probe``).
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ class Progress:
         return time.monotonic() - self._heard_at if self._works() else 0.0
 
     @property
+    def bound_s(self) -> float:
+        """Seconds of silence with work from which the engine hangs."""
+        return max(HANG_S, HANG_FACTOR * self._longest_s)
+
+    @property
     def hangs(self) -> bool:
         """Whether requests sent now would rather wait for its end than for their answers."""
-        return self.silence_s > max(HANG_S, HANG_FACTOR * self._longest_s) and not self._owed()
+        return self.silence_s > self.bound_s and not self._owed()
 
     def stuck(self, limit_s: float) -> bool:
         """Whether no step was finished for ``limit_s`` seconds of work; time in which this process itself stood still

@@ -109,7 +109,7 @@ class SupervisorLink:
     def _read(self) -> None:
         while self.socket is not None:
             try:
-                item = receive(self.socket)
+                item = receive(self.socket, repeats=True)
             except BlockingIOError:
                 return
             except ControlError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.sandboxes.grammars import Grammars
-from appliance.gateway.sandboxes.link import Link, LinkFullError
+from appliance.gateway.sandboxes.link import Link, LinkFullError, SandboxLink
 from isolation.ipc.channel import Channel
 from isolation.ipc.codec import Message
 from isolation.ipc.errors import LocalProtocolError
@@ -83,7 +83,7 @@ class _Waiting:
     answer: asyncio.Future[Answer]
 
 
-class TextLink:
+class TextLink(SandboxLink):
     """Jobs of one text worker. ``on_end(link, reason, at_fault)`` is called once when the sandbox is lost."""
 
     def __init__(
@@ -103,28 +103,9 @@ class TextLink:
         """Requests that follow grammars; they do not queue, since no grammar keeps the worker from its jobs."""
 
     @property
-    def closed(self) -> bool:
-        """Whether the sandbox is lost."""
-        return self._link.closed
-
-    @property
-    def frames(self) -> int:
-        """Number that changes with everything sent and taken."""
-        return self._link.frames
-
-    @property
     def occupied(self) -> bool:
         """Whether a job is outstanding, or a request follows a grammar."""
         return bool(self._sent or self._queued) or self.grammars.occupied
-
-    @property
-    def wake(self) -> Callable[[], None] | None:
-        """What thaws the sandbox before the next frame; None where it is not frozen."""
-        return self._link.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], None] | None) -> None:
-        self._link.wake = wake
 
     async def read_table(self, next_id: Callable[[], int]) -> None:
         """Fetch the id-to-bytes table.
@@ -178,6 +159,11 @@ class TextLink:
                 self._queued -= 1
                 if not queue:
                     del self._queues[tenant]
+
+    def check_alive(self, limit_s: float) -> None:
+        """Probe a sandbox that works on no text, and end one that has answered no probe for ``limit_s`` seconds. To be
+        called every few seconds."""
+        self._link.check_alive(limit_s, idle=not self._sent)
 
     def close(self) -> None:
         """Let the sandbox go: all jobs are lost."""
@@ -267,7 +253,8 @@ class TextLink:
 
     def _ended(self, reason: str, at_fault: bool) -> None:
         self._on_end(self, reason, at_fault)
-        self._lose(reason, culprit=True)
+        # Behind a ping that was not answered no job was begun.
+        self._lose(reason, culprit=not self._link.probe.outstanding)
 
     def _lose(self, reason: str, *, culprit: bool) -> None:
         self.grammars.lost()

@@ -134,6 +134,8 @@ SANDBOX_MEMORY_LIMIT = "athanor.sandbox.memory_limit"
 SANDBOX_AWAY = "athanor.sandbox.last_away"
 SANDBOX_FROZEN = "athanor.sandbox.frozen"
 SANDBOX_LOSSES = "athanor.sandbox.losses"
+SANDBOX_HANGS = "athanor.sandbox.hangs"
+HAND_OVER_CUTS = "athanor.sandbox.hand_over_cuts"
 OWN_SANDBOXES = "athanor.sandbox.own"
 REPLAYS = "athanor.replays"
 SUSPECTS = "athanor.suspects"
@@ -236,6 +238,16 @@ COUNTERS = {
         frozenset({"front_end"}),
     ),
     DELAYED_HANDSHAKES: Instrument("{handshake}", "TLS handshakes of strangers that had to wait for their turn."),
+    HAND_OVER_CUTS: Instrument(
+        "{cut}",
+        "Hand-overs of a sandbox that were cut off, because the gateway may open no more descriptors, and repeated.",
+        frozenset({"model", "role"}),
+    ),
+    SANDBOX_HANGS: Instrument(
+        "{hang}",
+        "Times that a sandbox stopped answering: an idle one its probe, an engine its requests.",
+        frozenset({"model", "role"}),
+    ),
     REPLAYS: Instrument(
         "{replay}",
         "Requests begun again because the engine ended before any of their output was shown.",
@@ -284,7 +296,7 @@ GAUGES = {
     DISK_SIZE: Instrument("By", "Size of that disk.", frozenset({"place"})),
     SPILL_BYTES: Instrument("By", "Sealed KV outside of engines.", frozenset({"tier"})),
     SPILL_OBJECTS: Instrument("{object}", "Sealed KV blocks outside of engines.", frozenset({"tier"})),
-    SANDBOX_READY: Instrument("1", "1 when the sandbox answers.", frozenset({"model", "role"})),
+    SANDBOX_READY: Instrument("1", "1 when the sandbox is there and does not hang.", frozenset({"model", "role"})),
     SANDBOX_MEMORY: Instrument("By", "Memory that the sandboxes hold, as their limit counts it.", _SANDBOX),
     SANDBOX_MEMORY_LIMIT: Instrument("By", "Memory beyond which a sandbox is ended.", _SANDBOX),
     SANDBOX_FROZEN: Instrument("1", "Whether the sandbox is frozen because nobody uses it: 1 or 0.", _SANDBOX),
@@ -294,7 +306,7 @@ GAUGES = {
     ),
     QUARANTINED: Instrument("{request}", "Those of them that are answered with an error.", frozenset({"model"})),
     QUEUED_SPANS: Instrument("{span}", "Spans that wait for the collector."),
-    OWN_SANDBOXES: Instrument("{sandbox}", "Sandboxes of single tenants that answer.", frozenset({"model", "role"})),
+    OWN_SANDBOXES: Instrument("{sandbox}", "Sandboxes of single tenants that are there and do not hang.", _SANDBOX),
 }
 
 CUMULATIVE = frozenset({KV_LOST, KV_PREEMPTED, KV_PUBLIC_HITS, KV_WAITED})

@@ -97,5 +97,5 @@ def load(models: Iterable[ModelView], counts: Counts, found: Rates, *, in_flight
 
 
 def is_ready(box: SandboxStatus) -> bool:
-    """Return whether a sandbox answers; a frozen one does, once it is thawed."""
+    """Return whether a sandbox is there and does not hang; a frozen one answers once it is thawed."""
     return box.state == "ready"

@@ -33,15 +33,18 @@ class EngineStates:
         """Return the state of one model's sandboxes."""
         engine, kind = model.engine, self._sandboxes.attachment.sandbox
         there = model.ready if "engine" in model.records else model.text is not None
+        hangs = model.hangs
         return ModelView(
             name=model.name,
             runner=model.runner,
             tenant=model.tenant,
-            state="draining" if model.draining else "ready" if there else "starting",
+            state="draining" if model.draining else "starting" if not there else "hung" if hangs else "ready",
             running=running(engine),
             waiting=waiting(engine),
             sandboxes=tuple(
-                self._sandbox(role, model.records[role], kind) for role in ("engine", "text") if role in model.records
+                self._sandbox(role, model.records[role], kind, hangs.get(role, ""))
+                for role in ("engine", "text")
+                if role in model.records
             ),
             kv=None if engine is None else self._kv(engine),
         )
@@ -108,18 +111,18 @@ class EngineStates:
             other_cached=sum(max(0, use.resident - use.held) for use in rest),
         )
 
-    def _sandbox(self, role: str, record: SandboxRecord, kind: str) -> SandboxStatus:
+    def _sandbox(self, role: str, record: SandboxRecord, kind: str, hang: str) -> SandboxStatus:
         ready = record.state == "ready"
         return SandboxStatus(
             role=role,
-            state=record.state,
+            state="hung" if ready and hang else record.state,
             kind=kind,
             pid=record.pid or None,
             generation=record.generation,
             restarts=record.restarts,
             uptime_s=self._clocks.monotonic() - record.since if ready else None,
             since=self._clocks.unix(record.since),
-            cause="" if ready else record.cause,
+            cause=hang if ready else record.cause,
             frozen=record.frozen,
         )
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
 from appliance.gateway.front.connections import Places
@@ -14,6 +16,7 @@ from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.link import SandboxLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level
@@ -21,6 +24,8 @@ from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
+
+log = structlog.get_logger()
 
 TIERS = ("memory", "disk")
 OUTCOMES = ("kept", "restored", "absent", "rejected_length", "rejected_seal", "evicted", "failed")
@@ -121,6 +126,8 @@ class Gauges:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""
         metrics, models = self._telemetry.metrics, tuple(self._service.model_sandboxes)
         metrics.expect(names.SANDBOX_RESTARTS, model=models, role=ROLES)
+        for counter in (names.SANDBOX_HANGS, names.HAND_OVER_CUTS):
+            metrics.expect(counter, model=models, role=ROLES)
         metrics.expect(names.SANDBOX_LOSSES, model=models, role=ROLES, reason=LOSS_REASONS)
         for counter in (names.REPLAYS, names.INTEGRITY_FAILURES):
             metrics.expect(counter, model=models)
@@ -128,11 +135,30 @@ class Gauges:
         metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
 
     def check_engines(self, step_timeout_s: float) -> None:
-        """Count integrity failures, and end engines with requests that have finished no step for so many seconds."""
+        """Count integrity failures, probe idle sandboxes, and end those that have answered nothing for so many seconds:
+        engines no request, idle ones no probe."""
         for model in self._sandboxes.every:
-            if model.engine is not None:
-                self._service.take_integrity(model, model.engine)
-                model.engine.check_progress(step_timeout_s)
+            engine, text = model.engine, model.text
+            if engine is not None:
+                self._service.take_integrity(model, engine)
+                engine.check_progress(step_timeout_s)
+                self._follow(model, "engine", engine)
+            if text is not None:
+                text.check_alive(step_timeout_s)
+                self._follow(model, "text", text)
+
+    def _follow(self, model: ModelSandboxes, role: str, link: SandboxLink) -> None:
+        """Count and log a sandbox that has begun to hang, and one that answers again."""
+        record = model.record(role)
+        if link.closed or bool(link.hang) is bool(record.hang):
+            return
+        which = {"model": model.name, "role": role, "tenant": model.tenant, "generation": link.generation}
+        if link.hang:
+            log.warning("sandbox hangs", why=link.hang, **which)
+            self._telemetry.count(names.SANDBOX_HANGS, model=model.name, role=role)
+        else:
+            log.info("sandbox answers again", **which)
+        record.hang = link.hang
 
     def refresh(self) -> None:
         """Tell every level, and count the tokens, restarts and starts that have been added: what a scrape then reads
@@ -175,8 +201,9 @@ class Gauges:
         own = [one for one in self._service.tenant_sandboxes.resident if one.name == name]
         for role, link in zip(ROLES, (model.engine, model.text), strict=True):
             labels = {"model": name, "role": role}
-            yield Level(names.SANDBOX_READY, int(link is not None), labels)
-            there = sum((one.engine if role == "engine" else one.text) is not None for one in own)
+            yield Level(names.SANDBOX_READY, int(link is not None and not link.hang), labels)
+            links = [one.engine if role == "engine" else one.text for one in own]
+            there = sum(one is not None and not one.hang for one in links)
             yield Level(names.OWN_SANDBOXES, there, labels)
 
     def _records(self) -> Iterator[Level]:

@@ -72,9 +72,9 @@ class ApplianceState:
             return Readiness(ready=False, reason="draining")
         if missing:
             return Readiness(ready=False, reason=f"sandboxes of {', '.join(missing)} are not up")
-        hanging = [name for name, model in models.items() if model.engine is not None and model.engine.progress.hangs]
-        if hanging:
-            return Readiness(ready=False, reason=f"engines of {', '.join(hanging)} have work and compute nothing")
+        hangs = [f"{role} of {name} {why}" for name, one in models.items() for role, why in one.hangs.items()]
+        if hangs:
+            return Readiness(ready=False, reason=f"sandboxes hang: {', '.join(hangs)}")
         return Readiness(ready=True)
 
     def status(self) -> ApplianceStatus:
@@ -109,7 +109,7 @@ class ApplianceState:
             version=VERSION,
             page=page,
             started_at=self._started_at,
-            ready=all(model.ready for model in service.model_sandboxes.values()),
+            ready=all(model.ready and not model.hangs for model in service.model_sandboxes.values()),
             sandbox=attachment.sandbox,
             limits=attachment.limits,
             load=now,

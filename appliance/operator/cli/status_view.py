@@ -39,7 +39,7 @@ _MARKS = {"broken": ("FAIL", "bold white on red"), "degraded": ("warn", "bold ye
 _SAID_ELSEWHERE = ("unsafe", "null", "policy")
 """Alerts that have lines of their own here."""
 
-_STATE_STYLES = {"ready": "green", "frozen": "cyan", "failed": "bold red", "stopped": "red"}
+_STATE_STYLES = {"ready": "green", "frozen": "cyan", "failed": "bold red", "hung": "bold red", "stopped": "red"}
 """All other states are on their way somewhere: yellow."""
 
 

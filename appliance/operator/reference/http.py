@@ -33,7 +33,7 @@ ROUTE_MEANINGS = {
     "/v1/models/{model:path}": "One of these models.",
     "/health": "The same as /health/ready, where routers look for it.",
     "/health/live": "200 as long as the process answers.",
-    "/health/ready": "200 when requests are served; 503 while a sandbox is missing, an engine hangs, or it drains.",
+    "/health/ready": "200 when requests are served; 503 while a sandbox is missing or hangs, or it drains.",
 }
 
 ADMIN_ROUTES = {

@@ -32,8 +32,8 @@ Ask = Callable[[Ground], Awaitable[None]]
 
 
 @contextlib.contextmanager
-def exhausted(pid: int, spare: int) -> Iterator[None]:
-    """Leave a process this many further descriptors for the time of a block.
+def exhausted(pid: int, spare: int | None) -> Iterator[None]:
+    """Leave a process this many further descriptors for the time of a block; None: not even those that it frees.
 
     The limit is one of numbers, and a new descriptor gets the lowest that is free (getrlimit(2)): it is set behind so
     many of those that are free now, which lie between the others. One that was open for a moment only is free.
@@ -43,8 +43,9 @@ def exhausted(pid: int, spare: int) -> Iterator[None]:
         time.sleep(LOOK_S)
         used &= _open(pid)
     free = itertools.filterfalse(used.__contains__, itertools.count())
+    limit = 0 if spare is None else next(itertools.islice(free, spare, None))
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(itertools.islice(free, spare, None)), before[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
     finally:
@@ -92,7 +93,7 @@ async def _ask_supervisor(ground: Ground) -> None:
         await ground.tell_operator({"do": "nothing"})
 
 
-def _exhausted_and_dead(role: str, spare: int) -> Act:
+def _exhausted_and_dead(role: str, spare: int | None) -> Act:
     """Too few are left for the engine that is to come."""
 
     async def act(ground: Ground) -> str:
@@ -115,5 +116,6 @@ FAULTS = (
     Fault("fds-gateway", "the gateway has no descriptor left", _exhausted("gateway", 0, _ask_gateway), AWAY),
     Fault("fds-supervisor", "the supervisor has no descriptor left", _exhausted("supervisor", 0, _ask_supervisor)),
     Fault("fds-boot", "the supervisor has two left, and the engine dies", _exhausted_and_dead("supervisor", 2), AWAY),
-    Fault("fds-handover", "the gateway has one left when an engine comes", _exhausted_and_dead("gateway", 1), AWAY),
+    # The gateway holds descriptors for this: one that may open none at all loses them on their way.
+    Fault("fds-handover", "the gateway may open none when an engine comes", _exhausted_and_dead("gateway", None), AWAY),
 )

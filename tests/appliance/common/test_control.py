@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 
 import pytest
@@ -15,6 +16,7 @@ from appliance.common.control import (
     Control,
     ControlError,
     Fault,
+    HandedOver,
     NamespaceQuery,
     Namespaces,
     Release,
@@ -43,6 +45,8 @@ MESSAGES: list[Control] = [
     SandboxUp("m", "text", 1, 42, 0, "00", {"vocab_size": 9}),
     SandboxDown("m", "engine", 1, 2, "failed", "killed", 0.5),
     SandboxUse("m", "engine", 5 << 30, 8 << 30),
+    HandedOver("m", "engine", 3, 1),
+    HandedOver("m", "engine", 3, 0, "alpha", 1024),
 ]
 
 
@@ -111,3 +115,30 @@ def test_descriptors_beside_rubbish_are_closed(data: bytes) -> None:
         with pytest.raises(ControlError):
             receive(two)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_message_whose_descriptors_were_cut_off_is_whole_for_who_repeats(left: int) -> None:
+    """Of three descriptors the receiver has room for fewer: it closes those that came and gets the message without any,
+    where the peer sends again what did not arrive; everybody else refuses it (control)."""
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, two, open(os.devnull) as file:
+        for repeats in (True, False):
+            send(one, MESSAGES[5], (file.fileno(),) * 3)
+            before = set(os.listdir("/proc/self/fd"))
+            taken = [os.dup(file.fileno()) for _ in range(3)]
+            limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
+            try:
+                for _ in range(left):
+                    os.close(taken.pop())
+                if repeats:
+                    assert receive(two, repeats=True) == (MESSAGES[5], ())
+                else:
+                    with pytest.raises(ControlError, match="cut off"):
+                        receive(two)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                for fd in taken:
+                    os.close(fd)
+            assert set(os.listdir("/proc/self/fd")) == before

@@ -28,6 +28,7 @@ from isolation.ipc.engine import Drain
 from isolation.ipc.errors import PeerGoneError
 from isolation.ipc.listener import Listener
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, Failed, FailureCode, Hello, Role, TextReady
+from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.segment import standard_layout
 from isolation.ipc.text import Encode, Encoded, ReadVocabulary, SourceKind, Vocabulary
 
@@ -106,16 +107,20 @@ def check_bombs(channel: Channel) -> None:
 
 
 def test_a_whole_life(tmp_path, root, mini_dir, mini) -> None:
-    """Ready, chats, completions, vocabulary, drain: jobs sent before the drain are answered,
-    status 0."""
+    """Ready, chats, probes, completions, vocabulary, drain: what is sent before the drain is answered in order, status
+    0."""
     with started(tmp_path, root) as (channel, process):
         assert configured(channel, mini_dir) == mini.ready()
         job = chat(5, "Hello")
+        channel.send(Ping(1))
         channel.send(job)
+        channel.send(Ping(2))
         channel.send(Encode(6, SourceKind.TEXT, b"Hello", 4096))
         channel.send(ReadVocabulary(7, 0))
         channel.send(Drain())
+        assert next_message(channel) == Pong(1)
         assert next_message(channel) == mini.answer(job)
+        assert next_message(channel) == Pong(2)
         assert next_message(channel) == mini.answer(Encode(6, SourceKind.TEXT, b"Hello", 4096))
         assert next_message(channel) == Vocabulary(7, 0, mini._vocabulary.entries)
         assert process.wait(PATIENCE_S) == 0

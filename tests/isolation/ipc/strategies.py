@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from isolation.ipc import grammar as g
 from isolation.ipc import kv as k
 from isolation.ipc import messages as m
+from isolation.ipc import ping as pi
 from isolation.ipc import public as pu
 from isolation.ipc import spill as sp
 from isolation.ipc import text as t
@@ -216,6 +217,8 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     sp.Forget: st.builds(sp.Forget, key),
     k.KvQuotas: kv_quotas(),
     pu.PublicPrefixes: public_prefixes(),
+    pi.Ping: st.builds(pi.Ping, number=u64),
+    pi.Pong: st.builds(pi.Pong, number=u64),
     pu.PublicUsage: st.builds(
         pu.PublicUsage,
         st.lists(
@@ -264,6 +267,8 @@ SAMPLES: tuple[Message, ...] = (
     pu.PublicPrefixes(),
     pu.PublicUsage((pu.PublicUse(bytes(range(32)), pu.PublicState.RESIDENT, 12, 1 << 40),)),
     k.KvUsage((k.KvUse(bytes(range(32)), 90, 60, 100, 200, 7, 1, 3),)),
+    pi.Ping(1),
+    pi.Pong((1 << 64) - 1),
     Embed(7, bytes(range(32)), array("I", [1, 2, 0xFFFF_FFFF]), 10, m.Priority.LOW, 30_000_000),
     Embedding(7, array("f", [0.5, -0.25])),
     Drain(),

@@ -9,6 +9,7 @@ import pytest
 from isolation.ipc import grammar as g
 from isolation.ipc import kv as k
 from isolation.ipc import messages as m
+from isolation.ipc import ping as pi
 from isolation.ipc import public as pu
 from isolation.ipc import spill as sp
 from isolation.ipc.embed import Embed, Embedding
@@ -31,6 +32,7 @@ ALLOWED = {
         g.Masks: State.READY,
         k.KvQuotas: State.READY,
         pu.PublicPrefixes: State.READY,
+        pi.Ping: State.READY,
         Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.READY, Side.GUEST): {
@@ -38,12 +40,14 @@ ALLOWED = {
         Embedding: State.READY,
         k.KvUsage: State.READY,
         pu.PublicUsage: State.READY,
+        pi.Pong: State.READY,
     },
     (m.Role.ENGINE, State.DRAINING, Side.HOST): {
         Abort: State.DRAINING,
         g.Masks: State.DRAINING,
         k.KvQuotas: State.DRAINING,
         pu.PublicPrefixes: State.DRAINING,
+        pi.Ping: State.DRAINING,
         Drain: State.DRAINING,
     },
     (m.Role.ENGINE, State.DRAINING, Side.GUEST): {
@@ -51,6 +55,7 @@ ALLOWED = {
         Embedding: State.DRAINING,
         k.KvUsage: State.DRAINING,
         pu.PublicUsage: State.DRAINING,
+        pi.Pong: State.DRAINING,
     },
     (m.Role.TEXT, State.GREETING, Side.GUEST): {m.Hello: State.CONFIGURING},
     (m.Role.TEXT, State.CONFIGURING, Side.HOST): {m.Configure: State.LOADING},
@@ -62,6 +67,7 @@ ALLOWED = {
         g.OpenGrammar: State.READY,
         g.Advance: State.READY,
         g.CloseGrammar: State.READY,
+        pi.Ping: State.READY,
         Drain: State.DRAINING,
     },
     (m.Role.TEXT, State.READY, Side.GUEST): {
@@ -70,14 +76,16 @@ ALLOWED = {
         Vocabulary: State.READY,
         m.Failed: State.READY,
         g.Masks: State.READY,
+        pi.Pong: State.READY,
     },
-    (m.Role.TEXT, State.DRAINING, Side.HOST): {Drain: State.DRAINING},
+    (m.Role.TEXT, State.DRAINING, Side.HOST): {pi.Ping: State.DRAINING, Drain: State.DRAINING},
     (m.Role.TEXT, State.DRAINING, Side.GUEST): {
         Encoded: State.DRAINING,
         Decoded: State.DRAINING,
         Vocabulary: State.DRAINING,
         m.Failed: State.DRAINING,
         g.Masks: State.DRAINING,
+        pi.Pong: State.DRAINING,
     },
     (m.Role.SPILL, State.GREETING, Side.GUEST): {m.Hello: State.READY},
     (m.Role.SPILL, State.READY, Side.GUEST): {sp.Keep: State.READY, sp.Fetch: State.READY},

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Facts, str, str]] = {
     "booting": (down(state="booting"), "note", "engine sandbox of athanor-mini is booting"),
     "failed": (down(state="failed", cause="exit status 137"), "broken", "is down: exit status 137"),
     "again": (down(state="booting", restarts=2), "broken", "engine sandbox of athanor-mini is down"),
+    "hung": (down(state="hung", cause="answers no probe"), "broken", "engine sandbox of athanor-mini answers no probe"),
     "silent": (facts(silence_s={"athanor-mini": 40.0}), "broken", "finishes no step"),
     "restarts": (facts(points=(Point(0, 0, 0, 0, 0, 1), Point(300, 0, 0, 0, 0, 5))), "degraded", "died 4 times"),
     "one death": (facts(points=(Point(0, 0, 0, 0, 0, 1), Point(300, 0, 0, 0, 0, 2))), "note", "A sandbox died"),
@@ -130,3 +131,13 @@ def test_a_hung_engine_is_ended_by_its_process() -> None:
     assert alert.command == "kill -KILL 4242"
     unknown = facts(silence_s={"athanor-mini": 40.0}, models=(model(sandboxes=(sandbox("engine", pid=None),)),))
     assert alerts(unknown)[0].command.startswith("athanor logs")
+
+
+def test_one_engine_that_hangs_is_one_alert() -> None:
+    """Hung and silent with requests for long, it is told once, by its requests; hung while it is idle, by its probe,
+    with the command that ends it."""
+    idle = down(state="hung", cause="answers no probe")
+    (alert,) = alerts(idle)
+    assert (alert.key, alert.command) == ("hung/athanor-mini//engine", "kill -KILL 4242")
+    (alert,) = alerts(replace(idle, silence_s={"athanor-mini": 40.0}))
+    assert alert.key == "silent/athanor-mini"

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from appliance.common.control import (
     Audited,
     Control,
     Fault,
+    HandedOver,
     NamespaceQuery,
     Namespaces,
     SandboxDown,
@@ -39,6 +40,7 @@ from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import MAX_UNCOUNTED, ModelSandboxes
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys
+from appliance.gateway.sandboxes.spare_descriptors import NUM_SPARE
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from isolation.ipc import segment
@@ -60,6 +62,8 @@ class Scripted:
         self.listener.setblocking(False)
         self.peer: socket.socket | None = None
         self.pairs: list[Pair] = []
+        self.taken: list[HandedOver] = []
+        """What the gateway has said of hand-overs."""
 
     async def attach(self) -> None:
         """Take the gateway in."""
@@ -69,7 +73,20 @@ class Scripted:
         assert isinstance(await self.hear(), Attach)
 
     async def hear(self) -> Control:
-        """The gateway's next word."""
+        """The gateway's next word; what it says of hand-overs is kept for ``answer``."""
+        while isinstance(message := await self._next(), HandedOver):
+            self.taken.append(message)
+        return message
+
+    async def answer(self) -> HandedOver:
+        """What the gateway says next of a hand-over."""
+        if self.taken:
+            return self.taken.pop(0)
+        message = await self._next()
+        assert isinstance(message, HandedOver), message
+        return message
+
+    async def _next(self) -> Control:
         assert self.peer is not None
         async with asyncio.timeout(20):
             while True:
@@ -125,6 +142,7 @@ class GatewayEnd:
         self.audit = AuditFeed(self.supervisor.report)
         self.next_id = counter
         self.lost: list[tuple[str, str, str]] = []
+        self.cuts: list[tuple[str, str]] = []
         takers: dict[type[Control], Callable[[Any], None]] = {
             Welcome: self.namespaces.attached,
             Namespaces: self.namespaces.take,
@@ -140,6 +158,10 @@ class GatewayEnd:
     def sandbox_lost(self, model: str, role: str, reason: str) -> None:
         """Note it."""
         self.lost.append((model, role, reason))
+
+    def hand_over_cut(self, model: str, role: str) -> None:
+        """Note it."""
+        self.cuts.append((model, role))
 
     @property
     def attached(self) -> bool:
@@ -241,27 +263,63 @@ async def test_a_segment_that_was_scribbled_on_is_reported_and_closed(
     assert gateway.model.engine is None and gateway.attached
 
 
-async def test_a_sandbox_that_comes_when_descriptors_are_short_is_asked_for_anew(
-    gateway: GatewayEnd, supervisor: Scripted
-) -> None:
-    """Its three descriptors still find room and its memory's does not: the supervisor hears of it, or both would wait
-    for each other for ever. The next one is taken."""
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+async def test_a_hand_over_that_is_cut_off_is_repeated(left: int, gateway: GatewayEnd, supervisor: Scripted) -> None:
+    """None, one or two of its three descriptors find room, or all three and its memory's does not: the supervisor is
+    told that they have to be sent again, with the limit. Nothing leaks, the supervisor stays attached, status says why,
+    and the repeat is taken: the same sandbox, which has noticed nothing."""
     before = open_fds()
     pair = make_pair(Role.ENGINE, ENGINE_READY)
-    layout = segment.standard_layout().encode().hex()
-    supervisor.say(
-        SandboxUp("m", "engine", 3, 1, 0, layout, {name: int(value) for name, value in asdict(ENGINE_READY).items()}),
-        pair.host.fds(),
-    )
-    with descriptors_left(3):
-        fault = await supervisor.hear()
+    numbers = {name: int(value) for name, value in asdict(ENGINE_READY).items()}
+    up = SandboxUp("m", "engine", 3, 1, 0, segment.standard_layout().encode().hex(), numbers)
+    supervisor.say(up, pair.host.fds())
+    with descriptors_left(left):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert await supervisor.answer() == HandedOver("m", "engine", 3, 0, "", limit)
+    held = before - NUM_SPARE
+    assert open_fds() == held + 2 * (3 + 1), "both ends of the pair: three each, and one of the mapping"
+    record = gateway.model.records["engine"]
+    assert (record.state, gateway.attached, gateway.model.engine) == ("failed", True, None)
+    assert record.cause == f"the gateway cannot take it: all {limit} descriptors that it may open are in use"
+    supervisor.say(up, pair.host.fds())
+    assert await supervisor.answer() == HandedOver("m", "engine", 3, 1)
+    pair.host.close()
+    assert gateway.model.engine is not None and (record.state, record.cause) == ("ready", "")
+    assert gateway.cuts == [("m", "engine")]
+    pair.guest.close()
+
+
+async def test_a_hand_over_finds_room_where_nothing_else_does(gateway: GatewayEnd, supervisor: Scripted) -> None:
+    """Everything that may be opened is open, by what no limit counts, and stays so: the first hand-over is cut off, and
+    its repeat finds the numbers that the gateway held for it. Control: without them it is cut off again."""
+    pair = make_pair(Role.ENGINE, ENGINE_READY)
+    numbers = {name: int(value) for name, value in asdict(ENGINE_READY).items()}
+    up = SandboxUp("m", "engine", 3, 1, 0, segment.standard_layout().encode().hex(), numbers)
+    with descriptors_left(1):
+        hog = os.open(os.devnull, os.O_RDONLY)
+        supervisor.say(up, pair.host.fds())
+        assert not (await supervisor.answer()).whole
+        supervisor.say(up, pair.host.fds())
+        assert (await supervisor.answer()).whole
+        hogs = fill_up()
+        gateway.sandboxes._spare.free()
+        hogs += fill_up()
+        supervisor.say(up, pair.host.fds())
+        assert not (await supervisor.answer()).whole
+        for fd in (hog, *hogs):
+            os.close(fd)
+    assert gateway.model.engine is not None
     pair.host.close()
     pair.guest.close()
-    assert isinstance(fault, Fault) and (fault.role, fault.generation) == ("engine", 3)
-    assert "Too many open files" in fault.reason
-    assert open_fds() == before
-    supervisor.up(Role.ENGINE, generation=4)
-    await until(lambda: gateway.model.engine is not None)
+
+
+def fill_up() -> list[int]:
+    """Open whatever may be opened."""
+    found = []
+    with suppress(OSError):
+        while True:
+            found.append(os.open(os.devnull, os.O_RDONLY))
+    return found
 
 
 async def test_who_has_no_descriptor_for_the_supervisor_looks_again(gateway: GatewayEnd, supervisor: Scripted) -> None:

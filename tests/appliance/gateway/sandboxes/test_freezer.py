@@ -10,6 +10,7 @@ import pytest
 from appliance.common.control import Freeze, Frozen
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, SandboxRecord
+from appliance.gateway.sandboxes.probe import Probe
 from policy.loader import Source, load_policy
 
 TENANT = '  {name}: {{credentials: ["key:{name}"], models: ["{models}"], {rest}}}\n'
@@ -30,6 +31,7 @@ class FakeLink:
     occupied: bool = False
     closed: bool = False
     wake: Any = None
+    probe: Probe = field(default_factory=lambda: Probe(0.0))
 
     def send(self) -> None:
         """As ``Link.send``: wakes before it sends."""
@@ -93,6 +95,16 @@ def test_idle_sandboxes_are_frozen_once_and_thawed_by_the_first_frame(room: Room
     assert room.told[before:] == THAWED, "once"
     assert room.thaws == ["m"]
     assert room.pass_s(1) == room.pass_s(29) == []
+    assert room.pass_s(1) == BOTH
+
+
+def test_what_owes_an_answer_to_a_probe_is_not_frozen(room: Room) -> None:
+    """A sandbox that hangs would count as ready once it is frozen; it is frozen as soon as it has answered, and the
+    quiet time goes on meanwhile."""
+    probe = room.models[0].text.probe
+    number = probe.ask(room.now)
+    assert room.pass_s(31) == room.pass_s(1_000) == []
+    assert probe.answer(number, room.now)
     assert room.pass_s(1) == BOTH
 
 
