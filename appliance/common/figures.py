@@ -43,6 +43,17 @@ def count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: ``1 tenant``, ``2 tenants``, ``1,200 entries``.
+
+    Args:
+        number: how many.
+        noun: for one.
+        plural: for any other number; empty: the noun with an ``s``.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def clock(ns: int, zone: tzinfo | None = None, *, date: bool = False) -> str:
     """Unix nanoseconds as time of day, local unless a zone is given."""
     moment = datetime.fromtimestamp(ns / NS, zone)
