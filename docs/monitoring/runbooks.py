@@ -22,11 +22,13 @@ STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 46rem; padding: 0 1rem 40vh; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-article { border-top: 1px solid #8886; padding: .2rem 0; } article:target { border-left: 4px solid #0b8a90; padding-left: 1rem; }
+article { border-top: 1px solid #8886; padding: .2rem 0; }
+article:target { border-left: 4px solid #0b8a90; padding-left: 1rem; }
 h3 { font-size: 1.05rem; margin: .8rem 0 .3rem; } h3 small { font-weight: normal; }
 p { margin: .4rem 0; } code { font-family: ui-monospace, monospace; font-size: .92em; overflow-wrap: anywhere; }
 .do code, nav a { display: inline-block; padding: .1rem 0; } nav a { margin-right: 1rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; } td, th { border: 1px solid #8886; padding: .3rem .5rem; text-align: left; vertical-align: top; min-width: 8rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { border: 1px solid #8886; padding: .3rem .5rem; text-align: left; vertical-align: top; min-width: 8rem; }
 """
 
 PAGE = """\
@@ -85,7 +87,9 @@ def part(text: str, title: str) -> str:
 
 def sections(text: str) -> list[tuple[str, str]]:
     """Title and text of each section of the third level."""
-    return [(title, body) for title, body in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", text, re.DOTALL | re.MULTILINE)]
+    return [
+        (title, body) for title, body in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", text, re.DOTALL | re.MULTILINE)
+    ]
 
 
 def markdown(text: str) -> str:

@@ -74,9 +74,7 @@ def ready_endpoint(ready: Callable[[], Readiness]) -> Endpoint:
     return answer
 
 
-def scrape_app(
-    parts: ScrapeParts, pages: Sequence[Route] = (), *, token: bytes = b"", loopback: bool
-) -> ASGIApp:
+def scrape_app(parts: ScrapeParts, pages: Sequence[Route] = (), *, token: bytes = b"", loopback: bool) -> ASGIApp:
     """Return the ASGI application of the metrics listener.
 
     Args:

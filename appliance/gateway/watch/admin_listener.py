@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from appliance.common.status import ReloadOutcome
-from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.console.routes import console_routes
+from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.gauges import Gauges

@@ -56,7 +56,9 @@ def install(
 
     Shows the difference to what is there. What is there already and right is not touched, so it
     can be run again at any time; configuration, policy, keys and models are made once and never
-    changed. What is there to read goes below /usr/local/share and is replaced when it differs. Exit codes: 0 installed, or nothing to do; 1 it could not be done; 2 wrong command line.
+    changed. What is there to read goes below /usr/local/share and is replaced when it differs.
+
+    Exit codes: 0 installed, or nothing to do; 1 it could not be done; 2 wrong command line.
     """
     from appliance.operator.install import installer
 

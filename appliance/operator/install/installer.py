@@ -16,13 +16,7 @@ from appliance.common.schema import StatePlan
 from appliance.operator.install import state, system
 from appliance.operator.install.changes import Change, Kind, apply, find_changes, find_removals
 from appliance.operator.install.rendering import GATEWAY_UNIT, PACKAGE_PLACE, UNITS, hidden, render
-from appliance.operator.install.share import (
-    ADMIN_SHARE,
-    ShareChange,
-    apply_share,
-    find_share_changes,
-    share_files,
-)
+from appliance.operator.install.share import ADMIN_SHARE, ShareChange, apply_share, find_share_changes, share_files
 from appliance.operator.install.sources import document_folder, own_command, read_sources, source_folder
 from appliance.operator.install.state import Seed
 

@@ -61,7 +61,9 @@ def render() -> str:
     parts = []
     for place, about, rows in sections():
         cells = [[code(key), *facts] for key, *facts in rows]
-        parts.append(section(code(place) or "At the top", about + "\n", table(("key", "type", "default", "meaning"), cells)))
+        parts.append(
+            section(code(place) or "At the top", about + "\n", table(("key", "type", "default", "meaning"), cells))
+        )
     return page("Policy", ABOUT, *parts)
 
 

@@ -15,7 +15,6 @@ from appliance.operator.cli.app import app
 from appliance.operator.install import pages
 from appliance.operator.reference import policy
 
-
 SHARE = PurePosixPath("usr/share")
 
 

@@ -167,8 +167,8 @@ def test_man_finds_the_pages(files: share.Files, tmp_path: Path) -> None:
 
 
 def test_an_installation_without_a_package_has_them_too(run: Run, root: Path, tmp_path: Path) -> None:
-    """``athanor install`` writes the same files below /usr/local/share, which they name; a second run touches nothing, a
-    file that differs is replaced, one of an older version is removed, and an uninstall leaves others' files alone."""
+    """``athanor install`` writes the same files below /usr/local/share, which they name; a second run touches nothing,
+    a file that differs is replaced, one of an older version is removed, and an uninstall leaves others' files alone."""
     words = ("install", "--systemd", "--prefix", str(tmp_path), "--command", "/usr/bin/athanor")
     result = run(*words)
     assert result.exit_code == 0, result.output
