@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, tzinfo
 
+from policy.wording import counted as counted
+
 NS = 1_000_000_000
 """Nanoseconds in a second."""
 
@@ -41,17 +43,6 @@ def rate(token_s: float | None) -> str:
 def count(number: int | None) -> str:
     """A whole number with thin groups: ``12,345``; ``-`` when it is not known."""
     return "-" if number is None else f"{number:,}"
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: ``1 tenant``, ``2 tenants``, ``1,200 entries``.
-
-    Args:
-        number: how many.
-        noun: for one.
-        plural: for any other number; empty: the noun with an ``s``.
-    """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def clock(ns: int, zone: tzinfo | None = None, *, date: bool = False) -> str:

@@ -39,8 +39,8 @@ class InstallPlan:
     @property
     def idle(self) -> bool:
         """Nothing would change."""
-        changes = (*self.changes, *self.share)
-        return self.state.idle and not self.seeds and all(change.kind is Kind.SAME for change in changes)
+        kinds = {change.kind for change in self.changes} | {change.kind for change in self.share}
+        return self.state.idle and not self.seeds and kinds <= {Kind.SAME}
 
 
 @dataclass(frozen=True, slots=True)
