@@ -52,11 +52,12 @@ def install(
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
-    """Install units, users, directories, a first configuration, documents, dashboards and manual pages.
+    """Install units, users, directories, a first configuration and documents.
 
     Shows the difference to what is there. What is there already and right is not touched, so it
     can be run again at any time; configuration, policy, keys and models are made once and never
-    changed. What is there to read goes below /usr/local/share and is replaced when it differs.
+    changed. Documents, examples, dashboards, alert rules and manual pages go
+    below /usr/local/share and are replaced when they differ.
 
     Exit codes: 0 installed, or nothing to do; 1 it could not be done; 2 wrong command line.
     """

@@ -20,7 +20,7 @@ def check_access(service: ServiceFacts, now: float) -> Iterator[Finding]:
     bad = [finding for finding in map(check_file, service.access) if finding.level is not Severity.OK]
     yield from bad
     if not bad:
-        what = f"of {counted(len(service.access), 'file or folder', 'files and folders')} none is open to others"
+        what = f"nothing is open to others: {counted(len(service.access), 'file or folder', 'files and folders')}"
         yield Subject(Area.ACCESS, "permissions").ok(what)
 
 
