@@ -23,6 +23,7 @@ from policy.limits import Rate, refill, retry_after
 from policy.match import first_match
 from policy.model import Limits, PolicySet, Tenant
 from policy.request import AccessRequest, Usage
+from policy.wording import counted
 
 CONCURRENCY_RETRY_S = 1.0
 """Retry hint in seconds after a concurrency denial: the end of a running request is unknown, and a short reply takes
@@ -149,7 +150,8 @@ def _concurrency(limits: Limits, access: AccessRequest, usage: Usage, _now: floa
     if access.choices > limit:
         message = f"{access.choices} choices were asked for; each counts as a request, and this tenant may have {limit}"
         return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, access.choices)
-    message = f"{running} requests of this tenant are running; it may have {limit} at once"
+    number = counted(running, "request", grouped=False)
+    message = f"{number} of this tenant {'is' if running == 1 else 'are'} running; it may have {limit} at once"
     return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, CONCURRENCY_RETRY_S)
 
 
@@ -158,7 +160,7 @@ def _request_rate(limits: Limits, _access: AccessRequest, usage: Usage, now: flo
     wait = retry_after(usage.request_bucket, Rate(limit), 1, now)
     if wait == 0:
         return None
-    message = f"this tenant may send {limit} requests a minute and has sent them"
+    message = f"this tenant may send {counted(limit, 'request', grouped=False)} a minute and has sent {limit}"
     return _Denial(Reason.REQUEST_RATE, "requests_per_minute", message, limit, limit, wait)
 
 
@@ -170,7 +172,8 @@ def _debt(limits: Limits, _access: AccessRequest, usage: Usage, now: float) -> _
     if wait == 0:
         return None
     owed = ceil(-refill(usage.token_bucket, Rate(limit), now).level)
-    message = f"this tenant has used {owed} tokens more than the {limit} a minute that it may use"
+    more = counted(owed, "token", grouped=False)
+    message = f"this tenant has used {more} more than the {limit} a minute that it may use"
     return _Denial(Reason.TOKEN_RATE, "tokens_per_minute", message, limit, limit + owed, wait)
 
 
@@ -187,7 +190,8 @@ def _token_rate(limits: Limits, access: AccessRequest, usage: Usage, now: float)
 
 
 def _counted(access: AccessRequest, tokens: int) -> str:
-    return f"at least {tokens} tokens" if access.uncounted else f"{tokens} tokens"
+    text = counted(tokens, "token", grouped=False)
+    return f"at least {text}" if access.uncounted else text
 
 
 _CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt)

@@ -1,4 +1,4 @@
-"""Messages for wrong values in a file. Pure."""
+"""Words of messages: wrong values in a file, and numbers with their nouns. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MESSAGES: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge}, found {shown}",
     "less_than_equal": "must be at most {le}, found {shown}",
     "literal_error": "must be {expected}, found {shown}",
-    "too_short": "must have at least {min_length} entry",
-    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {entries}",
+    "too_long": "must have at most {entries}",
     "string_pattern_mismatch": "{shown} does not fit the pattern {pattern}",
 }
 """Messages for pydantic's error types; pydantic's own text is used for all others."""
@@ -36,7 +36,10 @@ def worded(item: Mapping[str, Any], known: Sequence[str]) -> str:
     template = _MESSAGES.get(item["type"])
     if template is None:
         return str(item["msg"])
-    return template.format_map({**item.get("ctx", {}), "shown": _shown(item["input"])})
+    bounds = item.get("ctx", {})
+    length = int(bounds.get("min_length" if item["type"] == "too_short" else "max_length", 0))
+    words = {"shown": _shown(item["input"]), "entries": counted(length, "entry", "entries", grouped=False)}
+    return template.format_map({**bounds, **words})
 
 
 def _unknown_key(name: str, known: Sequence[str]) -> str:
@@ -54,3 +57,15 @@ def _shown(value: object) -> str:
         return str(value).lower()
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def counted(number: int, noun: str, plural: str = "", *, grouped: bool = True) -> str:
+    """A number with its noun: ``1 tenant``, ``2 tenants``, ``1,200 entries``.
+
+    Args:
+        number: how many.
+        noun: for one.
+        plural: for any other number; empty: the noun with an ``s``.
+        grouped: whether digits stand in groups of three.
+    """
+    return f"{number:{',' if grouped else ''}} {noun if number == 1 else plural or f'{noun}s'}"

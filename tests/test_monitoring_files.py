@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from docs.monitoring import build
+from docs.monitoring import build, runbooks
 from docs.monitoring.grafana import COLUMNS
 from tests.observers import observer
 
@@ -138,9 +138,10 @@ def rules(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_the_files_are_what_the_program_makes(root: Path) -> None:
-    """Nobody has edited a dashboard by hand, or forgotten to write it."""
+    """Nobody has edited a dashboard or the page of the alerts by hand, or forgotten to write it."""
     for name, page in build.PAGES.items():
         assert (root / "docs/monitoring" / name).read_text() == build.text(page), "run docs/monitoring/build.py"
+    assert runbooks.PLACE.read_text() == runbooks.page(), "run docs/monitoring/build.py"
 
 
 def test_dashboards_are_whole(root: Path) -> None:
@@ -165,7 +166,8 @@ def test_dashboards_are_whole(root: Path) -> None:
 
 
 def test_every_alert_has_a_runbook_and_a_case(root: Path, rules: dict[str, dict[str, Any]]) -> None:
-    """Each alert says what it means and what to do, leads to its paragraph, and is fired below."""
+    """Each alert says what it means and what to do, leads to its paragraph, and is fired below. That the addresses open
+    is shown in tests/appliance/gateway/watch/test_runbooks.py."""
     assert set(CASES) == set(rules)
     text = (root / "docs/observability.md").read_text()
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -173,8 +175,9 @@ def test_every_alert_has_a_runbook_and_a_case(root: Path, rules: dict[str, dict[
     for name, rule in rules.items():
         assert rule["labels"]["severity"] in ("page", "warn", "info")
         assert rule["annotations"]["summary"] and rule["annotations"]["mend"]
-        path, _, anchor = rule["annotations"]["runbook"].partition("#")
-        assert path == "docs/observability.md" and anchor == name.lower()
+        _, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert anchor == name.lower()
+        assert f'<article id="{anchor}">' in runbooks.page()
         assert anchor in anchors, f"{name} has no paragraph in docs/observability.md"
 
 

@@ -122,15 +122,28 @@ def test_the_journal_is_asked_by_field(container):
 
 
 def test_reload_waits_for_its_outcome(container):
-    """A good policy is put in force; a bad one fails the reload and changes nothing."""
+    """A good policy is put in force; a bad one fails the reload and changes nothing. The status that systemctl points
+    to has the reason in its line, and the reload's own output with every problem; `athanor reload` prints it itself."""
+    unit = "athanor-gateway"
+    status = ("systemctl", "show", "--property=StatusText", "--value", unit)
     container.shell(blocks("sh")[-2])
-    assert "reloaded policy" in container.journal("-u", "athanor-gateway", "-n", "5")
+    assert "reloaded policy" in container.journal("-u", unit, "-n", "5")
+    assert re.fullmatch(r"policy [0-9a-f]{12} with 2 tenants is in force", container.run(*status))
     container.run("sed", "-i", "s/concurrency/concurency/", POLICY)
-    assert "failed" in container.run("systemctl", "reload", "athanor-gateway").lower()
+    said = container.run("systemctl", "reload", unit)
+    print(said)
+    assert "failed" in said.lower() and f"systemctl status {unit}" in said
+    problem = re.compile(re.escape(POLICY) + r":\d+:\d+: tenants\.alpha\.limits\.concurency: unknown key")
+    shown = container.run("systemctl", "status", "--no-pager", "--full", unit)
+    print(shown)
+    assert problem.search(container.run(*status)) and problem.search(shown.partition("Status: ")[2].splitlines()[0])
+    assert "athanor[" in shown and "error: what was to be reloaded is not usable" in shown
+    assert problem.search(container.run("athanor", "reload"))
     assert f"{POLICY}:" in container.run("athanor", "doctor")
     assert int(container.ask()) > 0
     container.run("sed", "-i", "s/concurency/concurrency/", POLICY)
-    container.run("systemctl", "reload", "athanor-gateway")
+    container.run("systemctl", "reload", unit)
+    assert "in force" in container.run(*status)
 
 
 def test_the_doctor_tries_as_the_services_users(container):
@@ -233,7 +246,9 @@ def test_an_upgrade_and_the_way_back(container, package, tmp_path):
     assert sum(again.values()) <= TOLD_TO_COME_AGAIN, counts
     assert container.run("sha256sum", *files) == kept
     state = json.loads(container.run("athanor", "state", "show", "-o", "json"))
-    assert (state["form"], state["known"], state["backups"]) == (1, 1, [1, 2])
+    assert (state["form"], state["known"], state["written_by"]) == (1, 1, VERSION)
+    assert [(one["form"], one["state_of"]) for one in state["backups"]] == [(1, VERSION), (2, NEXT_VERSION)]
+    assert all(one["name"].startswith(f"form-{one['form']}-of-") for one in state["backups"])
     assert container.run("stat", "-c", "%a %U", "/var/lib/athanor/backups") == "700 root"
 
 

@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -133,3 +134,73 @@ def test_the_lint_can_fail() -> None:
     assert repeated({"engine": names * 2, "policy": names}) == {"engine.Twice"}
     documents = list(docstrings(parse(sound)))
     assert (headless(documents), unfinished(documents), riddles(documents, sound)) == ([], [], [])
+
+
+COUNTED_NOUNS = frozenset(
+    "accounts answers attaches attempts blocks boots breaches calls cards certificates checkpoints choices "
+    "combinations connections cores descriptors devices digits engines entries errors failures files floods folders "
+    "frames groups hits images items keys kernels kills layers lines messages models notes objects pages pairs "
+    "paths places points preemptions prefixes problems processes processors prompts records repetitions requests "
+    "restarts routes rows samples sandboxes seconds sessions signatures spans steps streams tenants tensors texts "
+    "things threads times tokens trials turns units users values vectors warnings witnesses words".split()
+)
+"""Plurals of what the program counts in its texts."""
+
+NEVER_ONE = {
+    "appliance/common/image/signature.py: len(lines) signatures",
+    "appliance/common/image/store.py: len(found) images",
+    "appliance/common/keys.py: len(keys) keys",
+    "appliance/gateway/console/alerts.py: count tenants",
+    "appliance/gateway/console/alerts.py: facts.latency.requests requests",
+    "appliance/gateway/console/alerts.py: grown times",
+    "appliance/gateway/console/alerts.py: strangers calls",
+    "appliance/gateway/http/openai.py: len(prompt) prompts",
+    "appliance/gateway/http/structured.py: len(found) times",
+    "appliance/gateway/request/embedding.py: MAX_NUMBERS // len(vector) texts",
+    "appliance/gateway/request/embedding.py: len(self._vectors) vectors",
+    "appliance/gateway/request/embedding.py: most tokens",
+    "appliance/gateway/request/session.py: ready.max_context tokens",
+    "appliance/gateway/sandboxes/publications.py: len(common) tokens",
+    "appliance/gateway/sandboxes/publications.py: ready.num_blocks blocks",
+    "appliance/gateway/telemetry/waterfall.py: figures.rate(one.token_s) tokens",
+    "appliance/operator/reference/policy.py: shape['maxProperties'] entries",
+    "appliance/selftest/g1_public.py: TURNS[False] turns",
+    "appliance/selftest/g1_reuse.py: 2 * pairs pairs",
+    "appliance/selftest/g2_namespace.py: asked routes",
+    "appliance/selftest/g2_namespace.py: len(ROUTES) routes",
+    "appliance/selftest/g5_occupancy.py: change points",
+    "appliance/selftest/g6_interference.py: ratio times",
+    "appliance/selftest/g7_wire.py: [len(one) for one in captures] answers",
+    "appliance/selftest/g8_service.py: os.cpu_count() cores",
+    "appliance/supervisor/threads.py: quota cores",
+    "policy/evaluate.py: access.choices choices",
+    "policy/files.py: len(files) files",
+    "policy/public_prefixes.py: len(messages) messages",
+}
+"""Numbers before a plural that are bounds of several, fractions, several numbers, or above 1 where the text stands."""
+
+
+def plurals(text: str) -> list[str]:
+    """Numbers that stand before a plural whatever they are: expression and noun. A bound in capitals is a constant."""
+    found = []
+    for node in ast.walk(parse(text)):
+        for left, right in pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+            if not isinstance(left, ast.FormattedValue) or not isinstance(right, ast.Constant):
+                continue
+            said, noun = ast.unparse(left.value), re.match(r" (?:(?:more|untyped|wrong) )?([a-z]+)\b", str(right.value))
+            if noun is not None and noun[1] in COUNTED_NOUNS and not re.fullmatch(r"[\w.]*\b[A-Z][A-Z0-9_]+", said):
+                found.append(f"{said} {noun[1]}")
+    return found
+
+
+def test_no_text_counts_one_of_several(parsed: list[Module]) -> None:
+    """No text for an operator or a tenant says "1 tenants": a number with its noun is made by ``counted``. Control:
+    the sentence that is looked for is found, and the right one is not."""
+    assert plurals('f"{len(tenants)} tenants"') == ["len(tenants) tenants"]
+    assert plurals('f"{number} more keys {x}"') == ["number keys"]
+    assert plurals("f\"{counted(number, 'tenant')}, {MAX_KEYS} keys\"") == []
+    spoken = [one for one in parsed if one.name.startswith(("appliance/", "policy/"))]
+    left_out = ("appliance/operator/bench/", "appliance/selftest/redteam/")
+    found = {f"{one.name}: {said}" for one in spoken if not one.name.startswith(left_out) for said in plurals(one.text)}
+    assert found - NEVER_ONE == set()
+    assert NEVER_ONE - found == set(), "no longer there"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from appliance.common.figures import counted
+
 MAX_BYTES = 1 << 20
 """Bytes of a file with a chain; usual ones have some thousand."""
 
@@ -30,4 +32,4 @@ def whole_days(seconds: float) -> str:
     """Whole days, hours below one."""
     days, hours = divmod(int(seconds) // 3_600, 24)
     number, unit = (days, "day") if days else (hours, "hour")
-    return f"{number} {unit}" + ("" if number == 1 else "s")
+    return counted(number, unit)

@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.figures import counted
 from appliance.common.keys import PEPPER_BYTES, KeyRecord, KeyTable, parse_records
 
 
@@ -17,7 +18,7 @@ def read_key_table(table: Path, pepper: Path) -> KeyTable:
     """
     secret = _read_private(pepper)
     if len(secret) < PEPPER_BYTES:
-        raise ConfigError(f"{pepper} has {len(secret)} bytes; a pepper needs {PEPPER_BYTES} random ones")
+        raise ConfigError(f"{pepper} has {counted(len(secret), 'byte')}; a pepper needs {PEPPER_BYTES} random ones")
     return KeyTable(secret, read_key_records(table))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, tzinfo
 
+from policy.wording import counted as counted
+
 NS = 1_000_000_000
 """Nanoseconds in a second."""
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from appliance.common.errors import ConfigError
+from appliance.common.figures import counted
 from appliance.common.strict_json import JsonError, parse_json
 
 KEY_PREFIX = "ath"
@@ -73,7 +74,7 @@ class KeyTable:
     records: Mapping[str, KeyRecord]
 
     def __repr__(self) -> str:
-        return f"KeyTable({len(self.records)} keys)"
+        return f"KeyTable({counted(len(self.records), 'key')})"
 
     def verify(self, plain: str, now: datetime) -> str | None:
         """The id behind ``plain``, or None when it is malformed, unknown, wrong, expired or revoked.
@@ -114,7 +115,7 @@ def issue(key_id: str, pepper: bytes) -> tuple[str, bytes]:
     if not KEY_ID.fullmatch(key_id):
         raise ConfigError("the key id is not usable; take 1 to 63 letters, digits, dots, dashes and underscores")
     if len(pepper) < PEPPER_BYTES:
-        raise ConfigError(f"the pepper has {len(pepper)} bytes; it needs {PEPPER_BYTES} random ones")
+        raise ConfigError(f"the pepper has {counted(len(pepper), 'byte')}; it needs {PEPPER_BYTES} random ones")
     secret = secrets.token_hex(SECRET_BYTES)
     return f"{KEY_PREFIX}_{key_id}_{secret}", digest_of(secret, pepper)
 

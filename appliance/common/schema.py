@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.common import backup
+from appliance.common.backup import Backup, version_words
 from appliance.common.errors import ConfigError, os_errors_as, reason_of
 from appliance.common.version import VERSION
 from isolation.host.atomic_file import write_whole
@@ -55,6 +56,7 @@ class Schema:
 
     number: int
     written_by: str
+    """Version that wrote the state in this form; empty where nothing says it."""
     migrating: bool = False
     """A migration has begun and not ended: the files are those of neither form, the backup is whole."""
 
@@ -72,6 +74,16 @@ class StatePlan:
     def idle(self) -> bool:
         """Nothing would change."""
         return not self.steps and not self.unmarked and not self.found.migrating
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did."""
+
+    put: Backup
+    """The backup that is in place again."""
+    kept: Backup | None
+    """Where what was there went; None where it was of the same form, or of none."""
 
 
 def read_schema(state: Path) -> Schema | None:
@@ -122,7 +134,7 @@ def plan(root: Path) -> StatePlan:
     found = read_schema(root / STATE)
     if found is None and not (root / backup.FILES / "athanor.yaml").exists():
         return StatePlan(Schema(known(), VERSION), unmarked=True)
-    unmarked, found = found is None, found or Schema(FIRST, "a version that did not say")
+    unmarked, found = found is None, found or Schema(FIRST, "")
     _refuse_newer(found, root / STATE)
     return StatePlan(found, MIGRATIONS[found.number - FIRST :], unmarked)
 
@@ -139,7 +151,7 @@ def migrate(root: Path, wanted: StatePlan) -> None:
         backup.restore(root, found.number)
     if wanted.steps:
         if not found.migrating:
-            backup.take(root, found.number)
+            backup.take(root, found.number, found.written_by)
         _write(state, Schema(found.number, found.written_by, migrating=True))
         for step in wanted.steps:
             _step(root, found, step)
@@ -156,8 +168,8 @@ def _step(root: Path, found: Schema, step: Migration) -> None:
         raise ConfigError(f"the state was not brought forward ({step.summary}): {error}; it is as it was") from error
 
 
-def restore(root: Path, number: int | None = None) -> int:
-    """Put the newest backup of an older form in place of what is there, which is backed up itself; gives its form.
+def restore(root: Path, number: int | None = None) -> Restored:
+    """Put the newest backup of an older form in place of what is there, which is backed up itself.
 
     Raises:
         ConfigError: there is no backup, or it cannot be put in place.
@@ -167,20 +179,22 @@ def restore(root: Path, number: int | None = None) -> int:
     chosen = number if number is not None else max(older, default=None)
     if chosen is None or chosen not in backup.numbers(root):
         raise ConfigError(f"there is no backup of an older form in {root / backup.BACKUPS}")
+    put = backup.find(root, chosen)
+    kept = None
     if not current.migrating and chosen != current.number:
-        backup.take(root, current.number)
+        kept = backup.take(root, current.number, current.written_by)
     _write(root / STATE, Schema(chosen, current.written_by, migrating=True))
     backup.restore(root, chosen)
-    _write(root / STATE, Schema(chosen, backup.writer(root, chosen)))
-    return chosen
+    _write(root / STATE, Schema(chosen, put.state_of))
+    return Restored(put, kept)
 
 
 def _refuse_newer(found: Schema, state: Path) -> None:
     if found.number > known():
         raise ConfigError(
-            f"the state in {state} has the form {found.number}, written by athanor {found.written_by}; this is athanor "
-            f"{VERSION}, which knows {known()} and would lose what it does not know; install {found.written_by} again, "
-            "or go back to the backup of before: `athanor state restore`"
+            f"the state in {state} has the form {found.number}, written by {version_words(found.written_by)}; this is "
+            f"athanor {VERSION}, which knows {known()} and would lose what it does not know; install the other one, or "
+            "go back to the backup of before: `athanor state restore`"
         )
 
 

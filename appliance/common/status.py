@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.common.figures import counted, printable
+
 UNSAFE_KINDS = ("none", "unsafe")
 """Sandbox kinds that begin so are no sandbox: shown loudly wherever they appear."""
 
@@ -356,6 +358,10 @@ class ApplianceStatus:
     """Alerts of now, the worst first, as on the console."""
 
 
+MAX_SUMMARY_CHARS = 400
+"""Longest line about a reload in a service's status."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadOutcome:
     """Result of a reload of policy, keys and configuration. When not ``ok`` all that was before is still in force."""
@@ -375,6 +381,18 @@ class ReloadOutcome:
     """Keys of athanor.yaml that have changed and come into force with a restart."""
     restart_command: str = ""
     """Command that restarts what is needed for them."""
+
+    @property
+    def summary(self) -> str:
+        """The outcome on one line of at most ``MAX_SUMMARY_CHARS``, with the first problem of a refused reload: what
+        systemctl status shows."""
+        if self.ok:
+            keys = counted(len(self.restart), "key")
+            text = self.message + (f"; waiting for a restart: {keys} of athanor.yaml" if self.restart else "")
+        else:
+            more = f" (and {counted(len(self.problems) - 1, 'more problem')})" if len(self.problems) > 1 else ""
+            text = f"reload refused, nothing changed: {''.join(self.problems[:1]) or self.message}{more}"
+        return printable(text if len(text) <= MAX_SUMMARY_CHARS else f"{text[: MAX_SUMMARY_CHARS - 3]}...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import structlog
 from appliance.common.clocks import Clocks
 from appliance.common.credentials import read_key_table
 from appliance.common.errors import ApplianceError, ConfigError
+from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.common.kv_shares import account_names
 from appliance.common.status import PolicyStatus, ReloadOutcome
@@ -113,7 +114,7 @@ class PolicyFile:
         return ReloadOutcome(
             ok=True,
             digest=policy.digest,
-            message=f"policy {policy.digest[:12]} with {len(policy.tenants)} tenants is in force",
+            message=f"policy {policy.digest[:12]} with {counted(len(policy.tenants), 'tenant')} is in force",
             warnings=self._warnings(policy),
         )
 

@@ -234,7 +234,7 @@ class Gateway:
             if outcome.ok:
                 self._follow_policy()
             if self._announced:
-                notify.ready(outcome.message)
+                notify.ready(outcome.summary)
             return outcome
 
     async def _reload(self) -> ReloadOutcome:

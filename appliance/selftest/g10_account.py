@@ -25,6 +25,7 @@ from appliance.common.audit import files, log
 from appliance.common.audit.checkpoint import Checkpoint, Verifier, sign_checkpoint
 from appliance.common.audit.entry import Entry, entry, to_line
 from appliance.common.audit.verify import verify
+from appliance.common.figures import counted
 from appliance.selftest.result import Result, judged
 from appliance.selftest.spread import spread
 from isolation.keys.signing import key_of
@@ -255,7 +256,7 @@ def run(full: bool) -> list[Result]:
         judged(
             "G10.log",
             not missed,
-            figure=f"{sum(missed.values())} of {tried} changes of {len(MUTATIONS)} kinds passed over{names}",
+            figure=f"{sum(missed.values())} of {counted(tried, 'change')} of {len(MUTATIONS)} kinds passed over{names}",
             bar="0",
             command=COMMAND,
         ),

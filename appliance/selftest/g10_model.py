@@ -21,6 +21,7 @@ from typing import Any
 
 from appliance.common.catalog import ModelFiles, check_files, embedded_model, read_model
 from appliance.common.errors import ModelDigestError, StartError
+from appliance.common.figures import counted
 from appliance.common.model_digests import DigestCache
 from appliance.operator.cli.bench_target import own_appliance
 from appliance.selftest.result import Result, judged
@@ -57,7 +58,7 @@ def file_rows(count: int) -> list[Result]:
         judged(
             "G10.model.control",
             whole and not remembered.num_read,
-            figure=f"the untouched folder passes, from remembered digests ({remembered.num_read} files read)"
+            figure=f"the untouched folder passes, from remembered digests ({counted(remembered.num_read, 'file')} read)"
             if whole
             else "the untouched folder is refused",
             bar="it passes",

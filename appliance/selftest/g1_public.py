@@ -15,6 +15,7 @@ import random
 from array import array
 from typing import Any
 
+from appliance.common.figures import counted
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, Prompts, RequestTimes, SimulatedEngine, Size, area, key
 from appliance.selftest.spread import spread
@@ -65,7 +66,13 @@ def run(full: bool) -> list[Result]:
     parts = spread(_attach, PAIRS[full], 11)
     attached, controls, pairs = (sum(column) for column in zip(*parts, strict=True))
     return [
-        judged("G1.public", attached == 0, figure=f"{attached} attaches in {pairs} pairs", bar="0", command=COMMAND),
+        judged(
+            "G1.public",
+            attached == 0,
+            figure=f"{counted(attached, 'attach', 'attaches')} in {counted(pairs, 'pair')}",
+            bar="0",
+            command=COMMAND,
+        ),
         judged(
             "G1.public.control",
             controls == pairs,
@@ -83,7 +90,7 @@ def flood(full: bool) -> list[Result]:
     where the attacker must be seen to evict."""
     kept, hits, turns = _flood(TURNS[full], published=True)
     _, gone, _ = _flood(TURNS[False], published=False)
-    figure = f"whole in {kept} and found in {hits} of {turns} turns under flood and squeeze"
+    figure = f"whole in {kept} and found in {hits} of {counted(turns, 'turn')} under flood and squeeze"
     return [
         judged("G5.public", kept == hits == turns, figure=figure, bar="all", command=COMMAND),
         judged(
@@ -179,7 +186,7 @@ def _probe(trials: int, *, published: bool) -> Result:
         counts[active].append(float(machine.finish(machine.ask(ATTACKER, probe, 1, **fields)).cached))
     auc = area(counts[True], counts[False])
     auc = max(auc, 1 - auc)
-    figure = f"AUC {auc:.2f} over {trials} trials each way"
+    figure = f"AUC {auc:.2f} over {counted(trials, 'trial')} each way"
     if published:
         return judged("G1.public.probe", auc <= 0.53, figure=figure, bar="0.53 or less", command=COMMAND)
     return judged("G1.public.probe.control", auc >= 0.95, figure=figure, bar="0.95 or more", command=COMMAND)

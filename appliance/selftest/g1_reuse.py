@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from array import array
 
+from appliance.common.figures import counted
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
 from appliance.selftest.spread import spread
@@ -32,7 +33,13 @@ def run(full: bool) -> list[Result]:
     attached, controls, pairs = (sum(column) for column in zip(*parts, strict=True))
     same = sum(spread(_framings, 2 * pairs, 2))
     return [
-        judged("G1.memory", attached == 0, figure=f"{attached} attaches in {pairs} pairs", bar="0", command=COMMAND),
+        judged(
+            "G1.memory",
+            attached == 0,
+            figure=f"{counted(attached, 'attach', 'attaches')} in {counted(pairs, 'pair')}",
+            bar="0",
+            command=COMMAND,
+        ),
         judged(
             "G1.memory.control",
             controls == pairs,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from appliance.common.figures import counted
 from appliance.selftest.g1_reuse import KINDS, group_of, leave, other_request, request_of
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, GREEDY
@@ -169,13 +170,19 @@ def _rows(name: str, pairs: int) -> list[Result]:
     parts = spread(partial(_attach_in, name == "disk"), pairs, 3)
     attached, controls, sealed, pairs = (sum(column) for column in zip(*parts, strict=True))
     return [
-        judged(f"G1.{name}", attached == 0, figure=f"{attached} attaches in {pairs} pairs", bar="0", command=COMMAND),
+        judged(
+            f"G1.{name}",
+            attached == 0,
+            figure=f"{counted(attached, 'attach', 'attaches')} in {counted(pairs, 'pair')}",
+            bar="0",
+            command=COMMAND,
+        ),
         judged(
             f"G1.{name}.control",
             controls == pairs <= sealed,
             bar="all",
             command=COMMAND,
-            figure=f"{controls} of {pairs} came back to their owner, {sealed} blocks unsealed",
+            figure=f"{controls} of {pairs} came back to their owner, {counted(sealed, 'block')} unsealed",
         ),
     ]
 

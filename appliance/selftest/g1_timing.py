@@ -24,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from appliance.common.figures import counted
 from appliance.operator.cli.bench_target import Target, own_appliance
 from appliance.selftest.result import Result, judged
 
@@ -175,7 +176,7 @@ def rows(length: int, arms: Arms, *, full: bool) -> list[Result]:
             found.upper <= MOST_AUC[full],
             bar=f"upper 95 % <= {MOST_AUC[full]}",
             command=command,
-            figure=f"AUC {found.area:.3f}, upper {found.upper:.3f}, {samples} samples an arm",
+            figure=f"AUC {found.area:.3f}, upper {found.upper:.3f}, {counted(samples, 'sample')} an arm",
         ),
         judged(
             f"G1.timing.{length}.control",
@@ -189,14 +190,14 @@ def rows(length: int, arms: Arms, *, full: bool) -> list[Result]:
             not any(arms.attached),
             bar="0 for another tenant's prompt",
             command=command,
-            figure=f"{sum(map(bool, arms.attached))} of {len(arms.attached)} answers named cached tokens",
+            figure=f"{sum(map(bool, arms.attached))} of {counted(len(arms.attached), 'answer')} named cached tokens",
         ),
         judged(
             f"G1.cached.{length}.control",
             all(arms.reused),
             bar="all of one's own",
             command=command,
-            figure=f"{sum(map(bool, arms.reused))} of {samples} repetitions",
+            figure=f"{sum(map(bool, arms.reused))} of {counted(samples, 'repetition')}",
         ),
     ]
 

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 
+from appliance.common.figures import counted
 from appliance.common.keys import KeyTable
 from appliance.gateway.front.auth import Auth, Resolver
 from appliance.gateway.grpc.generated import inference_pb2 as pb
@@ -89,7 +90,7 @@ async def _over_the_apis(full: bool) -> list[Result]:
         doors = [await strangers(gateway), await known(gateway)]
         lost = list(gateway.links_lost)
     apart = len(set(owners.values())) == len(owners)
-    figure = f"{found.changed} changes in {found.sent} requests, {found.reached} of which reached an engine"
+    figure = f"{counted(found.changed, 'change')} in {counted(found.sent, 'request')}, {found.reached} at an engine"
     figure += f"; first: {found.example}" if found.example else ""
     figure += "" if apart else "; two tenants own each other's grammars"
     return [
@@ -99,7 +100,7 @@ async def _over_the_apis(full: bool) -> list[Result]:
         judged(
             "G2.namespace.control",
             control.changed == control.reached > 0,
-            figure=f"{control.changed} of {control.reached} requests with another key have another namespace",
+            figure=f"{control.changed} of {counted(control.reached, 'request')} with another key: another namespace",
             bar="all",
             command=COMMAND,
         ),
@@ -108,7 +109,7 @@ async def _over_the_apis(full: bool) -> list[Result]:
             found.foreign == 0,
             bar="0",
             command=COMMAND,
-            figure=f"{found.foreign} requests began with another tenant's public prefix",
+            figure=f"{counted(found.foreign, 'request')} began with another tenant's public prefix",
         ),
         judged(
             "G2.public.control",
@@ -237,7 +238,9 @@ async def strangers(gateway: ScriptedGateway) -> Result:
                 open_ones.append(name)
     reached = len(gateway.heard.namespaces)
     gateway.heard.clear()
-    figure = f"{len(open_ones)} of {asked} routes and methods open to strangers, {reached} requests reached an engine"
+    figure = (
+        f"{len(open_ones)} of {asked} routes and methods open to strangers, {counted(reached, 'request')} at an engine"
+    )
     figure += "".join(f"; {one}" for one in open_ones[:5])
     bar = "0 but health"
     return judged("G2.doors", not open_ones and not reached, figure=figure, bar=bar, command=COMMAND)
@@ -288,7 +291,7 @@ def framing(splits: int) -> list[Result]:
         met += seen.setdefault(block_id(namespace, parent, ids), what) != what
         written = f"org-{namespace[0]}{parent[0]}" + "".join(map(str, ids))
         careless += plain.setdefault(written, what) != what
-    figure = f"{met} of {splits} combinations of namespace, parent and ids share a name"
+    figure = f"{met} of {counted(splits, 'combination')} of namespace, parent and ids share a name"
     return [
         judged("G2.framing", met == 0, figure=figure, bar="0", command=COMMAND),
         judged(

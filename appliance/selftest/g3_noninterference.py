@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from appliance.common.figures import counted
 from appliance.selftest.co_batches import MODELS, CoBatch, content, engine_of, reckless, requests_of, small_engine
 from appliance.selftest.result import Result, judged
 from appliance.selftest.spilled import StoreChannel, spill_store, untouched
@@ -67,15 +68,18 @@ def run(full: bool) -> list[Result]:
         judged(
             f"G3.{name}",
             seen.mismatches == 0 and min(seen.preempted, seen.from_memory, seen.from_disk) > 0,
-            figure=f"{seen.mismatches} of {seen.answers} answers differ, in {seen.batches} co-batches with "
-            f"{seen.preempted} preemptions, {seen.from_memory} blocks back from memory, {seen.from_disk} from disk",
+            figure=f"{seen.mismatches} of {counted(seen.answers, 'answer')} differ, in {seen.batches} co-batches with "
+            f"{counted(seen.preempted, 'preemption')}, {counted(seen.from_memory, 'block')} back from memory, "
+            f"{seen.from_disk} from disk",
             bar=f"0 in {FULL // len(MODELS)} co-batches of each kind of model; some preempted, some blocks restored",
             command=COMMAND,
         )
         for name, seen in claims.items()
     ]
-    figure = f"{control.mismatches} of {control.answers} answers differ without the class"
-    wrong = f"{swapped.mismatches} of {swapped.answers} answers differ where blocks come back with other bytes"
+    figure = f"{control.mismatches} of {counted(control.answers, 'answer')} differ without the class"
+    wrong = (
+        f"{swapped.mismatches} of {counted(swapped.answers, 'answer')} differ where blocks come back with other bytes"
+    )
     return [
         *rows,
         judged("G3.control", control.mismatches > 0, figure=figure, bar="at least 1", command=COMMAND),

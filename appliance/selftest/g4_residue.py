@@ -25,6 +25,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from appliance.common.figures import counted
 from appliance.operator import kernels
 from appliance.selftest.result import Result, judged
 from appliance.selftest.small_engine import MakeEngine, run_traffic, small_engine
@@ -217,7 +218,7 @@ def _rows(path: str, make: MakeEngine, requests: int) -> list[Result]:
         judged(
             f"G4.zero.{path}",
             watch.changes > 0 and not watch.residue,
-            figure=f"{watch.residue} of {watch.changes} blocks not zero at a change of owner",
+            figure=f"{watch.residue} of {counted(watch.changes, 'block')} not zero at a change of owner",
             bar="0",
             command=COMMAND,
         ),
@@ -231,14 +232,14 @@ def _rows(path: str, make: MakeEngine, requests: int) -> list[Result]:
         judged(
             f"G4.poison.{path}",
             changed == 0,
-            figure=f"{changed} of {answers} answers differ by a bit under NaN in free memory",
+            figure=f"{changed} of {counted(answers, 'answer')} differ by a bit under NaN in free memory",
             bar="0",
             command=COMMAND,
         ),
         judged(
             f"G4.poison.{path}.control",
             seen > 0,
-            figure=f"{seen} answers differ " + ("without zeroing" if plain else "under NaN in held blocks"),
+            figure=f"{counted(seen, 'answer')} differ " + ("without zeroing" if plain else "under NaN in held blocks"),
             bar="> 0",
             command=COMMAND,
         ),

@@ -13,6 +13,7 @@ import random
 from array import array
 from dataclasses import dataclass
 
+from appliance.common.figures import counted
 from appliance.selftest.g1_public import flood
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import BLOCK, Prompts, SimulatedEngine, Size, area, quota
@@ -132,7 +133,7 @@ def _probe(trials: int, *, partition: bool) -> Result:
                 machine.finish(machine.ask(VICTIM, prompts.make(PREFIX), TURN))
         counts[active].append(float(_hits(machine, primed, rng)))
     auc = area(counts[True], counts[False])
-    figure = f"AUC {auc:.2f} over {trials} trials each way"
+    figure = f"AUC {auc:.2f} over {counted(trials, 'trial')} each way"
     if partition:
         return judged("G5.prime and probe", abs(auc - 0.5) <= 0.05, figure=figure, bar="0.45 to 0.55", command=COMMAND)
     return judged("G5.prime and probe.control", auc >= 0.95, figure=figure, bar="0.95 or more", command=COMMAND)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.common.figures import counted
 from appliance.selftest.result import Result, judged
 from appliance.selftest.simulation import Prompts, SimulatedEngine, Size, jain, quantile, quota
 from engine.core.fairness.tenancy import FairnessBrokenError
@@ -63,7 +64,9 @@ def _bursts(steps: int) -> Result:
         except FairnessBrokenError:
             broken += 1
             break
-    figure = f"broken {broken} times in {machine.steps} steps, {len(machine.seen)} requests"
+    figure = (
+        f"broken {counted(broken, 'time')} in {counted(machine.steps, 'step')}, {counted(len(machine.seen), 'request')}"
+    )
     return judged("G6.bound", not broken and machine.steps >= steps, figure=figure, bar="never", command=COMMAND)
 
 
@@ -78,7 +81,9 @@ def _equals(steps: int) -> Result:
                 machine.ask(tenant, prompts.make(max(1, rng.randint(prompt // 2, prompt))), output)
         machine.step()
     index = jain(machine.scheduler.services().values())
-    return judged("G6.Jain", index >= 0.99, figure=f"{index:.4f} in {steps} steps", bar="0.99 or more", command=COMMAND)
+    return judged(
+        "G6.Jain", index >= 0.99, figure=f"{index:.4f} in {counted(steps, 'step')}", bar="0.99 or more", command=COMMAND
+    )
 
 
 @dataclass(frozen=True, slots=True)

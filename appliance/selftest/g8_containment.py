@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from signal import SIGSYS
 
+from appliance.common.figures import counted
 from appliance.selftest import intruder
 from appliance.selftest.result import Result, judged
 from isolation.ipc.messages import Role
@@ -44,7 +45,7 @@ def reach(role: Role, found: intruder.Findings, control: intruder.Findings) -> R
     """Build the row of one sandbox: every attack of the control was tried, none reached anything."""
     reached = sorted(name for name, row in found.items() if row["outcome"] != "refused")
     missing = sorted(control.keys() - found.keys())
-    figure = f"{len(reached)} of {len(found)} attempts reached anything"
+    figure = f"{len(reached)} of {counted(len(found), 'attempt')} reached anything"
     figure += "".join(f"; {name}: {found[name]['said']}" for name in reached[:5])
     figure += f"; not tried: {', '.join(missing)}" if missing else ""
     return judged(
@@ -60,7 +61,7 @@ def locked(role: Role, found: intruder.Findings, control: intruder.Findings) -> 
     """Build the row of a serving program: each attempt ends the process that makes it."""
     row = reach(role, found, control)
     ended = sum(one["said"] == f"the process ended with {-SIGSYS}" for one in found.values())
-    figure = f"{ended} of {len(found)} attempts ended the process that made them; {row.figure}"
+    figure = f"{ended} of {counted(len(found), 'attempt')} ended the process that made them; {row.figure}"
     passed = row.verdict == "pass" and ended >= ENDED[role] * len(found)
     bar = f"{ENDED[role]:.0%} ended, 0 reached"
     return judged(f"G8.reach.locked.{role.name.lower()}", passed, figure=figure, bar=bar, command=COMMAND)

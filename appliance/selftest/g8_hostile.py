@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from appliance.common.figures import counted
 from appliance.selftest import exhaustion, hostile_guest, intruder
 from appliance.selftest.result import Result, judged
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
@@ -51,24 +52,26 @@ def wire(runtime: GvisorRuntime | None, frames: int) -> list[Result]:
     unseen = [seen.way for seen in ended if not seen.at_fault]
     borne = [hostile_guest.one_way(way, runtime) for way in hostile_guest.BORNE]
     least = hostile_guest.LEAST_TURNS
-    slow = [f"{one.way}: {one.turns} turns {one.reason}" for one in borne if one.turns < least or one.reason]
+    slow = [f"{one.way}: {counted(one.turns, 'turn')} {one.reason}" for one in borne if one.turns < least or one.reason]
     changed = hostile_guest.read_while_it_changes(frames, runtime)
-    done = f"{len(ended) - len(unseen)} of {len(ended)} breaches ended their sandbox, {len(borne) - len(slow)} of"
-    figure = f"{done} {len(borne)} floods borne" + "".join(f"; {one}" for one in (*unseen, *slow))
-    counted = changed.whole + changed.refused
+    ends = f"{len(ended) - len(unseen)} of {counted(len(ended), 'breach', 'breaches')} ended their sandbox"
+    figure = f"{ends}, {len(borne) - len(slow)} of {counted(len(borne), 'flood')} borne" + "".join(
+        f"; {one}" for one in (*unseen, *slow)
+    )
+    met = changed.whole + changed.refused
     return [
         judged("G8.wire", not unseen and not slow, figure=figure, bar="all ended, all borne", command=COMMAND),
         judged(
             "G8.wire.changed",
-            counted == frames,
-            figure=f"{counted} of {frames} frames gave a message or the protocol's error",
+            met == frames,
+            figure=f"{met} of {counted(frames, 'frame')} gave a message or the protocol's error",
             bar="all",
             command=COMMAND,
         ),
         judged(
             "G8.wire.control",
             changed.fooled > 0,
-            figure=f"{changed.fooled} times a reader that looks twice would have been fooled",
+            figure=f"{counted(changed.fooled, 'time')} a reader that looks twice would have been fooled",
             bar="at least 1",
             command=COMMAND,
         ),

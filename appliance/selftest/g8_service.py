@@ -6,6 +6,7 @@ import asyncio
 import os
 from statistics import median
 
+from appliance.common.figures import counted
 from appliance.selftest import deaths, fuzzed_requests
 from appliance.selftest.intruder import CannotBeShownError
 from appliance.selftest.real_appliance import RealAppliance, real_appliance
@@ -41,16 +42,17 @@ async def served(appliance: RealAppliance, requests: int, kills: int) -> list[Re
     after = await appliance.generations()
     died = sum(after.values()) - sum(before.values())
     good = fuzzed.by_status["200"] + fuzzed.by_status["OK"]
-    said = f"{died} sandboxes died of {fuzzed.sent} fuzzed requests, {good} of which were served"
+    said = f"{counted(died, 'sandbox', 'sandboxes')} died of {fuzzed.sent} fuzzed requests, {good} of which were served"
     said += f"; {len(fuzzed.odd)} odd answers" + "".join(f"; {one}" for one in fuzzed.odd[:3])
     found = await deaths.kill_again_and_again(appliance, kills, SEED)
     times = {role: [seconds for seconds, whose in found.recovery_s if whose == role] for role in found.kills}
     by_role = ", ".join(f"{role} {max(some):.1f} s (median {median(some):.1f})" for role, some in times.items())
     harmless = found.wrong == 0 and found.untyped == 0 and not found.left
     passed = harmless and found.slowest_s <= RECOVERY_S
-    figure = f"slowest recovery from {kills} kills: {by_role}; {found.wrong} wrong answers of {found.answered}, "
-    figure += f"{found.untyped} untyped errors, {len(found.left)} things left"
-    figure += f", {len(appliance.checkpoints())} checkpoints"
+    figure = f"slowest recovery from {counted(kills, 'kill')}: {by_role}; "
+    figure += f"{counted(found.wrong, 'wrong answer')} of {found.answered}, "
+    figure += f"{counted(found.untyped, 'untyped error')}, {counted(len(found.left), 'thing')} left"
+    figure += f", {counted(len(appliance.checkpoints()), 'checkpoint')}"
     figure += f" (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)"
     figure += "".join(f"; {one}" for one in found.left[:3])
     return [
@@ -67,7 +69,7 @@ async def served(appliance: RealAppliance, requests: int, kills: int) -> list[Re
         judged(
             "G8.deaths.control",
             found.boots >= kills // 4 * 2,
-            figure=f"{found.boots} boots counted after {kills} kills",
+            figure=f"{counted(found.boots, 'boot')} counted after {counted(kills, 'kill')}",
             bar="deaths are seen",
             command=COMMAND,
         ),

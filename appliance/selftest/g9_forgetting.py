@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from appliance.common.catalog import embedded_model
+from appliance.common.figures import counted
 from appliance.selftest.canary import Hits, Wanted, descendants, draw, scan_folder, scan_memory, scan_nameless_files
 from appliance.selftest.result import Result, judged
 from appliance.selftest.spilling_appliance import SpillingAppliance, spilling_appliance
@@ -58,32 +59,38 @@ def memory_rows(full: bool) -> list[Result]:
         judged(
             "G9.canaries",
             not hits.total,
-            figure=f"{hits.total} hits in {hits.scanned_bytes >> 20} MiB{where}",
+            figure=f"{counted(hits.total, 'hit')} in {hits.scanned_bytes >> 20} MiB{where}",
             bar=bar,
             command=COMMAND,
         ),
         judged(
             "G9.canaries.control",
             control.total > 0,
-            figure=f"{control.total} hits of a tenant whose compiled grammars may stay, where the first was found",
+            figure=f"{counted(control.total, 'hit')} of a tenant whose compiled grammars may stay, at the same place",
             bar="1 or more",
             command=COMMAND,
         ),
         judged(
             "G9.ids",
             not ids.total,
-            figure=f"{ids.total} places with a prompt's token ids, in the engine's memory",
+            figure=f"{counted(ids.total, 'place')} with a prompt's token ids, in the engine's memory",
             bar=bar,
             command=COMMAND,
         ),
         judged(
             "G9.ids.control",
             in_flight.total > 0,
-            figure=f"{in_flight.total} places while requests run, where the first was found",
+            figure=f"{counted(in_flight.total, 'place')} while requests run, where the first was found",
             bar="1 or more",
             command=COMMAND,
         ),
-        judged("G9.cores", not core, figure=f"{len(core)} processes may leave a core file", bar="0", command=COMMAND),
+        judged(
+            "G9.cores",
+            not core,
+            figure=f"{counted(len(core), 'process', 'processes')} may leave a core file",
+            bar="0",
+            command=COMMAND,
+        ),
     ]
 
 

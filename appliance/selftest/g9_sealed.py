@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from appliance.common.figures import counted
 from appliance.selftest.result import Result, judged
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from isolation.keys.errors import KeysError
@@ -102,7 +103,7 @@ def _shredded(folder: Path, keyring: Keyring, count: int) -> list[Result]:
         judged(
             "G9.shred",
             not after and not left,
-            figure=f"{after} of {2 * count} objects open after the shred, {left} files left",
+            figure=f"{after} of {counted(2 * count, 'object')} open after the shred, {counted(left, 'file')} left",
             bar="0",
             command=COMMAND,
         ),

@@ -31,6 +31,7 @@ from appliance.common.control import (
     Welcome,
 )
 from appliance.common.errors import StartError
+from appliance.common.figures import counted
 from appliance.common.form_cache import open_form_cache
 from appliance.common.image.check import check, resolve
 from appliance.common.log import report_callbacks
@@ -103,7 +104,7 @@ async def supervise(config: ApplianceConfig) -> None:
         task.add_done_callback(lambda _done: stop.set())
     try:
         await _first_boots(keepers, stop)
-        notify.ready(f"{len(keepers)} sandboxes, {runtime.label}")
+        notify.ready(f"{counted(len(keepers), 'sandbox', 'sandboxes')}, {runtime.label}")
         await _serve(stop, [*tasks, writing], warm)
     finally:
         notify.stopping()

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from appliance.common.figures import counted
 from isolation.host.cores import Cores, Cpu
 
 
@@ -50,7 +51,7 @@ def plan_threads(machine: Cores, limit: float = 0.0, place: int = 0) -> ThreadPl
         count, rest = 2, "their second threads are left for"
     else:
         count, rest = max(1, usable - 1), "one is left for" if usable > 1 else "shared with"
-    reason = f"{_plural(count, 'thread')}: {why}, {rest} the sandbox's kernel and the gateway"
+    reason = f"{counted(count, 'thread')}: {why}, {rest} the sandbox's kernel and the gateway"
     return ThreadPlan(count, tuple(cpu.number for cpu in cpus) if len(nodes) > 1 else (), reason)
 
 
@@ -68,9 +69,9 @@ def _describe(machine: Cores, cpus: tuple[Cpu, ...], cores: int, *, several: boo
     if len(cpus) > cores:
         notes.append(f"{len(cpus)} hyper-threads")
     if len(machine.cpus) < machine.online:
-        notes.append(f"{len(machine.cpus)} of {machine.online} processors are allowed")
+        notes.append(f"{len(machine.cpus)} of {counted(machine.online, 'processor')} are allowed")
     node = f" of NUMA node {cpus[0].node}" if several else ""
-    return f"{_plural(cores, 'physical core')}{node}" + (f" ({'; '.join(notes)})" if notes else "")
+    return f"{counted(cores, 'physical core')}{node}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _limits(quota: float | None, limit: float, what: str) -> Iterator[tuple[int, str]]:
@@ -82,7 +83,3 @@ def _limits(quota: float | None, limit: float, what: str) -> Iterator[tuple[int,
     if limit:
         whole = max(1, int(limit))
         yield whole, f"sandbox.cores {limit:g} allows {whole} of {what}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,5 @@
-"""Write the dashboards' JSON beside this file: ``python docs/monitoring/build.py``. A test compares."""
+"""Write the dashboards' JSON beside this file, and the page of the alerts: ``python docs/monitoring/build.py``. A test
+compares."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from docs.monitoring import runbooks
 from docs.monitoring.grafana import Dashboard, render
 from docs.monitoring.health import SANDBOXES, SLO
 from docs.monitoring.use import KV, OVERVIEW, TENANT_PAGE
@@ -31,6 +33,7 @@ def main() -> int:
     """Write all files."""
     for name, page in PAGES.items():
         (HERE / name).write_text(text(page))
+    runbooks.PLACE.write_text(runbooks.page())
     return 0
 
 

@@ -23,6 +23,7 @@ from appliance.common.audit.checkpoint import Checkpoint, CheckpointError, Verif
 from appliance.common.audit.entry import Entry, entry, to_line
 from appliance.common.audit.merkle import Tree, leaf_hash
 from appliance.common.errors import AuditError
+from appliance.common.figures import counted
 from isolation.keys.signing import SigningKey, SigningKeyError, load_or_make
 
 NAME_PREFIX = "athanor.audit/"
@@ -137,7 +138,8 @@ class AuditLog:
         self._undo()
         loose = tree.size - (signed.size if signed is not None else 0)
         if loose or segment.torn or segment.torn_checkpoint:
-            detail = f"{loose} entries without a checkpoint, {len(segment.torn)} bytes of half an entry cut off"
+            cut = counted(len(segment.torn), "byte")
+            detail = f"{counted(loose, 'entry', 'entries')} without a checkpoint, {cut} of half an entry cut off"
             self.opening.append(entry("log", event="recovered", detail=detail))
         else:
             self.opening.append(entry("log", event="opened", detail="went on"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from appliance.common.audit import files
 from appliance.common.audit.checkpoint import Checkpoint, CheckpointError, Verifier, parse_verifier, read_checkpoint
 from appliance.common.audit.entry import EntryError, from_line
+from appliance.common.figures import counted
 
 MAX_PROBLEMS = 20
 """Most problems that are reported."""
@@ -120,7 +121,7 @@ def verify(
     for checkpoint in (*signed, *(one for one in kept if one is not None)):
         expected.setdefault(checkpoint.size, set()).add(checkpoint.root)
     if segments and segments[0].start and not archived:
-        report.blame(f"the first {segments[0].start} entries are not here")
+        report.blame(f"missing at the beginning: {counted(segments[0].start, 'entry', 'entries')}")
     if segments:
         _walk(segments, verifier, expected, report)
     if expected:
@@ -128,7 +129,7 @@ def verify(
     covered = report.last.size if report.last is not None else 0
     report.unsigned = max(0, report.first + report.entries - covered)
     if report.unsigned and not report.live:
-        report.blame(f"{report.unsigned} entries at the end are covered by no checkpoint")
+        report.blame(f"covered by no checkpoint, at the end: {counted(report.unsigned, 'entry', 'entries')}")
     return report
 
 
@@ -143,7 +144,8 @@ def _walk(segments: list[files.Segment], verifier: Verifier, expected: dict[int,
         if segment.name != verifier.name:
             report.blame(f"{segment.path.name} is of the log {segment.name}")
         if segment.start != tree.size:
-            report.blame(f"{segment.path.name} does not follow what is before it: {tree.size} entries are")
+            before = counted(tree.size, "entry", "entries")
+            report.blame(f"{segment.path.name} does not follow what is before it: {before}")
             return
         if segment.peaks != tree.peaks:
             report.blame(f"{segment.path.name}: the header has another tree than the entries before it make")
@@ -165,7 +167,7 @@ def _walk(segments: list[files.Segment], verifier: Verifier, expected: dict[int,
 def _meet(tree: _Roots, expected: dict[int, set[bytes]], report: Report) -> None:
     roots = expected.pop(tree.size, None)
     if roots is not None and roots != {tree.root()}:
-        report.blame(f"the first {tree.size} entries are not those that were signed")
+        report.blame(f"not what was signed, at the beginning: {counted(tree.size, 'entry', 'entries')}")
 
 
 def _number(line: bytes) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
 from appliance.common.disk_space import PLACES, DiskSpace
-from appliance.common.figures import size
+from appliance.common.figures import counted, size
 from appliance.common.outcomes import FAILED, REFUSED
 from appliance.common.status import Alert, Latency, ModelView, Point, PolicyStatus, SandboxStatus, is_unsafe
 from appliance.gateway.console.latency import WINDOW_S
@@ -212,7 +212,7 @@ def _promises(facts: Facts) -> Iterator[Alert]:
         yield Alert(
             key="integrity",
             level="broken",
-            what=f"{_count(facts.integrity_failures, 'request')} met KV memory that was not their own",
+            what=f"{counted(facts.integrity_failures, 'request')} met KV memory that was not their own",
             who="They were ended before anything was read.",
             do="Keep a support archive, and tell the maintainers.",
             command="athanor bundle",
@@ -254,7 +254,7 @@ def _requests(facts: Facts) -> Iterator[Alert]:
         yield Alert(
             key="failures",
             level="broken",
-            what=f"{len(failed)} of the last minute's {_count(len(recent), 'request')} failed by our fault: "
+            what=f"{len(failed)} of the last minute's {counted(len(recent), 'request')} failed by our fault: "
             f"{_names([reason for reason, _ in reasons.most_common()])}",
             who=f"Tenants {_names(_callers(failed))}",
             do="Open one of them; the log has the cause.",
@@ -270,7 +270,7 @@ def _requests(facts: Facts) -> Iterator[Alert]:
                 key=f"refused/{tenant}",
                 level="degraded",
                 what=f"{tenant} is refused ({reason}): {count} of its last minute's "
-                f"{_count(by_tenant[tenant], 'request')}",
+                f"{counted(by_tenant[tenant], 'request')}",
                 who=f"Only tenant {tenant}",
                 do="If it shall have more, raise its limits in the policy and reload.",
                 command="athanor reload",
@@ -303,7 +303,7 @@ def _load(facts: Facts) -> Iterator[Alert]:
         yield Alert(
             key="queue",
             level="degraded",
-            what=f"{_count(facts.points[-1].waiting, 'request')} wait for their turn",
+            what=f"{counted(facts.points[-1].waiting, 'request')} wait for their turn",
             since=facts.now - (facts.up_s - waiting),
             who="Whoever calls now. Tenants take turns, so light ones wait least.",
             do="See who has most in flight; lower concurrency in the policy, or serve on more.",
@@ -394,7 +394,3 @@ def _everybody(count: int) -> str:
 def _names(names: list[str]) -> str:
     shown, more = names[:SHOWN], len(names) - SHOWN
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -107,7 +107,7 @@ class EmbeddingSession:
         longest, most = max(map(len, texts)), ready.max_context - 1
         if longest > most:
             raise ContextLengthError(
-                f"this model takes texts of {most} tokens; one has {longest}",
+                f"this model takes texts of at most {most} tokens; one has {longest}",
                 param=self._request.param,
                 details={"max_input_tokens": str(most), "input_tokens": str(longest)},
             )

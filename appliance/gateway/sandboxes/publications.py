@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from appliance.common.errors import ApplianceError, InvalidRequestError, UnavailableError
+from appliance.common.figures import counted
 from appliance.common.kv_shares import public_account, quotas_of
 from appliance.common.status import PublicPrefixStatus
 from appliance.gateway.generate_request import ChatPrompt, Prompt, TextPrompt
@@ -223,9 +224,10 @@ def _misfit(tokens: int, public: int, reserved: int, ready: EngineReady) -> str 
     if not ready.publishes:
         return REASONS[PublicState.UNSUPPORTED]
     if not blocks:
-        return f"it has {tokens} tokens, and a block of the KV pool has {ready.block_size}: there is nothing to share"
+        there = counted(tokens, "token")
+        return f"it has {there}, and a block of the KV pool has {ready.block_size}: there is nothing to share"
     if blocks * ready.block_size >= ready.max_context:
-        return f"it has {tokens} tokens, and the model's context is {ready.max_context}"
+        return f"it has {counted(tokens, 'token')}, and the model's context is {ready.max_context}"
     if (public + blocks) * MOST > ready.num_blocks or public + blocks + reserved > ready.num_blocks:
         return (
             f"it needs {blocks} of the {ready.num_blocks} blocks of the KV pool; {public} are other prefixes', "

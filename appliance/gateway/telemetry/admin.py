@@ -14,6 +14,7 @@ GET  /health/live             200 while the process answers
 GET  /health/ready            200 when a request can be served, else 503 with the reason
 POST /reload                  ``ReloadOutcome``: 200, or 409 when the policy was not changed
 GET  /, /console...           the operator's page, where there is one (``appliance.gateway.console``)
+GET  /runbooks                what each alert means and what to do
 ============================  =============================================================
 """
 

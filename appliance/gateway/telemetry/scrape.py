@@ -5,6 +5,8 @@ metrics listener has no others.
 GET  /metrics      Prometheus text
 GET  /health/ready 200 when a request can be served, else 503 with the reason
 =================  =============================================================
+
+Beside them the metrics listener serves pages that say nothing about the machine, to anybody.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -72,11 +74,12 @@ def ready_endpoint(ready: Callable[[], Readiness]) -> Endpoint:
     return answer
 
 
-def scrape_app(parts: ScrapeParts, *, token: bytes = b"", loopback: bool) -> ASGIApp:
+def scrape_app(parts: ScrapeParts, pages: Sequence[Route] = (), *, token: bytes = b"", loopback: bool) -> ASGIApp:
     """Return the ASGI application of the metrics listener.
 
     Args:
         parts: sources of the answers.
+        pages: routes that need no token: they answer everybody alike.
         token: what a request must bear; empty: nothing.
         loopback: whether the listener is on loopback or a Unix socket, where a request must name a loopback host
             (``LoopbackOnly``); elsewhere a scraper may know this machine under any name.
@@ -87,9 +90,10 @@ def scrape_app(parts: ScrapeParts, *, token: bytes = b"", loopback: bool) -> ASG
         content_type, body = await recent.get()
         return Response(body, media_type=content_type)
 
-    app: ASGIApp = Starlette(routes=[Route("/metrics", metrics), Route("/health/ready", ready_endpoint(parts.ready))])
+    routes = [Route("/metrics", metrics), Route("/health/ready", ready_endpoint(parts.ready)), *pages]
+    app: ASGIApp = Starlette(routes=routes)
     if token:
-        app = _BearerOnly(app, token)
+        app = _BearerOnly(app, token, frozenset(page.path for page in pages))
     return LoopbackOnly(app) if loopback else app
 
 
@@ -117,13 +121,14 @@ class RecentScrape:
 
 
 class _BearerOnly:
-    """Refuses requests without the token (RFC 6750); one that bears two is refused as well."""
+    """Refuses requests without the token (RFC 6750) on all paths but the public ones; one that bears two is refused as
+    well."""
 
-    def __init__(self, app: ASGIApp, token: bytes) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, token: bytes, public: frozenset[str]) -> None:
+        self._app, self._token, self._public = app, token, public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._bears(scope):
+        if scope["type"] != "http" or not (scope["path"] in self._public or self._bears(scope)):
             refusal = problem(401, "this listener needs a token: authorization: Bearer TOKEN")
             refusal.headers["www-authenticate"] = "Bearer"
             await refusal(scope, receive, send)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.common import figures
-from appliance.common.figures import NS, duration, printable
+from appliance.common.figures import NS, counted, duration, printable
 from appliance.common.outcomes import CANCELLED, FAILED, INVALID, OK, REFUSED
 from appliance.common.status import is_unsafe
 from appliance.gateway.telemetry import names
@@ -66,7 +66,7 @@ def waterfall(trace: StoredTrace, zone: tzinfo | None = None) -> RenderableType:
     """Return one request as a heading, a bar for each span, and the facts below; times in ``zone`` or local."""
     parts: list[RenderableType] = [_heading(trace.summary, zone), "", _Bars(trace), ""]
     if trace.dropped_spans:
-        parts += [Text(f"  {trace.dropped_spans} more spans were not kept", "dim"), ""]
+        parts += [Text(f"  {counted(trace.dropped_spans, 'more span')} not kept", "dim"), ""]
     return Group(*parts, Padding(_Facts(trace), (0, 0, 0, 2)))
 
 

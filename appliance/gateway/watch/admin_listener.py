@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from appliance.common.status import ReloadOutcome
 from appliance.gateway.console.routes import console_routes
+from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.admin import AdminParts, admin_app
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.gauges import Gauges
@@ -40,6 +41,6 @@ async def serve_admin(
         ready=state.readiness,
         reload=reload,
     )
-    app = admin_app(parts, console_routes(state.look, telemetry.store))
+    app = admin_app(parts, [*console_routes(state.look, telemetry.store), runbooks_route()])
     async with serving(app, bound, LIMITS) as shown:
         yield shown

@@ -1,5 +1,5 @@
 """The metrics listener: what a scraper may ask, on an address of its own. It can change nothing: it has the routes of
-``appliance.gateway.telemetry.scrape``, and no other."""
+``appliance.gateway.telemetry.scrape`` and the page of the alerts, which their ``runbook_url`` names, and no other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from appliance.common.config import ListenConfig, listens_on_loopback
 from appliance.common.errors import StartError, reason_of
 from appliance.common.status import Readiness
+from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.scrape import Scrape, ScrapeParts, scrape_app
 from appliance.gateway.watch.operator_server import ServerLimits, bind, serving
 
@@ -36,7 +37,8 @@ async def serve_metrics(
         return
     token = b"" if listen.metrics_token is None else read_token(listen.metrics_token)
     loopback = listens_on_loopback(listen.metrics)
-    app = scrape_app(ScrapeParts(metrics=render, refresh=refresh, ready=ready), token=token, loopback=loopback)
+    parts = ScrapeParts(metrics=render, refresh=refresh, ready=ready)
+    app = scrape_app(parts, [runbooks_route()], token=token, loopback=loopback)
     async with serving(app, bind(listen.metrics, "metrics", LIMITS.connections), LIMITS) as shown:
         yield {"metrics": shown}
 

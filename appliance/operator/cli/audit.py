@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.common.errors import os_errors_as, reason_of
-from appliance.common.figures import printable
+from appliance.common.figures import counted, printable
 from appliance.operator.cli import exits
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
@@ -130,14 +130,16 @@ def _show_report(report: Report, output_format: Format, *, own_key: bool) -> Non
         return
     console = output()
     console.print(
-        f"{report.name}: {report.entries} entries from number {report.first} on, {report.checkpoints} checkpoints, "
-        f"{report.witnesses} witnesses",
+        f"{report.name}: {counted(report.entries, 'entry', 'entries')} from number {report.first} on, "
+        f"{counted(report.checkpoints, 'checkpoint')}, {counted(report.witnesses, 'witness', 'witnesses')}",
         soft_wrap=True,
     )
-    if last is not None:
-        console.print(f"the last checkpoint covers {last['size']} entries, root {last['root']}", soft_wrap=True)
+    if report.last is not None:
+        size = counted(report.last.size, "entry", "entries")
+        console.print(f"the last checkpoint covers {size}, root {report.last.root.hex()}", soft_wrap=True)
     if report.unsigned:
-        console.print(f"{report.unsigned} entries wait for a checkpoint: the log is being written", soft_wrap=True)
+        waiting = counted(report.unsigned, "entry", "entries")
+        console.print(f"{waiting} not yet in a checkpoint: the log is being written", soft_wrap=True)
     if own_key:
         console.print("verified by the key beside the log: name one kept elsewhere with --key", soft_wrap=True)
     for problem in report.problems:

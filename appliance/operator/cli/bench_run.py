@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from appliance.common.errors import ApplianceError, ConfigError
+from appliance.common.figures import counted
 from appliance.common.version import VERSION
 from appliance.operator.bench import metrics, report, workload
 from appliance.operator.bench.client import Client
@@ -136,7 +137,7 @@ async def _measure(target: Target, loads: Sequence[Load], wish: Wish) -> list[Fi
     results = []
     for load in loads:
         plans = workload.plan(load, shape, tenants=tenants, seed=wish.seed)
-        _say(f"{load.name}: {len(plans):,} requests ...")
+        _say(f"{load.name}: {counted(len(plans), 'request')} ...")
         warm = workload.warm_up(load, shape, tenants=tenants, seed=wish.seed)
         played = await play(client, load, plans, warm, target.pid or None)
         results.append(metrics.figures(played, price_per_hour=wish.price_per_hour))

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from appliance.common.figures import printable
+from appliance.common.figures import counted, printable
 from appliance.operator.doctor.examine import counts
 from appliance.operator.doctor.finding import Area, Finding, Severity
 
@@ -61,10 +61,9 @@ def _mend(mend: str) -> Text:
 
 
 def _summary(findings: tuple[Finding, ...]) -> Text:
-    plurals = {"problem": "problems", "warning": "warnings", "note": "notes", "ok": "ok"}
     styles = {"problem": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
     parts = [
-        Text(f"{number} {level if number == 1 else plurals[level]}", styles[level] if number else "dim")
+        Text(counted(number, level, "ok" if level == "ok" else ""), styles[level] if number else "dim")
         for level, number in counts(findings).items()
         if number or level == "problem"
     ]

@@ -9,7 +9,7 @@ import typer
 
 from appliance.operator.cli import exits
 from appliance.operator.cli.image import facts
-from appliance.operator.cli.options import DEFAULT_CONFIG, Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ REMOVE_EXAMPLES = """
 athanor image remove 1b4f0e98 | one that is not pinned
 """
 
-Config = Annotated[
-    Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml; names store and pin.")
-]
 Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="Its digest, or the first digits of it.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Start the service again, once running requests have ended.")]
 

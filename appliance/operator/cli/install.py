@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from appliance.operator.install.changes import Change
     from appliance.operator.install.installer import InstallPlan, RemovalPlan
+    from appliance.operator.install.share import ShareChange
 
 INSTALL_EXAMPLES = """
 athanor install --systemd --dry-run | what would change
@@ -42,6 +43,7 @@ STYLES |= {"state": STYLES["changed"], "kept": STYLES["same"]}
 
 
 def install(
+    context: typer.Context,
     systemd: Annotated[bool, typer.Option("--systemd", help="As services of systemd, the one way there is.")] = False,
     prefix: Prefix = ROOT,
     command: Annotated[
@@ -50,11 +52,14 @@ def install(
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
-    """Install units, users, directories and a first configuration.
+    """Install units, users, directories, a first configuration and documents.
 
     Shows the difference to what is there. What is there already and right is not touched, so it
     can be run again at any time; configuration, policy, keys and models are made once and never
-    changed. Exit codes: 0 installed, or nothing to do; 1 it could not be done; 2 wrong command line.
+    changed. Documents, examples, dashboards, alert rules and manual pages go
+    below /usr/local/share and are replaced when they differ.
+
+    Exit codes: 0 installed, or nothing to do; 1 it could not be done; 2 wrong command line.
     """
     from appliance.operator.install import installer
 
@@ -62,7 +67,7 @@ def install(
         fail(exits.USAGE, "say --systemd: there is no other way to install yet")
     root = prefix.absolute()
     _need_root(root, dry_run=dry_run)
-    plan = installer.plan_install(root, command)
+    plan = installer.plan_install(root, command, context.obj)
     console = output()
     _show_install(console, plan)
     if dry_run:
@@ -108,6 +113,7 @@ def _show_install(console: Console, plan: InstallPlan) -> None:
     if plan.packaged:
         console.print(Text("units, users and directories came with the package", "dim"))
     _show_changes(console, plan.changes)
+    _show_share(console, plan.root, plan.share)
     for seed in plan.seeds:
         _line(console, "new", str(plan.root / seed.path), f"   {seed.purpose}")
     for step in plan.state.steps:
@@ -120,11 +126,12 @@ def _show_removal(console: Console, plan: RemovalPlan, *, purge: bool) -> None:
     from rich.text import Text
 
     _show_changes(console, plan.changes, brief=True)
+    _show_share(console, plan.root, plan.share)
     for path in plan.links:
         _line(console, "removed", str(path))
     for path in plan.leftovers:
         _line(console, "removed" if purge else "kept", str(path))
-    if not plan.changes and not plan.links and not (purge and plan.leftovers):
+    if not plan.changes and not plan.share and not plan.links and not (purge and plan.leftovers):
         console.print(Text("nothing to do: no service is installed here", "green"))
 
 
@@ -148,6 +155,11 @@ def _show_changes(console: Console, changes: Iterable[Change], *, brief: bool = 
         for line in change.diff().splitlines():
             style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
             console.print(Text(f"        {printable(line)}", style), soft_wrap=True)
+
+
+def _show_share(console: Console, root: Path, changes: Iterable[ShareChange]) -> None:
+    for change in changes:
+        _line(console, change.kind.value, str(root / change.place), f"   {change.note}")
 
 
 def _next_steps(console: Console, root: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from appliance.common.errors import os_errors_as
+from appliance.common.figures import counted
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, output, print_data
 
@@ -65,4 +66,4 @@ def gpu(
     with os_errors_as(f"cannot write to {directory}"):
         built = gpu_kernels.build(directory, wanted)
     if not print_data({**asdict(built), "folder": str(built.folder)}, output_format):
-        output().print(f"{built.folder} ({built.kernels} kernels, {built.digest})", soft_wrap=True)
+        output().print(f"{built.folder} ({counted(built.kernels, 'kernel')}, {built.digest})", soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from appliance.common.figures import counted
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, errors, output, print_data
 
@@ -94,7 +95,8 @@ def _show(done: Converted, output_format: Format) -> None:
         return
     from appliance.common.figures import printable
 
-    words = f"{done.folder}: {done.architecture}, {done.tensors} tensors of {', '.join(done.types)} as {done.dtype}"
+    tensors = counted(done.tensors, "tensor")
+    words = f"{done.folder}: {done.architecture}, {tensors} of {', '.join(done.types)} as {done.dtype}"
     output().print(printable(f"{words} ({done.weight_bytes / (1 << 20):,.1f} MiB)"), soft_wrap=True, markup=False)
     if not done.chat_template:
         errors().print("the file has no chat template: chats need a chat_template.jinja in the folder", markup=False)

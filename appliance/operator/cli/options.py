@@ -27,6 +27,7 @@ DEFAULT_CONFIG = Path("/etc/athanor/athanor.yaml")
 """Configuration of the installed units."""
 
 Config = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The appliance's athanor.yaml.")]
+"""Every command that reads a configuration takes this option, with ``DEFAULT_CONFIG``."""
 
 Output = Annotated[Format, typer.Option("--output", "-o", metavar="FORMAT", help="table, json or yaml.")]
 

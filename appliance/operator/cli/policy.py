@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.common.errors import os_errors_as
+from appliance.common.figures import counted
 from appliance.operator.cli import exits
-from appliance.operator.cli.options import Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
@@ -24,19 +25,15 @@ athanor policy check new.yaml --config /etc/athanor/athanor.yaml --strict | name
 """
 
 BESIDE = "athanor.yaml"
-"""Name of a configuration beside a policy."""
+"""Name of a configuration beside a policy: there it is the policy's own, wherever both lie."""
 
 
 def check(
+    context: typer.Context,
     paths: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Files or folders that make one policy together.")
     ],
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE", help="Whose models and keys it names; else athanor.yaml beside it."
-        ),
-    ] = None,
+    config: Config = DEFAULT_CONFIG,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only warned of.")] = False,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -44,8 +41,8 @@ def check(
 
     Prints every problem with its file, line and column, or the tenants and their limits when
     there is none. Several files are checked together, as one policy. Warns of models and keys
-    that are nowhere, and of files in policy.d that are not read. Nothing that runs is asked or
-    changed.
+    that are nowhere, by an athanor.yaml beside the policy, else by --config, and of files in
+    policy.d that are not read. Nothing that runs is asked or changed.
     """
     from policy.errors import PolicyError
     from policy.loader import load_policy
@@ -58,7 +55,9 @@ def check(
     except PolicyError as error:
         _report(error, sources, output_format)
         raise typer.Exit(exits.REFUSED) from None
-    warnings = [*_overlooked(paths), *_compare(policy, sources, paths, config, strict=strict)]
+    source = context.get_parameter_source("config")
+    given = None if source is not None and source.name == "DEFAULT" else config
+    warnings = [*_overlooked(paths), *_compare(policy, sources, paths, given, strict=strict)]
     _show(policy, sources, warnings, output_format)
     raise typer.Exit(exits.REFUSED if strict and warnings else exits.OK)
 
@@ -84,7 +83,8 @@ def _compare(
     from appliance.common.errors import ConfigError
     from policy.references import dangling, located
 
-    path = given or paths[0].absolute().parent / BESIDE
+    beside = paths[0].absolute().parent / BESIDE
+    path = given or (beside if beside.is_file() else DEFAULT_CONFIG)
     try:
         loaded = load_config(path)
         records = read_key_records(loaded.credentials)
@@ -117,8 +117,7 @@ def _report(error: PolicyError, sources: list[Source], output_format: Format) ->
     console = output()
     for problem in error.problems:
         console.print(problem_view(problem, texts.get(problem.file, ""), console.width))
-    number = len(error.problems)
-    console.print(f"{number} problem{'s' if number > 1 else ''}", style="bold red")
+    console.print(counted(len(error.problems), "problem"), style="bold red")
 
 
 def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], output_format: Format) -> None:
@@ -138,4 +137,4 @@ def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], out
         console.print(problem_view(warning, texts.get(warning.file, ""), console.width))
     console.print(policy_view(policy, console.width))
     if warnings:
-        console.print(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}", style="bold yellow")
+        console.print(counted(len(warnings), "warning"), style="bold yellow")

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from appliance.common.figures import printable
+from appliance.common.figures import counted, printable
 from appliance.operator.cli.tables import table
 from policy.errors import Problem
 from policy.model import PolicySet, PublicPrefix, Tenant
@@ -43,9 +43,7 @@ def policy_view(policy: PolicySet, width: int) -> RenderableType:
     many columns."""
     tenants = len(policy.tenants)
     good = Text.assemble(
-        ("ok", "bold green"),
-        f"   {tenants} tenant{'' if tenants == 1 else 's'}",
-        (f"   digest {policy.digest[:12]}", "dim"),
+        ("ok", "bold green"), f"   {counted(tenants, 'tenant')}", (f"   digest {policy.digest[:12]}", "dim")
     )
     public = [_prefix(prefix) for prefix in policy.public.values()]
     return Group(_tenants(policy, wide=width >= WIDE), "", *public, good) if tenants else good
@@ -59,7 +57,7 @@ def _prefix(prefix: PublicPrefix) -> Text:
     return Text.assemble(
         ("public prefix ", "dim"),
         (printable(prefix.id), "bold"),
-        f"   {kind} of {size:,} bytes for {printable(prefix.model)}   by {printable(whose)}",
+        f"   {kind} of {counted(size, 'byte')} for {printable(prefix.model)}   by {printable(whose)}",
     )
 
 

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from appliance.common.figures import printable
+from appliance.common.figures import counted, printable
 
 if TYPE_CHECKING:
     from appliance.selftest.registry import Guarantee
@@ -56,7 +56,7 @@ class Estimate:
 def beginning(checks: int, estimate: Estimate) -> RenderableType:
     """Return the first line: how many checks run and how long they take."""
     length = "hours, at release counts" if estimate.endless else f"about {estimate.total_s:.0f} s on two idle cores"
-    return Text(f"{checks} {'check' if checks == 1 else 'checks'}, {length}", "dim")
+    return Text(f"{counted(checks, 'check')}, {length}", "dim")
 
 
 def heading(guarantee: Guarantee, remaining: str) -> RenderableType:

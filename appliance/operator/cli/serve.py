@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from appliance.operator.cli import exits
-from appliance.operator.cli.options import Config, Settings
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Settings
 from appliance.operator.cli.terminal import fail
 
 EXAMPLES = """
-athanor serve --config /etc/athanor/athanor.yaml | both host processes
+athanor serve | both host processes, as /etc/athanor/athanor.yaml says
 athanor serve --config athanor.yaml --role gateway | one, under its own unit
 athanor serve --config athanor.yaml --set sandbox.cores=4 | another value for one key
 """
@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 
 def serve(
-    config: Config,
+    config: Config = DEFAULT_CONFIG,
     role: Annotated[Role, typer.Option(metavar="ROLE", help="both, supervisor or gateway.")] = Role.BOTH,
     settings: Settings = None,
 ) -> None:

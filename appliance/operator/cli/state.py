@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -32,24 +33,27 @@ def show(prefix: Prefix = ROOT, output_format: Output = Format.TABLE) -> None:
 
     found = schema.read_schema(prefix / schema.STATE)
     with os_errors_as(f"cannot read {prefix / backup.BACKUPS}"):
-        backups = list(backup.numbers(prefix))
+        backups = [backup.find(prefix, number) for number in backup.numbers(prefix)]
     number = found.number if found is not None else None
     writer = found.written_by if found is not None else None
-    document = {"form": number, "written_by": writer, "known": schema.known(), "backups": backups}
+    document = {"form": number, "written_by": writer, "known": schema.known(), "backups": list(map(asdict, backups))}
     if print_data(document, output_format):
         return
     console = output()
     if found is None:
         console.print("nothing says which form the state has: athanor install --systemd will")
     else:
-        console.print(f"the state has the form {found.number}, written by athanor {found.written_by}", soft_wrap=True)
+        writer = backup.version_words(found.written_by)
+        console.print(f"the state has the form {found.number}, written by {writer}", soft_wrap=True)
     console.print(f"this version knows {schema.known()}")
-    console.print(f"backups of the forms: {', '.join(map(str, backups)) or 'none'}")
+    console.print(f"backups in {prefix / backup.BACKUPS}:" if backups else "there are no backups", soft_wrap=True)
+    for one in backups:
+        console.print(f"  {one.name}   {one.about}", soft_wrap=True)
 
 
 def restore(
     number: Annotated[
-        int | None, typer.Option("--form", metavar="N", help="Which backup [the newest of an older form].")
+        int | None, typer.Option("--form", metavar="N", help="Form of the backup [the newest older form].")
     ] = None,
     prefix: Prefix = ROOT,
 ) -> None:
@@ -62,5 +66,10 @@ def restore(
 
     if prefix == ROOT and os.geteuid() != 0:
         fail(exits.REFUSED, "this needs root", "sudo athanor state restore")
-    chosen = schema.restore(prefix, number)
-    output().print(f"the state has the form {chosen} again; install the version that it is of", soft_wrap=True)
+    done = schema.restore(prefix, number)
+    console = output()
+    if done.kept is not None:
+        console.print(f"what was there is kept as {done.kept.name}", soft_wrap=True)
+    console.print(f"in place again is {done.put.name}: {done.put.about}", soft_wrap=True)
+    version = f"athanor {done.put.state_of}" if done.put.state_of else "the version that it is of"
+    console.print(f"install {version} before the next start", soft_wrap=True)

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from appliance.common.errors import reason_of
+from appliance.common.figures import counted
 from appliance.operator.cli import exits
-from appliance.operator.cli.options import Config, Output
+from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig
 
 SHRED_EXAMPLES = """
-athanor tenant shred acme --config /etc/athanor/athanor.yaml | running or not
+athanor tenant shred acme | running or not
 """
 
 ROTATE_EXAMPLES = """
-athanor tenant rotate acme --config /etc/athanor/athanor.yaml | on a schedule, or after a backup got lost
+athanor tenant rotate acme | on a schedule, or after a backup got lost
 """
 
 REWRAP_EXAMPLES = """
@@ -49,7 +50,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def shred(
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose key is destroyed.")],
-    config: Config,
+    config: Config = DEFAULT_CONFIG,
     yes: Yes = False,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -69,7 +70,7 @@ def shred(
 
 def rotate(
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Who gets a new key.")],
-    config: Config,
+    config: Config = DEFAULT_CONFIG,
     yes: Yes = False,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -88,7 +89,7 @@ def rotate(
 
 def rewrap(
     new_root: Annotated[Path, typer.Argument(metavar="NEW", help="File of the new root key.")],
-    config: Config,
+    config: Config = DEFAULT_CONFIG,
     yes: Yes = False,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -104,7 +105,8 @@ def rewrap(
     _confirm(f"wrap all tenants' keys under {new_root}", yes=yes)
     answer = _order(loaded, {"do": "rewrap", "root": root.hex()}, output_format)
     if answer is not None and loaded.keys is not None:
-        output().print(f"{answer['keys']} keys are wrapped under the new root key", highlight=False)
+        number = counted(answer["keys"], "key")
+        output().print(f"{number} wrapped under the new root key", highlight=False)
         mend = f"now, before the next start: mv {new_root} {loaded.keys.root_key}"
         output().print(mend, soft_wrap=True, markup=False, highlight=False)
 

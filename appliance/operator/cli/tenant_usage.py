@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from appliance.common.figures import counted
 from appliance.operator.cli.admin_client import ask, read
 from appliance.operator.cli.options import FIND, Admin, Output
 from appliance.operator.cli.terminal import Format, output, print_data
@@ -70,5 +71,6 @@ def usage_view(found: TenantTable, now: float, width: int) -> RenderableType:
         shown.add_row(name, *(number(getattr(one, count)) for count in counts))
     total = (sum(getattr(one, count) for one in rows) for count in counts)
     shown.add_row(Text("all", "dim"), *map(number, total))
-    heading = f"{sum(bool(one.tenant) for one in rows)} tenants in {duration(max(0.0, now - found.started_at))}"
+    tenants = counted(sum(bool(one.tenant) for one in rows), "tenant")
+    heading = f"{tenants} in {duration(max(0.0, now - found.started_at))}"
     return Group("", Text(heading, "bold"), "", shown)

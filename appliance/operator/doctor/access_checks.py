@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from appliance.common.certificate_dates import DAY_S, RENEW_DAYS, whole_days
+from appliance.common.figures import counted
 from appliance.operator.doctor.facts import Access, Certificate, Policy, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 
@@ -19,7 +20,7 @@ def check_access(service: ServiceFacts, now: float) -> Iterator[Finding]:
     bad = [finding for finding in map(check_file, service.access) if finding.level is not Severity.OK]
     yield from bad
     if not bad:
-        what = f"none of {len(service.access)} files and folders is open to others"
+        what = f"nothing is open to others: {counted(len(service.access), 'file or folder', 'files and folders')}"
         yield Subject(Area.ACCESS, "permissions").ok(what)
 
 
@@ -57,7 +58,7 @@ def check_tls(tls: Certificate | None, ports: tuple[Port, ...], now: float) -> F
             means="clients will refuse to connect then",
             mend=renew,
         )
-    return Subject(Area.ACCESS, "certificate").ok(f"valid for {days} days, with its key")
+    return Subject(Area.ACCESS, "certificate").ok(f"valid for {counted(days, 'day')}, with its key")
 
 
 def check_policy(policy: Policy, running: Running) -> Iterator[Finding]:
@@ -69,7 +70,7 @@ def check_policy(policy: Policy, running: Running) -> Iterator[Finding]:
             policy.problems[0] + more, means="a reload changes nothing; a start fails", mend=check
         )
         return
-    what = f"{policy.digest[:12]}, {len(policy.tenants)} tenants"
+    what = f"{policy.digest[:12]}, {counted(len(policy.tenants), 'tenant')}"
     if running.reload_error:
         yield Subject(Area.ACCESS, "policy").warning(
             f"the last reload failed: {running.reload_error}",

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
+from appliance.common.figures import counted
 from appliance.operator.doctor.facts import Gpu, GpuKernelFacts
 from appliance.operator.doctor.finding import Area, Finding, Subject
 from isolation.gpu.bundle_additions import expected_numbers, node_mend
@@ -34,7 +35,7 @@ def check_gpu(gpu: Gpu, runsc: int) -> tuple[Finding, ...]:
         runsc: release date of runsc as a number; 0 where there is none, and then nothing is said about it.
     """
     if not gpu.driver:
-        what = "no NVIDIA driver" if not gpu.names else f"{len(gpu.names)} devices and no driver"
+        what = "no NVIDIA driver" if not gpu.names else f"{counted(len(gpu.names), 'device')} and no driver"
         return (Subject(Area.MACHINE, "gpu").note(what, means="models run on the processor"),)
     return (_driver(gpu, runsc), *_nodes(gpu.found), *_libraries(gpu), *_sharing(gpu.found))
 
@@ -160,7 +161,7 @@ def _why_none(found: GpuKernelFacts, architectures: set[str]) -> str:
     if not any(one.fits for one in left):
         return (
             f"those in {found.path} were compiled for another model, or not with dtype {found.dtype or 'auto'}, "
-            f"block_size {found.block_size} and {found.rows} rows"
+            f"block_size {found.block_size} and {counted(found.rows, 'row')}"
         )
     return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.common.figures import size
+from appliance.common.figures import counted, size
 from appliance.operator.doctor.facts import Cgroups, Clock, Machine, ProcessLimits, Runsc, UserNamespaces
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 from appliance.operator.doctor.gpu_checks import check_gpu
@@ -45,7 +45,8 @@ def check_machine(machine: Machine, *, unsafe: bool = False, limits_in_force: st
 
 def _machine(machine: Machine) -> Finding:
     memory = machine.memory
-    what = f"{machine.cores} cores, {size(memory.available)} of {size(memory.total)} memory free, {machine.kernel}"
+    memory_free = f"{size(memory.available)} of {size(memory.total)} memory free"
+    what = f"{counted(machine.cores, 'core')}, {memory_free}, {machine.kernel}"
     if machine.cores >= 2:
         return Subject(Area.MACHINE, "processor").ok(what)
     return Subject(Area.MACHINE, "processor").warning(
@@ -92,7 +93,7 @@ def check_limits(limits: ProcessLimits) -> Finding:
     if 0 <= limits.nofile < MIN_NOFILE:
         return Subject(Area.MACHINE, "limits").warning(
             what,
-            means=f"about {max(0, limits.nofile - 200)} connections at once, then none",
+            means=f"about {counted(max(0, limits.nofile - 200), 'connection')} at once, then none",
             mend=f"ulimit -n {16 * MIN_NOFILE}",
         )
     return Subject(Area.MACHINE, "limits").ok(what)

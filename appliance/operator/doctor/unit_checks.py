@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from appliance.common.figures import counted
 from appliance.operator.doctor.facts import Refusal, ServiceFacts, ServiceUnit
 from appliance.operator.doctor.finding import Area, Finding, Subject
 
@@ -42,11 +43,15 @@ def check_refusals(service: ServiceFacts) -> Iterator[Finding]:
     rest = len(service.refusals) - MAX_REFUSALS
     if rest > 0:
         yield Subject(Area.ACCESS, "service users").problem(
-            f"{rest} more paths cannot be used", means="as above", mend="mend the first, then: athanor doctor"
+            f"{counted(rest, 'more path')} cannot be used",
+            means="as above",
+            mend="mend the first, then: athanor doctor",
         )
     if service.tried and not service.refusals:
         users = ", ".join(dict.fromkeys(unit.user for unit in service.units))
-        yield Subject(Area.ACCESS, "service users").ok(f"{users} can use the {service.tried} paths they need")
+        yield Subject(Area.ACCESS, "service users").ok(
+            f"{users} can use the {counted(service.tried, 'path')} they need"
+        )
 
 
 def check_refusal(refusal: Refusal) -> Finding:

@@ -23,10 +23,10 @@ import appliance
 from appliance.common.catalog import embedded_model
 from appliance.common.errors import ConfigError
 from appliance.common.version import VERSION
-from appliance.operator.install import pages
+from appliance.operator.install import share
 from appliance.operator.install.closure import package_files, requirement_closure
 from appliance.operator.install.rendering import PACKAGE_PLACE, SHIPPED_COMMAND, render
-from appliance.operator.install.sources import read_sources, source_folder
+from appliance.operator.install.sources import document_folder, read_sources, source_folder
 from isolation.errors import ProcessError, RuntimeNotFoundError
 from isolation.gvisor.runsc import find_runsc, sidecars
 from isolation.host.process import MINIMAL_ENVIRONMENT, run
@@ -146,11 +146,16 @@ def fill(root: Path, app: typer.Typer, *, slim: bool, say: Say) -> None:
     for file in render(read_sources(source_folder()), SHIPPED_COMMAND, PACKAGE_PLACE):
         (root / file.path).parent.mkdir(parents=True, exist_ok=True)
         (root / file.path).write_text(file.content)
-    pages.write(root, app)
+    share.apply_share(root, share.find_share_changes(root, share.PACKAGE_SHARE, read_documents(app)))
     command = root / "usr/bin/athanor"
     command.parent.mkdir()
     command.write_text(COMMAND)
     command.chmod(0o755)
+
+
+def read_documents(app: typer.Typer) -> share.Files:
+    """What the package brings to read."""
+    return share.share_files(document_folder(), app, share.PACKAGE_SHARE)
 
 
 def _copy_runsc(into: Path) -> None:

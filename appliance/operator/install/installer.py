@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import typer
+
 import appliance
 from appliance.common import schema
 from appliance.common.errors import ConfigError
@@ -14,7 +16,8 @@ from appliance.common.schema import StatePlan
 from appliance.operator.install import state, system
 from appliance.operator.install.changes import Change, Kind, apply, find_changes, find_removals
 from appliance.operator.install.rendering import GATEWAY_UNIT, PACKAGE_PLACE, UNITS, hidden, render
-from appliance.operator.install.sources import own_command, read_sources, source_folder
+from appliance.operator.install.share import ADMIN_SHARE, ShareChange, apply_share, find_share_changes, share_files
+from appliance.operator.install.sources import document_folder, own_command, read_sources, source_folder
 from appliance.operator.install.state import Seed
 
 ROOT = Path("/")
@@ -26,6 +29,7 @@ class InstallPlan:
 
     root: Path
     changes: tuple[Change, ...]
+    share: tuple[ShareChange, ...]
     seeds: tuple[Seed, ...]
     packaged: bool
     """The units came with a package, and stay as they are."""
@@ -35,7 +39,8 @@ class InstallPlan:
     @property
     def idle(self) -> bool:
         """Nothing would change."""
-        return self.state.idle and not self.seeds and all(change.kind is Kind.SAME for change in self.changes)
+        kinds = {change.kind for change in self.changes} | {change.kind for change in self.share}
+        return self.state.idle and not self.seeds and kinds <= {Kind.SAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +49,20 @@ class RemovalPlan:
 
     root: Path
     changes: tuple[Change, ...]
+    share: tuple[ShareChange, ...]
     links: tuple[Path, ...]
     leftovers: tuple[Path, ...]
     """What a purge would remove besides."""
     packaged: bool
 
 
-def plan_install(root: Path, command: Path | None) -> InstallPlan:
+def plan_install(root: Path, command: Path | None, app: typer.Typer) -> InstallPlan:
     """Compare what is there with what is to be installed.
 
     Args:
         root: ``/``, or a tree that is one later.
         command: the ``athanor`` command on that machine; None for the one that runs now.
+        app: the command line, whose manual pages and completions are installed.
 
     Raises:
         ConfigError: the services could not run this command, the state is newer than this version, or something cannot
@@ -68,7 +75,9 @@ def plan_install(root: Path, command: Path | None) -> InstallPlan:
     if not packaged:
         check_command(chosen, here=root == ROOT)
     files = () if packaged else render(sources, str(chosen))
-    return InstallPlan(root, find_changes(root, files), state.missing_seeds(root), packaged, found, sources)
+    brought = {} if packaged else share_files(document_folder(), app, ADMIN_SHARE)
+    shared = () if packaged else find_share_changes(root, ADMIN_SHARE, brought)
+    return InstallPlan(root, find_changes(root, files), shared, state.missing_seeds(root), packaged, found, sources)
 
 
 def is_packaged(root: Path) -> bool:
@@ -104,6 +113,7 @@ def install(plan: InstallPlan, *, force: bool = False) -> None:
     """
     _refuse_edited(plan.changes, force=force)
     apply(plan.changes)
+    apply_share(plan.root, plan.share)
     here = plan.root == ROOT
     if here:
         system.make_users()
@@ -122,7 +132,14 @@ def plan_removal(root: Path) -> RemovalPlan:
         ConfigError: something cannot be read.
     """
     files = render(read_sources(source_folder()), "-")
-    return RemovalPlan(root, find_removals(root, files), state.links(root), state.leftovers(root), is_packaged(root))
+    return RemovalPlan(
+        root,
+        find_removals(root, files),
+        find_share_changes(root, ADMIN_SHARE, {}),
+        state.links(root),
+        state.leftovers(root),
+        is_packaged(root),
+    )
 
 
 def uninstall(plan: RemovalPlan, *, purge: bool = False, force: bool = False) -> tuple[str, ...]:
@@ -136,6 +153,7 @@ def uninstall(plan: RemovalPlan, *, purge: bool = False, force: bool = False) ->
     if here:
         system.stop()
     apply(plan.changes)
+    apply_share(plan.root, plan.share)
     state.remove_links(plan.root)
     if here:
         system.reload_units()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import typer
@@ -16,15 +16,18 @@ from typer.testing import CliRunner
 
 from appliance.common.config_keys import keys
 from appliance.common.version import VERSION
+from appliance.operator.reference import policy
 
 NAME = "athanor"
 
-COMPLETIONS = {
-    "bash": "usr/share/bash-completion/completions/athanor",
-    "zsh": "usr/share/zsh/vendor-completions/_athanor",
-    "fish": "usr/share/fish/vendor_completions.d/athanor.fish",
+FILES = {
+    "/etc/athanor/athanor.yaml": "what the installed service serves, and where; athanor.yaml(5)",
+    "/etc/athanor/policy.yaml": "who may use which models, and how much; athanor-policy(5)",
+    "/usr/share/doc/athanor": "documents; README.md leads to all of them, runbooks.html is for alerts",
+    "/usr/share/doc/athanor/examples": "policies and configurations to begin with",
+    "/usr/share/athanor/monitoring": "dashboards for Grafana and alert rules for Prometheus",
 }
-"""Paths below the root at which shells look for completions."""
+"""Files that the page of the program names, with what they are."""
 
 EXIT_STATUS = """\
 0  it was done
@@ -35,47 +38,103 @@ EXIT_STATUS = """\
 5  no guarantee failed, and not all could be shown here"""
 
 
-def pages(app: typer.Typer) -> dict[PurePosixPath, bytes]:
+def pages(app: typer.Typer, share: PurePosixPath) -> dict[PurePosixPath, bytes]:
     """Path below the root to content, compressed as Debian's policy manual says (12.1); the same bytes every time."""
-    texts = {"man1/athanor.1": command_page(app), "man5/athanor.yaml.5": configuration_page()}
     return {
-        PurePosixPath("usr/share/man", f"{name}.gz"): gzip.compress(text.encode(), 9, mtime=0)
-        for name, text in texts.items()
+        share / "man" / f"man{name[-1]}" / f"{name}.gz": gzip.compress(text.encode(), 9, mtime=0)
+        for name, text in page_texts(app).items()
     }
 
 
-def completions(app: typer.Typer) -> dict[PurePosixPath, bytes]:
+def page_texts(app: typer.Typer) -> dict[str, str]:
+    """Name of each page, such as ``athanor-status.1``, to its text."""
+    root: Any = typer.main.get_command(app)
+    found = {f"{NAME}.1": main_page(root)}
+    found |= {f"{page_name(words)}.1": command_page(words, command) for words, command in commands(root)}
+    return found | {"athanor.yaml.5": configuration_page(), "athanor-policy.5": policy_page()}
+
+
+def page_name(words: Iterable[str]) -> str:
+    """Name of a command's page: ``athanor-key-create`` for ``athanor key create``."""
+    return "-".join(words)
+
+
+def completion_paths(share: PurePosixPath) -> dict[str, PurePosixPath]:
+    """Path below the root of each shell's completion script."""
+    zsh = "vendor-completions" if share.parts[:2] == ("usr", "share") else "site-functions"
+    return {
+        "bash": share / "bash-completion/completions/athanor",
+        "zsh": share / "zsh" / zsh / "_athanor",
+        "fish": share / "fish/vendor_completions.d/athanor.fish",
+    }
+
+
+def completions(app: typer.Typer, share: PurePosixPath) -> dict[PurePosixPath, bytes]:
     """Path below the root to the completion script of each shell, as typer prints it to a shell that asks."""
     found = {}
-    for shell, place in COMPLETIONS.items():
+    for shell, place in completion_paths(share).items():
         asked = CliRunner().invoke(app, [], env={"_ATHANOR_COMPLETE": f"source_{shell}"}, prog_name=NAME)
-        found[PurePosixPath(place)] = f"{asked.stdout.rstrip()}\n".encode()
+        found[place] = f"{asked.stdout.rstrip()}\n".encode()
     return found
 
 
-def write(root: Path, app: typer.Typer) -> None:
-    """Write pages and completions below a root.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    for path, data in (pages(app) | completions(app)).items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(data)
-
-
-def command_page(app: typer.Typer) -> str:
-    """athanor(1): every command with its options and examples."""
-    root: Any = typer.main.get_command(app)
+def main_page(root: Any) -> str:
+    """athanor(1): what each command is for, and where its own page is."""
     lines = [_title(NAME.upper(), 1), ".SH NAME", f"athanor \\- {_escape(root.help.rstrip('.').lower())}"]
-    lines += [".SH SYNOPSIS", ".B athanor", ".I COMMAND", "[OPTIONS]", ".SH COMMANDS"]
+    lines += [".SH SYNOPSIS", ".B athanor", ".I COMMAND", "[OPTIONS]", ".SH DESCRIPTION"]
+    lines += ["Each command has a page of its own; the words of a command are joined by dashes in its name:"]
+    lines += [_escape("man athanor-key-create. athanor COMMAND --help says the same."), ".SH COMMANDS"]
     for words, command in commands(root):
-        lines += _command(words, command)
-    lines += [".SH EXIT STATUS"]
+        lines += [".TP", f".BR {_escape(page_name(words))} (1)", _escape(_summary(command))]
+    lines += [*_exit_status(), ".SH FILES"]
+    for path, about in FILES.items():
+        lines += [".TP", f".I {path}", _escape(about)]
+    lines += [".SH SEE ALSO", f".BR athanor.yaml (5), {_escape('athanor-policy')} (5)"]
+    return "\n".join(lines) + "\n"
+
+
+def command_page(words: tuple[str, ...], command: Any) -> str:
+    """The page of one command: synopsis, description, arguments and options, examples."""
+    name = page_name(words)
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+    places = " ".join(f"[{_metavar(one)}]" if not one.required else _metavar(one) for one in arguments)
+    usage = " ".join(part for part in ("[OPTIONS]" if options else "", places) if part)
+    summary, _, rest = (command.help or "").partition("\n")
+    lines = [_title(name.upper(), 1), ".SH NAME", f"{_escape(name)} \\- {_escape(_summary(command))}"]
+    lines += [".SH SYNOPSIS", f".B {_escape(' '.join(words))}", *([_escape(usage)] if usage else []), ".SH DESCRIPTION"]
+    for number, paragraph in enumerate((f"{summary}\n{rest}").split("\n\n")):
+        lines += [*([".PP"] if number else []), _escape(" ".join(paragraph.split()))]
+    lines += [".SH OPTIONS"] if arguments or options else []
+    for one in (*arguments, *options):
+        names = _metavar(one) if one in arguments else f"{option_names(one)} {one.metavar or ''}".strip()
+        lines += [".TP", f".B {_escape(names)}", _escape(one.help or "See the examples.") + _escape(_default(one))]
+    examples = [line.partition("|") for line in (command.epilog or "").strip().splitlines()]
+    lines += [".SH EXAMPLES"] if examples else []
+    for typed, _, purpose in examples:
+        lines += [".TP", f".B {_escape(typed.strip())}", _escape(purpose.strip())]
+    lines += [*_exit_status(), ".SH SEE ALSO", ".BR athanor (1), athanor.yaml (5)"]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(command: Any) -> str:
+    """First sentence of a command's help, without its end."""
+    return str((command.help or "").strip().partition("\n")[0].partition(". ")[0]).rstrip(".")
+
+
+def _default(param: Any) -> str:
+    """A parameter's default, as ``--help`` shows it; empty where there is none to show."""
+    default = getattr(param.default, "value", param.default)
+    if param.required or not param.metavar or default in (None, (), []) or param.param_type_name == "argument":
+        return ""
+    return f" [{default}]"
+
+
+def _exit_status() -> list[str]:
+    lines = [".SH EXIT STATUS"]
     for row in EXIT_STATUS.splitlines():
         lines += [".TP", f".B {row[0]}", _escape(row[3:])]
-    lines += [".SH SEE ALSO", ".BR athanor.yaml (5)"]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def commands(group: Any, words: tuple[str, ...] = (NAME,)) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -85,28 +144,6 @@ def commands(group: Any, words: tuple[str, ...] = (NAME,)) -> Iterator[tuple[tup
             yield from commands(one, (*words, name))
         elif not one.hidden:
             yield (*words, name), one
-
-
-def _command(words: tuple[str, ...], command: Any) -> Iterator[str]:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
-    places = " ".join(f"[{_metavar(one)}]" if not one.required else _metavar(one) for one in arguments)
-    usage = " ".join(part for part in (*words, "[OPTIONS]" if options else "", places) if part)
-    yield f".SS {_escape(usage)}"
-    for paragraph in (command.help or "").split("\n\n"):
-        yield _escape(" ".join(paragraph.split()))
-        yield ".PP"
-    for one in (*arguments, *options):
-        names = _metavar(one) if one in arguments else option_names(one)
-        yield ".TP"
-        yield f".B {_escape(names)}"
-        yield _escape(one.help or "See the examples.")
-    for line in (command.epilog or "").strip().splitlines():
-        typed, _, purpose = line.partition("|")
-        yield ".PP"
-        yield f".B {_escape(typed.strip())}"
-        yield ".br"
-        yield _escape(purpose.strip())
 
 
 def option_names(option: Any) -> str:
@@ -134,7 +171,22 @@ def configuration_page() -> str:
             if name.rpartition(".")[0] == prefix:
                 facts = ", ".join(filter(None, (f"{key.type} {key.unit}".strip(), key.default_note)))
                 lines += [".TP", f".B {_escape(name.removesuffix('[]'))}", _escape(f"{key.meaning} ({facts})")]
-    lines += [".SH FILES", ".I /etc/athanor/athanor.yaml", ".SH SEE ALSO", ".BR athanor (1)"]
+    lines += [".SH FILES", ".I /etc/athanor/athanor.yaml", ".SH SEE ALSO"]
+    lines += [f".BR athanor (1), {_escape('athanor-policy')} (5)"]
+    return "\n".join(lines) + "\n"
+
+
+def policy_page() -> str:
+    """Page athanor-policy(5): every key of a policy file with type, default and meaning, section by section."""
+    lines = [_title("ATHANOR-POLICY", 5), ".SH NAME", "athanor\\-policy \\- who may use which models, and how much"]
+    lines += [".SH DESCRIPTION", _escape(" ".join(policy.ABOUT.split()).replace("`", "")), ".SH KEYS"]
+    for place, about, rows in policy.sections():
+        lines += [f".SS {_escape(place or 'at the top')}", _escape(about), ".PP"]
+        for key, kind, default, meaning in rows:
+            facts = f"{meaning} ({kind}, {'' if default == 'required' else 'default '}{default})"
+            lines += [".TP", f".B {_escape(key)}", _escape(facts.replace("`", ""))]
+    lines += [".SH FILES", ".I /etc/athanor/policy.yaml", ".SH SEE ALSO"]
+    lines += [f".BR {_escape('athanor-policy-check')} (1), athanor.yaml (5)"]
     return "\n".join(lines) + "\n"
 
 

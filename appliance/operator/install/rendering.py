@@ -21,6 +21,9 @@ UNITS = "systemd/system"
 ADMIN_PLACE, PACKAGE_PLACE = "etc", "usr/lib"
 """What an administrator installs goes to the first, what a package brings to the second; systemd.unit(5)."""
 
+DOCUMENTS = "file:///usr/share/doc/athanor/", "file:///usr/local/share/doc/athanor/"
+"""Where units say that the documents are, and where an administrator's installation puts them."""
+
 GATEWAY_UNIT = "athanor-gateway.service"
 """The unit by which an installation is known."""
 
@@ -57,6 +60,8 @@ def render(files: Mapping[str, str], command: str, place: str = ADMIN_PLACE) -> 
         below = f"{UNITS}/{name}" if name.endswith(UNIT_KINDS) else RENAMED.get(name)
         if below is not None:
             text = re.sub(rf"(?<=[= ]){SHIPPED_COMMAND}(?= )", lambda _: command, files[name])
+            if place == ADMIN_PLACE:
+                text = text.replace(*DOCUMENTS)
             found.append(InstalledFile(PurePosixPath(place, below), seal(text)))
     return tuple(found)
 

@@ -18,12 +18,25 @@ def source_folder() -> Path:
     Raises:
         ConfigError: it came without one.
     """
-    here = Path(__file__).resolve().parents[3] / "systemd"
-    installed = Path(sys.prefix) / "share" / "athanor" / "systemd"
+    return _base(f"systemd/{GATEWAY_UNIT}", "the units are") / "systemd"
+
+
+def document_folder() -> Path:
+    """The folder that has ``README.md``, ``docs/`` and ``examples/`` of this installation.
+
+    Raises:
+        ConfigError: it came without them.
+    """
+    return _base("README.md", "the documents are")
+
+
+def _base(name: str, what: str) -> Path:
+    """A source checkout, or what a wheel put below the environment: both have the files at the same relative paths."""
+    here, installed = Path(__file__).resolve().parents[3], Path(sys.prefix) / "share" / "athanor"
     for folder in (here, installed):
-        if (folder / GATEWAY_UNIT).is_file():
+        if (folder / name).is_file():
             return folder
-    raise ConfigError(f"the units are missing: looked in {here} and {installed}; install athanor again")
+    raise ConfigError(f"{what} missing: looked for {name} in {here} and {installed}; install athanor again")
 
 
 def read_sources(folder: Path) -> dict[str, str]:

@@ -47,9 +47,10 @@ ADMIN_ROUTES = {
     "POST /reload": "Read policy, keys and athanor.yaml anew: 200 in force, with what needs a restart; "
     "409 nothing changed, with the problems.",
     "GET /console": "The operator's page.",
+    "GET /runbooks": "What each alert means and what to do, for everybody, without a token.",
 }
 
-METRICS_ROUTES = ("GET /metrics", "GET /health/ready")
+METRICS_ROUTES = ("GET /metrics", "GET /health/ready", "GET /runbooks")
 """Those of them that the metrics listener has as well."""
 
 Field = tuple[str, str, str, str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
@@ -42,16 +42,28 @@ MEANINGS = {
 """Meanings of keys whose schema has no description of its own."""
 
 
-def render() -> str:
-    """The page."""
+Row = tuple[str, str, str, str]
+"""Key, type, default and meaning, with code between backticks."""
+
+
+def sections() -> Iterator[tuple[str, str, list[Row]]]:
+    """Place in the file, meaning and rows of each section."""
     schema = json.loads(schema_text())
-    parts = []
     for place, name in SECTIONS.items():
         shape = schema if name == "PolicySchema" else schema["$defs"][name]
         required = shape.get("required", ())
-        rows = [[code(key), *_facts(key, one, key in required)] for key, one in shape["properties"].items()]
-        about = first_paragraph(shape.get("description")) + "\n"
-        parts.append(section(code(place) or "At the top", about, table(("key", "type", "default", "meaning"), rows)))
+        rows: list[Row] = [(key, *_facts(key, one, key in required)) for key, one in shape["properties"].items()]
+        yield place, first_paragraph(shape.get("description")), rows
+
+
+def render() -> str:
+    """The page."""
+    parts = []
+    for place, about, rows in sections():
+        cells = [[code(key), *facts] for key, *facts in rows]
+        parts.append(
+            section(code(place) or "At the top", about + "\n", table(("key", "type", "default", "meaning"), cells))
+        )
     return page("Policy", ABOUT, *parts)
 
 

@@ -153,4 +153,4 @@ def test_bad_ids_and_peppers_are_refused(key_id, pepper):
 def test_a_table_shows_no_secret():
     """Neither pepper nor digests appear in its repr, so they cannot reach a log."""
     _, table = _table()
-    assert repr(table) == "KeyTable(1 keys)"
+    assert repr(table) == "KeyTable(1 key)"

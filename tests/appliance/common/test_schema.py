@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from appliance.common import backup, schema
 from appliance.common.errors import ConfigError
 from appliance.common.schema import Migration
+from appliance.common.version import VERSION
 from tests.appliance.operator.cli.conftest import Run, run
 
 __all__ = ["run"]
@@ -152,16 +154,48 @@ def test_a_power_cut_is_made_good(installed: Path, run: Run, monkeypatch: pytest
 
 def test_backups_are_roots_alone_and_hold_no_keyring(installed: Path) -> None:
     """They hold the pepper: nobody else reads them. Links are not followed, other folders not looked into."""
-    backup.take(installed, 1)
+    taken = backup.take(installed, 1, VERSION)
     place = installed / backup.BACKUPS
-    assert place.stat().st_mode & 0o777 == (place / "schema-1").stat().st_mode & 0o777 == 0o700
-    names = [one[0] for one in json.loads((place / "schema-1" / backup.INDEX).read_text())["files"]]
+    folder = place / taken.name
+    assert place.stat().st_mode & 0o777 == folder.stat().st_mode & 0o777 == 0o700
+    names = [one[0] for one in json.loads((folder / backup.INDEX).read_text())["files"]]
     assert {"pepper", "policy.yaml", "credentials.json", "athanor.yaml", "policy.d/more.yaml"} == set(names)
-    assert {path.stat().st_mode & 0o777 for path in (place / "schema-1").iterdir()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     os.truncate(installed / "etc/athanor/policy.yaml", backup.MAX_TOTAL_BYTES + 1)
     with pytest.raises(ConfigError, match="has over"):
-        backup.take(installed, 1)
+        backup.take(installed, 1, VERSION)
     assert backup.numbers(installed) == (1,)
+
+
+def test_backups_are_named_by_what_and_when(installed: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder's name and ``athanor state show`` say of which form and version a backup is and when it was taken; a
+    later one of the same form takes its place; a restore names both backups and the version to install, which the state
+    is of again. Control: one that an older version took, without version and time, is found and said to have none."""
+    first = backup.take(installed, 1, "0.0.9", now=1_790_000_000)
+    assert first.name == "form-1-of-0.0.9-20260921T141320Z"
+    second = backup.take(installed, 1, "0.1.0", now=1_790_000_060)
+    assert [path.name for path in (installed / backup.BACKUPS).iterdir()] == [second.name]
+    steps(monkeypatch, rename)
+    assert install(run, installed).exit_code == 0
+    (name,) = (path.name for path in (installed / backup.BACKUPS).iterdir())
+    assert name.startswith(f"form-1-of-{VERSION}-")
+    shown = run("state", "show", "--prefix", str(installed), columns=200).stdout
+    assert re.search(
+        rf"^  {re.escape(name)}   form 1, athanor {VERSION}, taken \S+ \S+ UTC, 5 files$", shown, re.MULTILINE
+    )
+    restored = run("state", "restore", "--prefix", str(installed), columns=200)
+    assert restored.exit_code == 0, restored.output
+    assert f"what was there is kept as form-2-of-{VERSION}-" in restored.stdout
+    assert f"in place again is {name}: form 1, athanor {VERSION}" in restored.stdout
+    assert f"install athanor {VERSION} before the next start" in restored.stdout
+    assert "before" not in (schema.read_schema(installed / schema.STATE) or schema.Schema(0, "before")).written_by
+    folder = installed / backup.BACKUPS / name
+    index = json.loads((folder / backup.INDEX).read_text())
+    (folder / backup.INDEX).write_text(json.dumps({"written_by": "9.9.0", "files": index["files"]}))
+    folder.rename(folder.with_name("schema-1"))
+    found = backup.find(installed, 1)
+    assert (found.name, found.state_of, found.taken_at) == ("schema-1", "", 0)
+    assert found.about == "form 1, a version of athanor that is not recorded, 5 files"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from appliance.common.clocks import Clocks
 from appliance.common.config import TlsConfig
 from appliance.common.config_loader import load_config
 from appliance.common.errors import StartError
+from appliance.common.status import MAX_SUMMARY_CHARS, ReloadOutcome
 from appliance.gateway.process import Gateway
 from appliance.gateway.sandboxes import attached
 from appliance.gateway.sandboxes.attached import FirstStart
@@ -204,6 +205,46 @@ async def test_shares_follow_their_tenants_to_new_keys(
     assert [[quota.namespace for quota in one.quotas] for one in told] == [[b"k" * 32], [b"n" * 32]]
     assert gateway._service.ledger.namespaces["gamma"] == b"n" * 32
     rooms.set_engine(None)
+
+
+async def test_the_services_status_says_why_a_reload_was_refused(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What systemctl status shows of a refused reload is its first problem with file, line and column, on one line; of
+    one that was applied, the policy in force. Control: the next good reload takes the problem back."""
+    said: list[str] = []
+    monkeypatch.setattr(notify, "notify", lambda *lines: said.extend(lines))
+
+    async def at_once(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._namespaces, "fetch", at_once)
+    gateway._announced = True
+    policy = tmp_path / "policy.yaml"
+    good = policy.read_text()
+    policy.write_text(good.replace("models:", "modles:"))
+    refused = await gateway.reload()
+    status = [line for line in said if line.startswith("STATUS=")]
+    assert len(refused.problems) > 1 and said[-2:] == ["READY=1", status[-1]]
+    assert status[-1].startswith(f"STATUS=reload refused, nothing changed: {policy}:")
+    assert "tenants.alpha.models" in status[-1] and "(and 3 more problems)" in status[-1]
+    assert len(status[-1].splitlines()) == 1
+    policy.write_text(good)
+    assert (await gateway.reload()).ok
+    assert re.fullmatch(r"STATUS=policy [0-9a-f]{12} with 2 tenants is in force", said[-1])
+
+
+def test_a_status_is_one_line_of_bounded_length() -> None:
+    """Whatever a file holds, the service manager gets one line: control characters are replaced, what is too long is
+    cut; keys of athanor.yaml that wait for a restart are counted."""
+    problems = ("a\nREADY=1" + "x" * 1_000, "b", "c")
+    text = ReloadOutcome(ok=False, digest="d", message="m", problems=problems).summary
+    assert len(text.splitlines()) == 1 and len(text) == MAX_SUMMARY_CHARS and text.endswith("...")
+    assert ReloadOutcome(ok=False, digest="d", message="m", problems=("p", "q")).summary.endswith(
+        "p (and 1 more problem)"
+    )
+    done = ReloadOutcome(ok=True, digest="d", message="in force", restart=("a",)).summary
+    assert done == "in force; waiting for a restart: 1 key of athanor.yaml"
 
 
 async def test_a_reload_while_starting_does_not_say_ready(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_segments_follow_each_other_and_old_ones_may_go(tmp_path: Path, monkeypa
     again.close()
     paths[0].rename(tmp_path / "old")
     assert judge(tmp_path, again.checkpoint(), archived=True).problems == []
-    assert "are not here" in judge(tmp_path).problems[0]
+    assert "missing at the beginning: 10 entries" in judge(tmp_path).problems[0]
     paths[2].rename(tmp_path / "older")
     assert judge(tmp_path, archived=True).problems != []
 

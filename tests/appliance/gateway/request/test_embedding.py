@@ -221,7 +221,7 @@ async def test_failures_and_deadlines(stage: Stage) -> None:
 async def test_limits_before_the_engine(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text beyond the context, an id beyond the vocabulary, too many tokens, too many numbers: refused, typed."""
     pair = stage.boot()
-    with pytest.raises(ContextLengthError, match="texts of 255 tokens"):
+    with pytest.raises(ContextLengthError, match="texts of at most 255 tokens"):
         await session(stage, 2, 256).run()
     request = EmbedRequest(request_id="r", model="m", inputs=(TokenPrompt(array("I", [512])),))
     with pytest.raises(InvalidRequestError, match="vocabulary"):

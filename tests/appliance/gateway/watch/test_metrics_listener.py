@@ -23,6 +23,7 @@ from appliance.common.config import ListenConfig
 from appliance.common.errors import StartError
 from appliance.common.status import Readiness
 from appliance.gateway.console.routes import console_routes
+from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.admin import admin_app
 from appliance.gateway.telemetry.loopback import LoopbackOnly
 from appliance.gateway.telemetry.scrape import FRESH_S, FRESH_SHARE, RecentScrape, Scrape
@@ -34,7 +35,7 @@ from tests.appliance.gateway.console.pictures import FakeGateway
 from tests.appliance.gateway.telemetry import samples
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "RELOAD")
-SERVED = {("GET", "/metrics"), ("HEAD", "/metrics"), ("GET", "/health/ready"), ("HEAD", "/health/ready")}
+SERVED = {(method, path) for method in ("GET", "HEAD") for path in ("/metrics", "/health/ready", "/runbooks")}
 TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE_S = 30.0
 """How long a test waits for what comes at once."""
@@ -55,7 +56,7 @@ async def listening(fake: FakeAppliance, **words: object) -> AsyncIterator[str]:
 async def listening_admin(fake: FakeAppliance) -> AsyncIterator[tuple[str, list[Route]]]:
     """An admin listener with the console in front of it; gives its URL and its routes."""
     gateway = FakeGateway()
-    app = cast(LoopbackOnly, admin_app(fake.parts(), console_routes(gateway.look, gateway.traces)))
+    app = cast(LoopbackOnly, admin_app(fake.parts(), [*console_routes(gateway.look, gateway.traces), runbooks_route()]))
     routes = [route for route in cast(Starlette, app._app).routes if isinstance(route, Route)]
     async with serving(app, bind("127.0.0.1:0", "admin", 8), ADMIN_LIMITS) as url:
         yield url, routes
@@ -69,8 +70,8 @@ async def fetch(method: str, url: str, **options: object) -> httpx.Response:
 
 async def test_nothing_of_the_admin_listener_is_there_but_metrics() -> None:
     """Every path of the admin listener with every method is 404 or 405 at the metrics listener, and nothing reloads;
-    metrics and readiness alone are served. Control: at the admin listener every path answers, and POST /reload
-    reloads."""
+    metrics, readiness and the page of the alerts alone are served. Control: at the admin listener every path answers,
+    and POST /reload reloads."""
     fake = FakeAppliance()
     async with listening_admin(fake) as (admin, routes), listening(fake) as metrics:
         wanted = samples.answered().summary.request_id
@@ -124,7 +125,8 @@ async def test_without_an_address_there_is_no_listener() -> None:
     ],
 )
 async def test_a_token_is_asked_for(tmp_path: Path, headers: dict[str, str], status: int) -> None:
-    """With a token file both routes need its token, and a path that does not exist does as well."""
+    """With a token file both routes need its token, and a path that does not exist does as well; the page of the alerts
+    is for everybody."""
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     async with listening(FakeAppliance(), metrics_token=tmp_path / "token") as url:
         for path in ("/metrics", "/health/ready"):
@@ -132,6 +134,8 @@ async def test_a_token_is_asked_for(tmp_path: Path, headers: dict[str, str], sta
             assert answer.status_code == status
             assert (answer.headers.get("www-authenticate") == "Bearer") is (status == 401)
         assert (await fetch("GET", url + "/reload", headers=headers)).status_code == (404 if status == 200 else 401)
+        assert (await fetch("GET", url + "/runbooks", headers=headers)).status_code == 200
+        assert (await fetch("GET", url + "/runbooks/", headers=headers)).status_code in (401, 307)
 
 
 async def test_two_tokens_are_none(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_harmed_log_is_not_whole(run: Run, log: Path) -> None:
     told = run("audit", "verify", "--from", str(log))
     assert told.exit_code == 1
     assert "the log is NOT whole" in told.stdout
-    assert "are not those that were signed" in told.stdout
+    assert "not what was signed, at the beginning: " in told.stdout
     told = run("audit", "verify", "--from", str(log), "-o", "json")
     assert told.exit_code == 1
     assert not json.loads(told.stdout)["ok"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from appliance.common.config_keys import keys
+from appliance.operator.cli.app import app
+from appliance.operator.cli.options import DEFAULT_CONFIG
 from tests.appliance import golden
 from tests.appliance.operator.cli.conftest import Run
 
@@ -66,3 +70,24 @@ def test_problems_end_with_the_reason(run: Run, file: Path) -> None:
     wrong = run("config", "show", "-c", str(file), "--set", "sandbox.coers=4")
     assert (wrong.exit_code, wrong.stdout) == (1, "")
     assert "--set sandbox.coers: unknown key; did you mean sandbox.cores?" in wrong.stderr
+
+
+def test_all_commands_find_the_configuration_alike(run: Run) -> None:
+    """The command line is walked: whatever takes ``--config`` has one spelling, one help and one default, the installed
+    service's file; without the option commands look there. Control: of those that do not read one, none takes it."""
+    found: dict[str, Any] = {}
+    walked = [("", typer.main.get_command(app))]
+    while walked:
+        name, command = walked.pop()
+        walked += [(f"{name} {word}".strip(), one) for word, one in getattr(command, "commands", {}).items()]
+        found |= {name: param for param in command.params if "--config" in param.opts}
+    assert {"serve", "doctor", "bundle", "config show", "policy check", "image use", "tenant shred"} <= found.keys()
+    assert {(tuple(one.opts), one.help, one.default, one.required) for one in found.values()} == {
+        (("--config", "-c"), "The appliance's athanor.yaml.", Path("/etc/athanor/athanor.yaml"), False)
+    }
+    assert "version" not in found and "key create" not in found
+    if DEFAULT_CONFIG.exists():
+        pytest.skip("an appliance is installed on this machine")
+    for words in (("serve",), ("config", "show"), ("image", "list"), ("tenant", "shred", "alpha", "--yes")):
+        result = run(*words)
+        assert result.exit_code in (1, 4) and f"cannot read {DEFAULT_CONFIG}" in result.stderr, result.stderr

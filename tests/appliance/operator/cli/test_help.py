@@ -106,7 +106,7 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [("nonsense",), ("traces", "--nonsense"), ("traces", "-n", "0"), ("serve",), ("-o", "x")]
+    "args", [("nonsense",), ("traces", "--nonsense"), ("traces", "-n", "0"), ("key", "create"), ("-o", "x")]
 )
 def test_usage_errors(run: Run, args: tuple[str, ...]) -> None:
     """A wrong command line ends with 2, on standard error, with the way to the help."""

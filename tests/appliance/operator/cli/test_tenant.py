@@ -62,7 +62,7 @@ def test_a_key_is_renewed_and_all_are_wrapped_anew_offline(run: Run, tmp_path: P
     assert (tmp_path / "keyring" / "alpha.kek").read_bytes() == rotated
     done = run("tenant", "rewrap", str(tmp_path / "root-key.new"), "-c", str(config))
     assert done.exit_code == 0
-    assert "1 keys are wrapped" in done.stdout
+    assert "1 key wrapped" in done.stdout
     assert "before the next start" in done.stdout
     keyring = Keyring(tmp_path / "keyring", read_root(tmp_path / "root-key.new"))
     keyring.derive("alpha", bytes(32), b"test")

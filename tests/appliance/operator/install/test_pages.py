@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import typer
@@ -13,15 +13,27 @@ import typer
 from appliance.common.config import ApplianceConfig, SandboxConfig
 from appliance.operator.cli.app import app
 from appliance.operator.install import pages
+from appliance.operator.reference import policy
+
+SHARE = PurePosixPath("usr/share")
 
 
 def test_every_command_and_every_key_has_its_place() -> None:
-    """No command line or key without its entry."""
-    text = pages.command_page(app).replace("\\-", "-")
-    root = typer.main.get_command(app)
-    for name, one in root.commands.items():
-        for words in [f"{name} {inner}" for inner in one.commands] if hasattr(one, "commands") else [name]:
-            assert f".SS athanor {words}" in text
+    """Each command has a page with its options and examples, which the program's page names; each key of both files has
+    its entry."""
+    texts = {name: text.replace("\\-", "-") for name, text in pages.page_texts(app).items()}
+    for words, command in pages.commands(typer.main.get_command(app)):
+        name = pages.page_name(words)
+        text = texts[f"{name}.1"]
+        assert f".BR {name} (1)" in texts["athanor.1"]
+        assert f".B {' '.join(words)}\n" in text
+        for param in command.params:
+            assert param.param_type_name == "argument" or param.hidden or param.opts[0] in text
+        for line in (command.epilog or "").strip().splitlines():
+            assert line.partition("|")[0].strip().replace("\\", "\\e") in text
+    for place, _, rows in policy.sections():
+        for key, *_ in rows:
+            assert f".B {key}\n" in texts["athanor-policy.5"].partition(f".SS {place or 'at the top'}\n")[2]
     keys = pages.configuration_page().replace("\\-", "-")
     for name in ApplianceConfig.model_fields:
         assert f".B {name}\n" in keys
@@ -38,7 +50,8 @@ def test_the_formatter_has_nothing_to_say(tmp_path: Path) -> None:
     groff = shutil.which("groff")
     if groff is None:
         pytest.skip("no groff on this machine")
-    for text, quiet in ((pages.command_page(app), True), (pages.configuration_page(), True), (".XX what\n", False)):
+    several = "\n".join(text for _, text in sorted(pages.page_texts(app).items()))
+    for text, quiet in ((several, True), (".XX what\n", False)):
         (tmp_path / "page").write_text(text)
         argv = [groff, "-man", "-Tascii", "-ww", "-z", str(tmp_path / "page")]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
@@ -47,7 +60,7 @@ def test_the_formatter_has_nothing_to_say(tmp_path: Path) -> None:
 
 def test_pages_are_the_same_bytes_every_time() -> None:
     """Compressed without a time."""
-    first, second = pages.pages(app), pages.pages(app)
+    first, second = pages.pages(app, SHARE), pages.pages(app, SHARE)
     assert first == second
     assert all(gzip.decompress(data).startswith(b".TH ATHANOR") for data in first.values())
 
@@ -57,8 +70,11 @@ def test_bash_takes_its_completion(tmp_path: Path, root: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash on this machine")
-    pages.write(tmp_path, app)
-    script = tmp_path / pages.COMPLETIONS["bash"]
+    for path, data in pages.completions(app, SHARE).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    places = pages.completion_paths(SHARE)
+    script = tmp_path / places["bash"]
     ask = (
         f"source {script}; complete -p athanor; COMP_WORDS=(athanor image ro) COMP_CWORD=2; "
         "_athanor_completion athanor; echo ${COMPREPLY[@]}"
@@ -73,4 +89,4 @@ def test_bash_takes_its_completion(tmp_path: Path, root: Path) -> None:
     )
     assert done.stdout.splitlines()[-1] == "rollback", done
     for shell in ("zsh", "fish"):
-        assert "_ATHANOR_COMPLETE" in (tmp_path / pages.COMPLETIONS[shell]).read_text()
+        assert "_ATHANOR_COMPLETE" in (tmp_path / places[shell]).read_text()
