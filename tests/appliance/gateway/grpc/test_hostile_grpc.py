@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import struct
 import zlib
@@ -16,6 +17,7 @@ import pytest
 
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.grpc import connection
+from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
 from appliance.gateway.grpc.servicer import SERVICE
@@ -265,3 +267,28 @@ async def test_compression_is_bounded_and_checked(running, name):
                     trailers.update(dict(event.headers))
     assert trailers[b"grpc-status"] == code
     peer.close()
+
+
+@pytest.mark.parametrize("end", ["goaway", "reset"])
+async def test_a_call_that_ends_before_it_begins_leaves_nothing(running, end):
+    """Calls whose deadline is thousands of years away, taken back in the same segment, are freed with their headers."""
+    gc.collect()
+    before = _left(GrpcCall)
+    peer = await Peer.connect(running)
+    calls = [_call(stream, ("grpc-timeout", "99999999H")) for stream in range(1, 17, 2)]
+    if end == "reset":
+        peer.say(b"".join(calls[n] + frame(raw.RST, 0, 2 * n + 1, struct.pack(">I", 8)) for n in range(len(calls))))
+        peer.say(frame(raw.PING, 0, 0, b"12345678"))
+        assert await peer.until(raw.PING)
+    else:
+        peer.say(b"".join(calls) + frame(raw.GOAWAY, 0, 0, bytes(8)))
+        await peer.farewell()
+    peer.close()
+    async with asyncio.timeout(5):
+        while _left(GrpcCall) > before:
+            await asyncio.sleep(0.05)
+            gc.collect()
+
+
+def _left(kind: type) -> int:
+    return sum(isinstance(one, kind) for one in gc.get_objects())
