@@ -13,6 +13,7 @@ import grpc
 import h2.config
 import h2.connection
 import h2.events
+import hpack
 import pytest
 
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
@@ -292,3 +293,21 @@ async def test_a_call_that_ends_before_it_begins_leaves_nothing(running, end):
 
 def _left(kind: type) -> int:
     return sum(isinstance(one, kind) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("size", [0, 100, 4_096, 2**32 - 1])
+async def test_a_peer_cannot_make_the_table_of_answers_large(running, size):
+    """However much a peer allows the table of header compression, it holds what it does by default at most, and answers
+    are read right by a peer that allows so much."""
+    peer = await Peer.connect(running, preface=False)
+    peer.say(raw.PREFACE + frame(raw.SETTINGS, 0, 0, struct.pack(">HI", 1, size)))
+    decoder = hpack.Decoder()
+    decoder.max_allowed_table_size = size
+    (open_one,) = running.front_ends._grpc_shared.opened.connections
+    for stream in range(1, 200, 2):
+        call = raw.head("/no/such", ("authorization", f"Bearer {running.key}"))
+        peer.say(frame(raw.HEADERS, raw.END_HEADERS | raw.END_STREAM, stream, call))
+        got = await peer.until(raw.HEADERS)
+        assert (b"grpc-status", b"12") in decoder.decode(got.payload, raw=True)
+    assert open_one._outlet.h2.encoder.header_table._current_size <= min(size, 4_096)
+    peer.close()
