@@ -15,6 +15,7 @@ import h2.connection
 import h2.events
 import hpack
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.grpc import connection
@@ -310,4 +311,25 @@ async def test_a_peer_cannot_make_the_table_of_answers_large(running, size):
         got = await peer.until(raw.HEADERS)
         assert (b"grpc-status", b"12") in decoder.decode(got.payload, raw=True)
     assert open_one._outlet.h2.encoder.header_table._current_size <= min(size, 4_096)
+    peer.close()
+
+
+async def test_a_watcher_that_reads_nothing_delays_nobody(running, channel, monkeypatch):
+    """While a tenant's watch of health waits for its caller's window, another tenant's watch is answered and told of
+    the change, silent connections are ended in time, and the drain begins at once."""
+    monkeypatch.setattr(connection, "FIRST_S", 0.5)
+    peer = await Peer.connect(running, preface=False)
+    peer.say(raw.PREFACE + frame(raw.SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+    call = raw.head("/grpc.health.v1.Health/Watch", ("authorization", f"Bearer {running.other_key}"))
+    peer.say(frame(raw.HEADERS, raw.END_HEADERS, 1, call) + frame(raw.DATA, raw.END_STREAM, 1, bytes(5)))
+    assert await peer.until(raw.HEADERS)
+    async with asyncio.timeout(10):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), metadata=proof_of(running))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        running.ready[0] = False
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        silent = await Peer.connect(running)
+        assert await silent.farewell() == 0
+        await running.front_ends.stop(0.0)
     peer.close()
