@@ -314,7 +314,7 @@ class Gateway:
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
-        await front.refresh()
+        front.refresh()
         words = {**addresses, "models": list(self._models), "sandbox": self._service.sandbox}
         notify.notify(
             "READY=1",

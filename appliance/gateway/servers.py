@@ -160,7 +160,7 @@ class FrontEnds:
         http = Listener(self._http_shared.opened, self._make_http, http_tls, bound, within_s, proxies)
         rpcs = Listener(self._grpc_shared.opened, self._make_grpc, grpc_tls, grpc_bound, within_s, proxies)
         self._listeners = [http, rpcs]
-        await self.refresh()
+        self.refresh()
         rpcs.accept()
         if not kept:
             http.accept()
@@ -190,7 +190,7 @@ class FrontEnds:
         ticker.cancel()
         self._http.begin_drain()
         self._grpc.begin_drain()
-        await self._grpc.health.enter_graceful_shutdown()
+        self._grpc.health.end()
         for listener in self._listeners:
             listener.end_accepting()
         lingered_s = max(await asyncio.gather(*(one.linger(min(grace_s, LINGER_S)) for one in self._listeners)))
@@ -216,9 +216,9 @@ class FrontEnds:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self.refresh()
+            self.refresh()
 
-    async def refresh(self) -> None:
+    def refresh(self) -> None:
         """Look now whether requests would be served, and tell health checks; else done every ``TICK_S``."""
         self._http_shared.refresh()
         for listener in self._listeners:
@@ -226,7 +226,7 @@ class FrontEnds:
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._ready() else kinds.NOT_SERVING
         for name in ("", SERVICE, HEALTH):
-            await self._grpc.health.set(name, status)
+            self._grpc.health.set(name, status)
 
 
 @contextlib.asynccontextmanager

@@ -172,8 +172,9 @@ class Slot:
         return self._places.assign(self, address)
 
     def claim(self, tenant: str) -> bool:
-        """Count the connection as this tenant's; False when the tenant has as many as it may."""
-        return self._places.claim(self, tenant)
+        """Count the connection as this tenant's; False when the tenant has as many as it may, or the connection was
+        counted out before, because it is being closed: nobody would count it out again."""
+        return not self._released and self._places.claim(self, tenant)
 
     def release(self) -> None:
         """Count the connection out everywhere, and forget how it is closed. Idempotent."""

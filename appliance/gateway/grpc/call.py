@@ -55,7 +55,6 @@ class GrpcCall:
         self._reader = MessageReader(head.encoding, most)
         self._loop = asyncio.get_running_loop()
         self._deadline = None if head.timeout_s is None else self._loop.time() + head.timeout_s
-        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         """Something came, or the windows are wider, or the call is over."""
@@ -159,10 +158,12 @@ class GrpcCall:
 
     def start(self, serve: Callable[[GrpcCall], Awaitable[Status]]) -> asyncio.Task[None]:
         """Run the method in a task of its own, which the deadline ends."""
+        self._task = task = self._loop.create_task(self._run(serve))
         if self._deadline is not None:
-            self._timer = self._loop.call_at(self._deadline, self._expire)
-        self._task = self._loop.create_task(self._run(serve))
-        return self._task
+            # By the task's end and not inside it: one that is cancelled before its first step runs none of its code.
+            timer = self._loop.call_at(self._deadline, self._expire)
+            task.add_done_callback(lambda _task: timer.cancel())
+        return task
 
     def feed(self, data: bytes, size: int) -> None:
         """Take the content of a DATA frame that took ``size`` bytes of the stream's window."""
@@ -202,8 +203,6 @@ class GrpcCall:
             status = Status(4, "the deadline has passed") if self._expired else Status(14, "the appliance ends")
         finally:
             self._task = None
-            if self._timer is not None:
-                self._timer.cancel()
         self._end(status)
 
     def _end(self, status: Status) -> None:

@@ -16,6 +16,7 @@ import h2.connection
 import h2.errors
 import h2.exceptions
 import h2.settings
+import hpack
 
 from appliance.gateway.grpc.wire import MAX_HEAD_BYTES, Rows
 
@@ -37,8 +38,28 @@ HIGH_WATER_BYTES = 256 << 10
 ALL_STREAMS = (1 << 31) - 1
 """The last stream of a GOAWAY that still lets those come which are on their way."""
 
+ENCODER_TABLE_BYTES = 4_096
+"""Bytes of header fields of answers that are kept to be referred to, as by default; a peer that allows more gets no
+more (RFC 7541, section 4.2). Each field of an answer is looked up from the first to the last."""
+
 _GOAWAY = struct.Struct(">BHBBIII")
 """A GOAWAY frame without debug data (RFC 9113, section 6.8)."""
+
+
+class _Encoder(hpack.Encoder):
+    """Compresses headers with a table that its peer cannot make larger."""
+
+    @property
+    def header_table_size(self) -> int:
+        """Bytes that the table may hold."""
+        return self.header_table.maxsize
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        size = min(value, ENCODER_TABLE_BYTES)
+        if size != self.header_table.maxsize:
+            self.header_table.maxsize = size
+            self.table_size_changes.append(size)
 
 
 class _Http2(h2.connection.H2Connection):
@@ -53,6 +74,7 @@ def _http2() -> _Http2:
         normalize_outbound_headers=False,
     )
     made = _Http2(config)
+    made.encoder = _Encoder()
     codes = h2.settings.SettingCodes
     made.local_settings = h2.settings.Settings(
         client=False,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from appliance.common.errors import (
@@ -51,6 +51,7 @@ from appliance.gateway.grpc import error_status, message_mapping
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.paced_grpc import PacedMessages
+from appliance.gateway.grpc.readiness import Readiness
 from appliance.gateway.grpc.wire import OK, Status
 
 SERVICE = "athanor.inference.v1.InferenceService"
@@ -130,7 +131,7 @@ class GrpcFrontEnd:
         proxies: TrustedProxies | None = None,
     ) -> None:
         self._proxies = proxies or TrustedProxies()
-        self.health = health.aio.HealthServicer()
+        self.health = Readiness()
         self._service = service
         self._resolver = resolver
         self._max_calls = max_calls
@@ -311,12 +312,12 @@ class GrpcFrontEnd:
 
     async def _check(self, call: _Call) -> Message:
         asked = await self._only(health_pb2.HealthCheckRequest, call)
-        answer: Message = await self.health.Check(asked, call.wire)
+        answer: Message = await self.health.check(asked, call.wire)
         return answer
 
     async def _watch(self, call: _Call) -> None:
         asked = await self._only(health_pb2.HealthCheckRequest, call)
-        await self.health.Watch(asked, call.wire)
+        await self.health.watch(asked, call.wire)
 
     async def _reflect(self, call: _Call) -> None:
         asked = (_parsed(reflection_pb2.ServerReflectionRequest, data) async for data in call.wire.messages())

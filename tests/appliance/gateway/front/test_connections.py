@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from appliance.gateway.front.connections import Connections, Places, network_of
 from tests.appliance.gateway.front.support import serving
@@ -147,3 +148,26 @@ async def test_a_tenant_with_too_many_connections_is_told() -> None:
         assert [status.split()[1] for _, _, status in held] == [b"200", b"200", b"429"]
         held.append(await ask(port, running.other_key, "127.0.0.4"))
         assert held[-1][2].split()[1] == b"200"
+
+
+async def test_a_connection_that_was_closed_for_a_newcomer_is_never_a_tenants() -> None:
+    """Closed in the very turn in which its first request came, a connection counts to nobody afterwards; as often as a
+    tenant may hold connections, and once more, and the tenant is served still."""
+    places = Places(8, total=8, strangers=1)
+    slot = places.admit("a")
+    assert slot is not None and places.admit("b") is not None
+    assert not slot.claim("tenant"), "it was counted out, so nobody would count the tenant's out"
+    async with serving(max_strangers=1, max_connections_each=2) as running:
+        port, opened = running.front_ends.http_port, running.front_ends.places["http"]
+        request = f"GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {running.key}\r\n\r\n".encode()
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as first:
+                await asyncio.sleep(0.01)
+                first.send(request)
+                with socket.create_connection(("127.0.0.1", port)):  # both wait at the loop's next turn
+                    await asyncio.sleep(0.01)
+        assert opened.evicted, "some were closed for the next one"
+        async with asyncio.timeout(5):
+            while opened.held:
+                await asyncio.sleep(0.01)
+        assert (await ask(port, running.key))[2].startswith(b"HTTP/1.1 200")

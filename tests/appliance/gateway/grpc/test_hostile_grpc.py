@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import struct
 import zlib
@@ -12,10 +13,13 @@ import grpc
 import h2.config
 import h2.connection
 import h2.events
+import hpack
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.grpc import connection
+from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
 from appliance.gateway.grpc.servicer import SERVICE
@@ -264,4 +268,68 @@ async def test_compression_is_bounded_and_checked(running, name):
                 if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                     trailers.update(dict(event.headers))
     assert trailers[b"grpc-status"] == code
+    peer.close()
+
+
+@pytest.mark.parametrize("end", ["goaway", "reset"])
+async def test_a_call_that_ends_before_it_begins_leaves_nothing(running, end):
+    """Calls whose deadline is thousands of years away, taken back in the same segment, are freed with their headers."""
+    gc.collect()
+    before = _left(GrpcCall)
+    peer = await Peer.connect(running)
+    calls = [_call(stream, ("grpc-timeout", "99999999H")) for stream in range(1, 17, 2)]
+    if end == "reset":
+        peer.say(b"".join(calls[n] + frame(raw.RST, 0, 2 * n + 1, struct.pack(">I", 8)) for n in range(len(calls))))
+        peer.say(frame(raw.PING, 0, 0, b"12345678"))
+        assert await peer.until(raw.PING)
+    else:
+        peer.say(b"".join(calls) + frame(raw.GOAWAY, 0, 0, bytes(8)))
+        await peer.farewell()
+    peer.close()
+    async with asyncio.timeout(5):
+        while _left(GrpcCall) > before:
+            await asyncio.sleep(0.05)
+            gc.collect()
+
+
+def _left(kind: type) -> int:
+    return sum(isinstance(one, kind) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("size", [0, 100, 4_096, 2**32 - 1])
+async def test_a_peer_cannot_make_the_table_of_answers_large(running, size):
+    """However much a peer allows the table of header compression, it holds what it does by default at most, and answers
+    are read right by a peer that allows so much."""
+    peer = await Peer.connect(running, preface=False)
+    peer.say(raw.PREFACE + frame(raw.SETTINGS, 0, 0, struct.pack(">HI", 1, size)))
+    decoder = hpack.Decoder()
+    decoder.max_allowed_table_size = size
+    (open_one,) = running.front_ends._grpc_shared.opened.connections
+    for stream in range(1, 200, 2):
+        call = raw.head("/no/such", ("authorization", f"Bearer {running.key}"))
+        peer.say(frame(raw.HEADERS, raw.END_HEADERS | raw.END_STREAM, stream, call))
+        got = await peer.until(raw.HEADERS)
+        assert (b"grpc-status", b"12") in decoder.decode(got.payload, raw=True)
+    assert open_one._outlet.h2.encoder.header_table._current_size <= min(size, 4_096)
+    peer.close()
+
+
+async def test_a_watcher_that_reads_nothing_delays_nobody(running, channel, monkeypatch):
+    """While a tenant's watch of health waits for its caller's window, another tenant's watch is answered and told of
+    the change, silent connections are ended in time, and the drain begins at once."""
+    monkeypatch.setattr(connection, "FIRST_S", 0.5)
+    peer = await Peer.connect(running, preface=False)
+    peer.say(raw.PREFACE + frame(raw.SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+    call = raw.head("/grpc.health.v1.Health/Watch", ("authorization", f"Bearer {running.other_key}"))
+    peer.say(frame(raw.HEADERS, raw.END_HEADERS, 1, call) + frame(raw.DATA, raw.END_STREAM, 1, bytes(5)))
+    assert await peer.until(raw.HEADERS)
+    async with asyncio.timeout(10):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), metadata=proof_of(running))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        running.ready[0] = False
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        silent = await Peer.connect(running)
+        assert await silent.farewell() == 0
+        await running.front_ends.stop(0.0)
     peer.close()
