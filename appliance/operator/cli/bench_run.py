@@ -27,7 +27,7 @@ from appliance.operator.bench.errors import BenchError, CardError, TargetError
 from appliance.operator.bench.run import play
 from appliance.operator.cli import exits
 from appliance.operator.cli.bench_target import Target, own_appliance
-from appliance.operator.cli.long_work import LongWork, of_count
+from appliance.operator.cli.long_work import LongWork, of_counted
 from appliance.operator.cli.terminal import errors, fail, output
 from isolation.errors import IsolationError
 
@@ -142,7 +142,7 @@ async def _measure(target: Target, loads: Sequence[Load], wish: Wish) -> list[Fi
         _say(f"{load.name}: {counted(len(plans), 'request')} ...")
         warm = workload.warm_up(load, shape, tenants=tenants, seed=wish.seed)
         total = len(plans)
-        with LongWork(load.name, requests) as work:
+        with LongWork(load.name, of_counted("request")) as work:
             work.stage("warming up")
 
             def began(run: Run, work: LongWork = work, total: int = total) -> None:
@@ -211,11 +211,6 @@ def _machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_average": list(os.getloadavg()),
     }
-
-
-def requests(done: float, total: float) -> str:
-    """How many requests have ended."""
-    return f"{of_count(done, total)} requests"
 
 
 def _say(text: str) -> None:

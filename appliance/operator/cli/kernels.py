@@ -10,7 +10,7 @@ import typer
 
 from appliance.common.errors import os_errors_as
 from appliance.common.figures import counted
-from appliance.operator.cli.long_work import LongWork, of_count
+from appliance.operator.cli.long_work import LongWork, of_counted
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, output, print_data
 
@@ -22,12 +22,6 @@ GPU_EXAMPLES = """
 athanor kernels gpu /etc/athanor/gpu-kernels --model /srv/llama --architecture sm_90 | for an H100 or H200
 athanor image build images/out --triton-cache /etc/athanor/gpu-kernels | or into the image
 """
-
-
-def libraries(done: float, total: float) -> str:
-    """How many libraries are compiled."""
-    return f"{of_count(done, total)} libraries"
-
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the kernels; made when missing.")]
 
@@ -41,7 +35,10 @@ def build(directory: Directory) -> None:
     """
     from appliance.operator import kernels
 
-    with os_errors_as(f"cannot write to {directory}"), LongWork("compiling kernels", libraries) as work:
+    with (
+        os_errors_as(f"cannot write to {directory}"),
+        LongWork("compiling kernels", of_counted("library", "libraries")) as work,
+    ):
         built = kernels.build(directory, reached=work.reach)
     for one in built:
         output().print(f"{one.library} ({one.library_bytes // 1024} KiB)", soft_wrap=True)

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import typer
 
-from appliance.common.figures import duration
+from appliance.common.figures import counted, duration
 
 INTERVAL_S = 5.0
 """Seconds between two lines."""
@@ -25,9 +25,9 @@ Words = Callable[[float, float], str]
 """Done and all of the work in words."""
 
 
-def of_count(done: float, total: float) -> str:
-    """``3 of 8``."""
-    return f"{done:,.0f} of {total:,.0f}"
+def of_counted(noun: str, plural: str = "") -> Words:
+    """Words for things that are counted: ``3 of 8 requests``."""
+    return lambda done, total: f"{done:,.0f} of {counted(round(total), noun, plural)}"
 
 
 def of_bytes(done: float, total: float) -> str:
@@ -43,7 +43,7 @@ def no_words(done: float, total: float) -> str:
 class LongWork:
     """Tells how far one command is, while the block runs. ``stage`` and ``reach`` may be called from any thread."""
 
-    def __init__(self, what: str, words: Words = of_count, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, what: str, words: Words = no_words, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare.
 
         Args:

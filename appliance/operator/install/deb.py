@@ -60,7 +60,7 @@ EPOCH_S = 1_767_225_600
 """Time of every file, 2026-01-01, so that a package's bytes do not depend on when it was built."""
 
 
-class Progress(Protocol):
+class PackingProgress(Protocol):
     """Told how far the package is."""
 
     def stage(self, doing: str) -> None:
@@ -79,7 +79,7 @@ class BuiltPackage:
 
 
 def build(
-    folder: Path, app: typer.Typer, progress: Progress, *, slim: bool, extras: tuple[str, ...] = ()
+    folder: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool, extras: tuple[str, ...] = ()
 ) -> BuiltPackage:
     """Build ``athanor_VERSION_ARCH.deb`` in ``folder``.
 
@@ -119,7 +119,7 @@ def build(
     return BuiltPackage(folder / name, (folder / name).stat().st_size)
 
 
-def fill(root: Path, app: typer.Typer, progress: Progress, *, slim: bool, extras: tuple[str, ...] = ()) -> None:
+def fill(root: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool, extras: tuple[str, ...] = ()) -> None:
     """Lay out what the package installs.
 
     Raises:
@@ -181,7 +181,7 @@ def _copy_runsc(into: Path) -> None:
         shutil.copytree(folder, into / folder.name)
 
 
-def _copy_requirements(site: Path, progress: Progress, extras: tuple[str, ...]) -> None:
+def _copy_requirements(site: Path, progress: PackingProgress, extras: tuple[str, ...]) -> None:
     files = [pair for dist in requirement_closure("athanor", extras) for pair in package_files(dist)]
     sizes = [source.stat().st_size for source, _ in files]
     total, done = sum(sizes), 0

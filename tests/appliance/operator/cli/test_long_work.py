@@ -14,7 +14,7 @@ import pytest
 
 from appliance.operator import conversion, gpu_kernels, kernels
 from appliance.operator.cli import image, long_work
-from appliance.operator.cli.long_work import LongWork, of_bytes
+from appliance.operator.cli.long_work import LongWork, of_bytes, of_counted
 from appliance.operator.install import deb
 from engine.backends.native.manifest import Variant
 from tests.appliance.operator.cli.conftest import Run
@@ -63,7 +63,7 @@ def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lines_are_whole_and_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Every line ends with a line end; no carriage return, no escape, nothing on standard output. After an error there
     are no more."""
-    with pytest.raises(RuntimeError), LongWork("working") as work:
+    with pytest.raises(RuntimeError), LongWork("working", of_counted("step")) as work:
         for done in range(1, 4):
             work.reach(done, 4)
             time.sleep(PAUSE_S)
@@ -72,7 +72,7 @@ def test_lines_are_whole_and_go_to_standard_error(capsys: pytest.CaptureFixture[
     assert said.out == "" and said.err.endswith("\n")
     assert not set("\r\x1b\b") & set(said.err)
     lines = said.err.splitlines()
-    assert len(lines) >= 3 and all(re.match(r"working: \d of 4 \(\d+ %\), ", line) for line in lines)
+    assert len(lines) >= 3 and all(re.match(r"working: \d of 4 steps \(\d+ %\), ", line) for line in lines)
     assert any("left" in line for line in lines)
     time.sleep(PAUSE_S)
     assert capsys.readouterr().err == ""
@@ -154,7 +154,7 @@ def test_an_image_and_a_package_are_told_by_parts(run: Run, tmp_path: Path, monk
     shares = [share for share, _ in importlib.import_module("images.build").PARTS.values()]
     assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] < 1.0
 
-    def fill(_root: Path, _app: Any, progress: deb.Progress, **_: Any) -> None:
+    def fill(_root: Path, _app: Any, progress: deb.PackingProgress, **_: Any) -> None:
         progress.stage("copying what it needs")
         progress.reach(1 << 30, 2 << 30)
         time.sleep(PAUSE_S)
