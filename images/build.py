@@ -47,6 +47,18 @@ from isolation.ipc.messages import PROTOCOL_VERSION
 
 LOCKS = Path(__file__).resolve().parents[1] / "requirements"
 
+Reached = Callable[[float, str], None]
+"""Told how far a build is: the share of all work that is done, 0 to 1, and what is done next."""
+
+PARTS = {
+    "engine files": (0.0, "copying files of the engine sandbox"),
+    "engine modules": (0.5, "compiling modules of the engine sandbox"),
+    "text files": (0.89, "copying files of the text sandbox"),
+    "text modules": (0.92, "compiling modules of the text sandbox"),
+    "digests": (0.96, "digests"),
+}
+"""Parts of a build in their order, each with the share of the time that has gone before it, on two cores."""
+
 EPOCH_S = 315_532_800
 """Modification time of every file: 1980-01-01, the earliest that all archive formats can hold."""
 
@@ -99,12 +111,15 @@ NEEDED = ("triton/backends/nvidia/driver.c",)
 UNUSED_SUFFIXES = (".a", ".c", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".pxd", ".pyi", ".pyx", ".pyc", ".lib")
 
 
-def build(target: Path, triton_cache: Path | None = None, variant: str = "") -> Manifest:
+def build(
+    target: Path, triton_cache: Path | None = None, variant: str = "", reached: Reached = lambda share, doing: None
+) -> Manifest:
     """Build the image of all roles at ``target``, replacing an existing one.
 
     Args:
         triton_cache: a folder of compiled kernels for the engine, see ``images.triton_cache``.
         variant: required variant, ``cpu`` or ``cuda``; empty for the one of the installed torch.
+        reached: told the share of the work that is done, and what is done next.
 
     Raises:
         IsolationError: a part of the running Python is missing, or ``target`` holds something else.
@@ -120,7 +135,7 @@ def build(target: Path, triton_cache: Path | None = None, variant: str = "") -> 
     try:
         install = running_python()
         for role in sorted(ROLE_PACKAGES):
-            build_tree(new / role, role, install)
+            build_tree(new / role, role, install, reached)
         if variant and variant_of(new) != variant:
             raise IsolationError(
                 f"the torch that is installed here makes the {variant_of(new)} variant, not {variant}",
@@ -128,6 +143,7 @@ def build(target: Path, triton_cache: Path | None = None, variant: str = "") -> 
             )
         caches = () if triton_cache is None else add_cache(new / "engine", triton_cache)
         settle(new / "engine")
+        reached(*PARTS["digests"])
         manifest = _describe(new, install, caches)
         if target.exists():
             os.rename(target, old)
@@ -138,8 +154,9 @@ def build(target: Path, triton_cache: Path | None = None, variant: str = "") -> 
     return manifest
 
 
-def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
+def build_tree(tree: Path, role: str, install: PythonInstall, reached: Reached = lambda share, doing: None) -> None:
     """Build the root of one role at ``tree``, which must not exist."""
+    reached(*PARTS[f"{role} files"])
     packages = locate_packages(role, install)
     python = tree / PYTHON_DIR[1:]
     copy_file(install.executable, python / "bin" / install.version)
@@ -158,6 +175,7 @@ def build_tree(tree: Path, role: str, install: PythonInstall) -> None:
     kept = [path for path in loadable_files(install, packages) if _is_kept(path, install, packages)]
     for mount in library_mounts(closure(kept, inside=[install.stdlib, *packages])):
         copy_file(mount.source, tree / mount.target[1:])
+    reached(*PARTS[f"{role} modules"])
     compile_modules(tree, install)
     _check_programs(tree, install)
     settle(tree)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +52,8 @@ class DigestCache:
     path: Path | None = None
     num_read: int = 0
     """Files whose content was read."""
+    on_read: Callable[[int], None] | None = None
+    """Told the number of bytes after each piece of content that was read."""
     _known: dict[Identity, bytes] = field(default_factory=dict)
     _used: dict[Identity, bytes] = field(default_factory=dict)
 
@@ -79,7 +82,7 @@ class DigestCache:
             before = identity_of(os.fstat(fd))
             digest = self._known.get(before) or self._used.get(before)
             if digest is None:
-                digest = _hash(fd)
+                digest = _hash(fd, self.on_read)
                 self.num_read += 1
                 if identity_of(os.fstat(fd)) != before:
                     raise ModelDigestError(f"{path} changes while it is read; wait until it is whole, then start again")
@@ -121,8 +124,10 @@ def _read(path: Path) -> dict[Identity, bytes]:
     return known
 
 
-def _hash(fd: int) -> bytes:
+def _hash(fd: int, on_read: Callable[[int], None] | None) -> bytes:
     digest = hashlib.sha256()
     while chunk := os.read(fd, READ_BYTES):
         digest.update(chunk)
+        if on_read is not None:
+            on_read(len(chunk))
     return digest.digest()

@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +52,11 @@ class BuiltLibrary:
     """Size of the library."""
 
 
-def build(directory: Path, variants: tuple[Variant, ...] | None = None) -> list[BuiltLibrary]:
+def build(
+    directory: Path,
+    variants: tuple[Variant, ...] | None = None,
+    reached: Callable[[int, int], None] = lambda done, total: None,
+) -> list[BuiltLibrary]:
     """Compile into a directory; what was there is replaced at once or not at all. Gives the libraries, the best first.
 
     A variant that the compiler does not know is left out, as long as one is left.
@@ -60,6 +64,7 @@ def build(directory: Path, variants: tuple[Variant, ...] | None = None) -> list[
     Args:
         directory: made when missing.
         variants: what to compile; by default all of this machine's architecture.
+        reached: told the number of variants that are done, and of all.
 
     Raises:
         ConfigError: no compiler, no sources, or the compiler objects to each variant; the message says what to do.
@@ -76,7 +81,10 @@ def build(directory: Path, variants: tuple[Variant, ...] | None = None) -> list[
     os.chmod(directory, 0o755)  # noqa: S103 - read by the sandbox, whose user owns nothing
     with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            problems = list(pool.map(partial(_compile, compiler, Path(scratch)), wanted))
+            problems = []
+            for problem in pool.map(partial(_compile, compiler, Path(scratch)), wanted):
+                problems.append(problem)
+                reached(len(problems), len(wanted))
         made = [one for one, problem in zip(wanted, problems, strict=True) if not problem]
         if not made:
             raise ConfigError(f"the kernels cannot be compiled: {problems[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.operator.bench import cputime
@@ -39,15 +39,21 @@ class Run:
 
 
 async def play(
-    client: Client, load: Load, plans: Sequence[Planned], warm: Sequence[Planned], pid: int | None = None
+    client: Client,
+    load: Load,
+    plans: Sequence[Planned],
+    warm: Sequence[Planned],
+    pid: int | None = None,
+    began: Callable[[Run], None] = lambda run: None,
 ) -> Run:
-    """Warm up, then send what is planned and wait for every answer."""
+    """Warm up, then send what is planned and wait for every answer; ``began`` is given the run after the warm-up."""
     await _warm(client, warm, load.streams or 4)
     rendered = [client.render(one) for one in plans]
     run = Run(load)
     before = cputime.cpu_by_label(pid) if pid is not None else {}
     own = _own_cpu_s()
     watcher = asyncio.create_task(_watch(run.lateness_s))
+    began(run)
     run.began = now()
     try:
         if load.kind == "closed":

@@ -27,11 +27,13 @@ from appliance.operator.bench.errors import BenchError, CardError, TargetError
 from appliance.operator.bench.run import play
 from appliance.operator.cli import exits
 from appliance.operator.cli.bench_target import Target, own_appliance
+from appliance.operator.cli.long_work import LongWork, of_counted
 from appliance.operator.cli.terminal import errors, fail, output
 from isolation.errors import IsolationError
 
 if TYPE_CHECKING:
     from appliance.operator.bench.metrics import Figures
+    from appliance.operator.bench.run import Run
     from appliance.operator.bench.workload import Load
 
 ENGINE_TIMEOUT_S = 1_800.0
@@ -139,7 +141,15 @@ async def _measure(target: Target, loads: Sequence[Load], wish: Wish) -> list[Fi
         plans = workload.plan(load, shape, tenants=tenants, seed=wish.seed)
         _say(f"{load.name}: {counted(len(plans), 'request')} ...")
         warm = workload.warm_up(load, shape, tenants=tenants, seed=wish.seed)
-        played = await play(client, load, plans, warm, target.pid or None)
+        total = len(plans)
+        with LongWork(load.name, of_counted("request")) as work:
+            work.stage("warming up")
+
+            def began(run: Run, work: LongWork = work, total: int = total) -> None:
+                work.stage("measuring")
+                work.follow(lambda: (len(run.samples), total))
+
+            played = await play(client, load, plans, warm, target.pid or None, began)
         results.append(metrics.figures(played, price_per_hour=wish.price_per_hour))
     return results
 
@@ -167,7 +177,7 @@ def _engine(load: Load, wish: Wish) -> dict[str, Any]:
     compiled = wish.kernels or kernels.installed()
     if compiled is not None:
         argv += ["--kernels", str(compiled.resolve())]
-    with tempfile.TemporaryDirectory(prefix="athanor-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="athanor-bench-") as scratch, LongWork(load.name):
         done = run_program(argv, timeout_s=ENGINE_TIMEOUT_S, env=MINIMAL_ENVIRONMENT, cwd=Path(scratch))
     found: dict[str, Any] = json.loads(done.stdout)
     output().print(report.engine_table(found["rows"], found))
@@ -180,8 +190,8 @@ def _check_plots() -> None:
 
     if importlib.util.find_spec("matplotlib") is None:
         raise BenchError(
-            "plots need matplotlib, which is not installed here; install the extra: pip install "
-            "'athanor[bench]', or leave --plots out"
+            "plots need matplotlib, which is not installed here; install the extra: pip install 'athanor[bench]' in a "
+            "virtual environment, athanor package deb --extra bench for a package; or leave --plots out"
         )
 
 
@@ -204,5 +214,4 @@ def _machine() -> dict[str, Any]:
 
 
 def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        errors().print(text, style="dim")
+    errors().print(text, style="dim", soft_wrap=True)

@@ -14,6 +14,7 @@ import typer
 
 from appliance.common.errors import os_errors_as
 from appliance.operator.cli import exits
+from appliance.operator.cli.long_work import LongWork, no_words
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
@@ -36,7 +37,7 @@ athanor image sign images/out --key image.key | prints the public key, for sandb
 """
 
 BUILDER = "images.build"
-"""Module with ``build(target, triton_cache, variant) -> Manifest``."""
+"""Module with ``build(target, triton_cache, variant, reached) -> Manifest``."""
 
 DEFAULT_IMAGE = Path("images/out")
 """Folder of what a source checkout built; not under version control."""
@@ -74,10 +75,14 @@ def build(
             f"there is no image builder here: {error}",
             "run this in a source checkout; an installed appliance takes images with `athanor image add`",
         )
+
+    def reached(share: float, doing: str) -> None:
+        work.reach(share, 1.0, doing)
+
     if variant not in ("", *VARIANTS):
         fail(exits.USAGE, f"there is no variant {variant}; there are {' and '.join(VARIANTS)}")
-    with os_errors_as(f"cannot build {target}"):
-        manifest: Manifest = builder.build(target, triton_cache, variant)
+    with os_errors_as(f"cannot build {target}"), LongWork("building the image", no_words) as work:
+        manifest: Manifest = builder.build(target, triton_cache, variant, reached)
         if signing is not None:
             sign_image(target, signing)
     _show(target, manifest, output_format)

@@ -10,6 +10,7 @@ import typer
 
 from appliance.common.errors import os_errors_as
 from appliance.common.figures import counted
+from appliance.operator.cli.long_work import LongWork, of_counted
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, output, print_data
 
@@ -34,8 +35,11 @@ def build(directory: Directory) -> None:
     """
     from appliance.operator import kernels
 
-    with os_errors_as(f"cannot write to {directory}"):
-        built = kernels.build(directory)
+    with (
+        os_errors_as(f"cannot write to {directory}"),
+        LongWork("compiling kernels", of_counted("library", "libraries")) as work,
+    ):
+        built = kernels.build(directory, reached=work.reach)
     for one in built:
         output().print(f"{one.library} ({one.library_bytes // 1024} KiB)", soft_wrap=True)
 
@@ -63,7 +67,7 @@ def gpu(
     wanted = gpu_kernels.GpuKernels(
         architecture=architecture, model=model, dtype=dtype, block_size=block_size, max_num_seqs=max_num_seqs
     )
-    with os_errors_as(f"cannot write to {directory}"):
+    with os_errors_as(f"cannot write to {directory}"), LongWork(f"compiling kernels for {architecture}"):
         built = gpu_kernels.build(directory, wanted)
     if not print_data({**asdict(built), "folder": str(built.folder)}, output_format):
         output().print(f"{built.folder} ({counted(built.kernels, 'kernel')}, {built.digest})", soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.common.figures import counted
+from appliance.operator.cli.long_work import LongWork, of_bytes
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, errors, output, print_data
 
@@ -36,9 +37,20 @@ def digest(
     It covers every file that a sandbox gets, by name and content. With the line in the model's entry
     of athanor.yaml no other files are served under its name.
     """
-    from appliance.common.catalog import read_model
+    from appliance.common.catalog import find_files, read_model
+    from appliance.common.model_digests import DigestCache
 
-    files = read_model(folder.resolve().name, folder)
+    name = folder.resolve().name
+    sizes = {path: path.stat().st_size for part in find_files(name, folder) for _, path in part}
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        work.reach(done, sum(sizes.values()))
+
+    with LongWork("reading the model", of_bytes) as work:
+        files = read_model(name, folder, DigestCache(on_read=read))
     names = [name for name, _ in files.engine + files.text]
     if not print_data({"digest": files.digest, "folder": str(folder), "files": names}, output_format):
         output().print(f"digest: {files.digest}", soft_wrap=True, markup=False, highlight=False)
@@ -64,15 +76,15 @@ def convert(
     from appliance.operator.conversion import convert as work
 
     with ExitStack() as stack:
-        done = work(source, folder, dtype=dtype, progress=_progress(stack, output_format))
+        done = work(source, folder, dtype=dtype, progress=_progress(stack))
     _show(done, output_format)
 
 
-def _progress(stack: ExitStack, output_format: Format) -> Progress:
-    """A bar on standard error where a person watches, else nothing."""
+def _progress(stack: ExitStack) -> Progress:
+    """A bar on standard error where a person watches, else a line now and then."""
     console = errors()
-    if output_format is not Format.TABLE or not console.is_terminal:
-        return lambda written, total: None
+    if not console.is_terminal:
+        return stack.enter_context(LongWork("converting", of_bytes)).reach
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     bar = stack.enter_context(

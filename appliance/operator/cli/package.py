@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from appliance.operator.cli.terminal import errors, output
+from appliance.operator.cli.long_work import LongWork, of_bytes
+from appliance.operator.cli.terminal import output
 
 DEB_EXAMPLES = """
 athanor package deb dist | with everything that it needs; minutes
 athanor package deb dist --slim | athanor, runsc and the embedded model only
+athanor package deb dist --extra bench | with what athanor bench --plots needs
 """
 
 
@@ -20,6 +21,10 @@ def deb(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the package goes.")] = Path("dist"),
     slim: Annotated[bool, typer.Option("--slim", help="Without the Python packages that it needs.")] = False,
+    extras: Annotated[
+        list[str] | None,
+        typer.Option("--extra", metavar="NAME", help="Also what an extra needs: bench, for plots; may be repeated."),
+    ] = None,
 ) -> None:
     """Build a Debian package of this installation.
 
@@ -29,9 +34,6 @@ def deb(
     from appliance.common.figures import size
     from appliance.operator.install.deb import build
 
-    console = errors()
-    with ExitStack() as stack:
-        status = stack.enter_context(console.status("beginning")) if console.is_terminal else None
-        say = status.update if status is not None else lambda _: None
-        built = build(folder, context.obj, slim=slim, say=say)
+    with LongWork("packaging", of_bytes) as work:
+        built = build(folder, context.obj, work, slim=slim, extras=tuple(extras or ()))
     output().print(f"{built.path} ({size(built.size)})", soft_wrap=True, markup=False)

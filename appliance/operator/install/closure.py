@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -12,17 +12,26 @@ from packaging.utils import canonicalize_name
 from appliance.common.errors import ConfigError
 
 
-def requirement_closure(name: str) -> tuple[Distribution, ...]:
-    """All distributions that ``name`` needs to run, without itself; extras and what this machine does not need left
-    out.
+def requirement_closure(name: str, extras: Iterable[str] = ()) -> tuple[Distribution, ...]:
+    """All distributions that ``name`` needs to run, without itself; what this machine does not need is left out, and so
+    are extras that are not asked for.
 
     Raises:
-        ConfigError: it is not installed here.
+        ConfigError: it is not installed here, has no such extra, or not all of an extra is installed.
     """
     try:
-        wanted = [*_needed(distribution(name))]
+        own = distribution(name)
     except PackageNotFoundError:
         raise ConfigError(f"{name} is not installed in this Python; run `make setup` first") from None
+    wanted = [*_needed(own)]
+    for extra in extras:
+        more = [*_needed(own, extra)]
+        if not more:
+            raise ConfigError(f"{name} has no extra {extra}; it has {', '.join(_extras(own))}")
+        for one in more:
+            if not _is_here(one):
+                raise ConfigError(f"{one} is not installed here; run: pip install '{name}[{extra}]'")
+        wanted += more
     found: dict[str, Distribution] = {}
     while wanted:
         one = wanted.pop()
@@ -38,11 +47,26 @@ def requirement_closure(name: str) -> tuple[Distribution, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def _needed(dist: Distribution) -> Iterator[str]:
-    """Names of what a distribution requires on this machine and this Python, without extras."""
+def _needed(dist: Distribution, extra: str = "") -> Iterator[str]:
+    """Names of what a distribution requires on this machine and this Python: without extras, or for one alone."""
     for requirement in map(Requirement, dist.requires or ()):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        marker = requirement.marker
+        always = marker is None or marker.evaluate({"extra": ""})
+        for_extra = marker is not None and not always and marker.evaluate({"extra": extra})
+        if for_extra if extra else always:
             yield requirement.name
+
+
+def _extras(dist: Distribution) -> list[str]:
+    return sorted(dist.metadata.get_all("Provides-Extra") or ())
+
+
+def _is_here(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def package_files(dist: Distribution) -> Iterator[tuple[Path, Path]]:

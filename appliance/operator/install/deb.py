@@ -13,9 +13,9 @@ import py_compile
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import typer
 
@@ -59,8 +59,15 @@ TRIAL_S = 120.0
 EPOCH_S = 1_767_225_600
 """Time of every file, 2026-01-01, so that a package's bytes do not depend on when it was built."""
 
-Say = Callable[[str], None]
-"""Told what is being done."""
+
+class PackingProgress(Protocol):
+    """Told how far the package is."""
+
+    def stage(self, doing: str) -> None:
+        """Another part begins."""
+
+    def reach(self, done: float, total: float) -> None:
+        """So many bytes of this part are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +78,17 @@ class BuiltPackage:
     size: int
 
 
-def build(folder: Path, app: typer.Typer, *, slim: bool, say: Say) -> BuiltPackage:
+def build(
+    folder: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool, extras: tuple[str, ...] = ()
+) -> BuiltPackage:
     """Build ``athanor_VERSION_ARCH.deb`` in ``folder``.
 
     Args:
         folder: where it goes; made when missing.
         app: the command line, whose manual pages and completions are part of it.
+        progress: told how far it is.
         slim: leave out the packages that ours need; they must be installed beside it.
-        say: told what is being done.
+        extras: extras of athanor whose packages are part of it too.
 
     Raises:
         ConfigError: no dpkg-deb, something to pack is missing, or it cannot be written.
@@ -94,10 +104,10 @@ def build(folder: Path, app: typer.Typer, *, slim: bool, say: Say) -> BuiltPacka
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".athanor-deb-", dir=folder) as scratch:
             root = Path(scratch) / "root"
-            fill(root, app, slim=slim, say=say)
+            fill(root, app, progress, slim=slim, extras=extras)
             write_control(root, architecture, slim=slim)
             normalise(root)
-            say("packing")
+            progress.stage("packing")
             argv = [packer, "--root-owner-group", "-Zzstd", "-z3", "--build", str(root)]
             environment = {**MINIMAL_ENVIRONMENT, "SOURCE_DATE_EPOCH": str(EPOCH_S)}
             run([*argv, str(Path(scratch) / name)], timeout_s=BUILD_S, env=environment)
@@ -109,7 +119,7 @@ def build(folder: Path, app: typer.Typer, *, slim: bool, say: Say) -> BuiltPacka
     return BuiltPackage(folder / name, (folder / name).stat().st_size)
 
 
-def fill(root: Path, app: typer.Typer, *, slim: bool, say: Say) -> None:
+def fill(root: Path, app: typer.Typer, progress: PackingProgress, *, slim: bool, extras: tuple[str, ...] = ()) -> None:
     """Lay out what the package installs.
 
     Raises:
@@ -124,14 +134,15 @@ def fill(root: Path, app: typer.Typer, *, slim: bool, say: Say) -> None:
         (home / "bin" / name).symlink_to(f"/usr/bin/{version}")
     settings = f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {version[6:]}\n"
     (home / "pyvenv.cfg").write_text(settings)
-    say("copying athanor")
+    progress.stage("copying athanor")
     source = Path(appliance.__path__[0]).parent
     for name in OUR_PACKAGES:
         shutil.copytree(source / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
     if not slim:
-        _copy_requirements(site, say)
-        say("trying it")
+        _copy_requirements(site, progress, extras)
+        progress.stage("trying it")
         check_whole(site)
+    progress.stage("compiling Python modules")
     compileall.compile_dir(
         site,
         quiet=2,
@@ -170,13 +181,17 @@ def _copy_runsc(into: Path) -> None:
         shutil.copytree(folder, into / folder.name)
 
 
-def _copy_requirements(site: Path, say: Say) -> None:
-    for dist in requirement_closure("athanor"):
-        say(f"copying {dist.name}")
-        for source, below in package_files(dist):
-            target = site / below
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+def _copy_requirements(site: Path, progress: PackingProgress, extras: tuple[str, ...]) -> None:
+    files = [pair for dist in requirement_closure("athanor", extras) for pair in package_files(dist)]
+    sizes = [source.stat().st_size for source, _ in files]
+    total, done = sum(sizes), 0
+    progress.stage("copying what it needs")
+    for (source, below), size in zip(files, sizes, strict=True):
+        target = site / below
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+        done += size
+        progress.reach(done, total)
 
 
 def check_whole(site: Path) -> None:

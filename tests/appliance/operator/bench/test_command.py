@@ -106,7 +106,7 @@ def test_plots_without_their_library_are_refused_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = bench("closed:1", "--url", "http://127.0.0.1:1", "--model", "m", "--plots", "x")
     assert done.exit_code == 1
-    assert "athanor[bench]" in done.stderr
+    assert "athanor[bench]" in done.stderr and "--extra bench" in done.stderr
 
 
 @pytest.mark.full

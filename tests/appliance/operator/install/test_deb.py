@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.errors import ConfigError
-from appliance.operator.install import deb
+from appliance.operator.install import closure, deb
 from appliance.operator.install.closure import package_files, requirement_closure
 from tests.appliance.operator.cli.conftest import Run, run
 
@@ -74,6 +74,20 @@ def test_what_is_needed_is_packed_and_nothing_of_the_tests() -> None:
     below = {str(path) for _, path in package_files(distribution("typer"))}
     assert "typer/__init__.py" in below
     assert not any(path.startswith(("..", "/")) or "__pycache__" in path for path in below)
+
+
+def test_an_extra_is_packed_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--extra bench`` adds what plots need and nothing of the test tools; where it is not installed the command that
+    installs it is named, and an extra that there is not is refused with those that there are."""
+    if closure._is_here("matplotlib"):
+        names = {dist.name.lower() for dist in requirement_closure("athanor", ("bench",))}
+        assert "matplotlib" in names and "pytest" not in names
+    monkeypatch.setattr(closure, "_is_here", lambda name: name != "matplotlib")
+    with pytest.raises(ConfigError, match=r"matplotlib is not installed here; run: pip install 'athanor\[bench\]'"):
+        requirement_closure("athanor", ("bench",))
+    with pytest.raises(ConfigError, match="no extra plots; it has bench, build, dev"):
+        requirement_closure("athanor", ("plots",))
+    assert "matplotlib" not in {dist.name.lower() for dist in requirement_closure("athanor")}
 
 
 def test_a_package_that_would_not_run_is_not_built(tmp_path: Path) -> None:
