@@ -87,7 +87,7 @@ def test_a_wheel_brings_what_an_installation_needs(root: Path) -> None:
         for pattern in (*share.PATTERNS, *share.MONITORED)
         for path in root.glob(pattern)
     ]
-    assert len(names) > 60
+    assert len(names) > 50
     assert [name for name in names if not brought(name)] == []
     assert not brought("Makefile")
 
