@@ -21,6 +21,9 @@ INTERVAL_S = 5.0
 LEAST_SHARE = 0.01
 """Part of the work that must be done before what is left is estimated."""
 
+LEAST_LEFT_S = 1.0
+"""Seconds below which what is left is not told."""
+
 Words = Callable[[float, float], str]
 """Done and all of the work in words."""
 
@@ -55,6 +58,7 @@ class LongWork:
         self._doing = ""
         self._began = self._stage_began = clock()
         self._look: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        self._reached_at: float | None = None
         self._ended = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="progress", daemon=True)
 
@@ -71,15 +75,16 @@ class LongWork:
     def stage(self, doing: str) -> None:
         """Another part of the work begins, of which nothing is done yet."""
         self._doing, self._stage_began, self._look = doing, self._clock(), lambda: (0.0, 0.0)
+        self._reached_at = None
 
     def reach(self, done: float, total: float, doing: str = "") -> None:
         """So much of this part is done; ``doing`` says what is done next, where that is known."""
         self._doing = doing or self._doing
-        self._look = lambda: (done, total)
+        self._look, self._reached_at = lambda: (done, total), self._clock()
 
     def follow(self, look: Callable[[], tuple[float, float]]) -> None:
         """Have done and total of this part asked for whenever a line is due."""
-        self._look = look
+        self._look, self._reached_at = look, None
 
     def line(self) -> str:
         """The line of now: what is being done, how far it is, since when, and about how much longer."""
@@ -89,12 +94,19 @@ class LongWork:
         if total:
             words, share = self._words(done, total), f"{100 * done / total:.0f} %"
             parts.append(f"{words} ({share})" if words else share)
-        parts.append(f"{duration(now - self._began)} so far")
+        parts.append(f"{_whole(now - self._began)} so far")
         if total and LEAST_SHARE <= done / total < 1:
-            left = (now - self._stage_began) * (total - done) / done
-            parts.append(f"about {duration(max(1.0, round(left)))} left")
+            spent = (now if self._reached_at is None else self._reached_at) - self._stage_began
+            left = spent * total / done - (now - self._stage_began)
+            # What takes longer than was estimated has no better estimate before its next step.
+            parts += [f"about {_whole(left)} left"] if left >= LEAST_LEFT_S else []
         return f"{self._what}: {', '.join(parts)}"
 
     def _tell(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             typer.echo(self.line(), err=True)
+
+
+def _whole(seconds: float) -> str:
+    """A time in whole seconds: ``7 s``, ``2 min 05 s``."""
+    return f"{round(seconds)} s" if seconds < 100 else duration(seconds)

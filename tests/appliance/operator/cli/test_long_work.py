@@ -25,31 +25,36 @@ PAUSE_S = 0.15
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines at short intervals."""
+    """Lines at short intervals, also of what is over at once."""
+    monkeypatch.setattr(long_work, "LEAST_LEFT_S", 0.0)
     monkeypatch.setattr(long_work, "INTERVAL_S", PAUSE_S / 2)
 
 
 def test_a_line_says_what_how_far_and_how_much_longer() -> None:
     """With nothing known there is only the time so far; with a share, what is left is the time of this part by the rest
-    of it; a new part begins anew, and a part that is complete has nothing left."""
+    of it, and becomes less while nothing new is reached, until it is over; a new part begins anew, and a part that is
+    complete has nothing left."""
     now = [100.0]
     work = LongWork("packaging", of_bytes, clock=lambda: now[0])
     now[0] = 110.0
-    assert work.line() == "packaging: 10.0 s so far"
+    assert work.line() == "packaging: 10 s so far"
     work.stage("copying what it needs")
     now[0] = 140.0
     work.reach(256 << 20, 1024 << 20)
-    assert work.line() == (
-        "packaging: copying what it needs, 256 of 1,024 MiB (25 %), 40.0 s so far, about 90.0 s left"
-    )
+    assert work.line() == ("packaging: copying what it needs, 256 of 1,024 MiB (25 %), 40 s so far, about 90 s left")
+    now[0] = 180.0
+    assert work.line().endswith("80 s so far, about 50 s left")
+    now[0] = 240.0
+    assert work.line().endswith("2 min 20 s so far")
+    now[0] = 140.0
     work.reach(1024 << 20, 1024 << 20, "closing")
-    assert work.line() == "packaging: closing, 1,024 of 1,024 MiB (100 %), 40.0 s so far"
+    assert work.line() == "packaging: closing, 1,024 of 1,024 MiB (100 %), 40 s so far"
     work.reach(1, 1000)
     assert "left" not in work.line(), "of a thousandth nothing can be said"
     work.follow(lambda: (3, 4))
     assert "(75 %)" in work.line()
     work.stage("packing")
-    assert work.line() == "packaging: packing, 40.0 s so far"
+    assert work.line() == "packaging: packing, 40 s so far"
 
 
 def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

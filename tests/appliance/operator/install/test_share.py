@@ -7,6 +7,7 @@ import gzip
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -67,6 +68,28 @@ def test_nothing_of_the_repository_is_missing(root: Path, files: share.Files, tm
     (tmp_path / "docs/deeper/new.md").write_text("# New\n")
     (tmp_path / "docs/new.md").write_text("# New\n")
     assert lacking(tmp_path, share.share_files(tmp_path, app, share.PACKAGE_SHARE)) == [f"{DOC}/docs/deeper/new.md"]
+
+
+def test_a_wheel_brings_what_an_installation_needs(root: Path) -> None:
+    """Each file that ``athanor install`` looks for is put by a wheel where it looks without the sources, at the same
+    path below share/athanor. Control: a file that the project does not name is not."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+
+    def brought(name: str) -> bool:
+        return any(
+            (name == place or name.startswith(f"{place}/")) and target == f"share/athanor/{place}"
+            for place, target in shared.items()
+        )
+
+    names = [
+        path.relative_to(root).as_posix()
+        for pattern in (*share.PATTERNS, *share.MONITORED)
+        for path in root.glob(pattern)
+    ]
+    assert len(names) > 50
+    assert [name for name in names if not brought(name)] == []
+    assert not brought("Makefile")
 
 
 def test_every_command_has_a_page_and_every_shell_a_completion(files: share.Files) -> None:
