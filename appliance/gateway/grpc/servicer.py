@@ -207,11 +207,12 @@ class GrpcFrontEnd:
             RateLimitedError: its tenant has as many connections as it may.
         """
         if method.auth is Auth.PUBLIC:
+            call.wire.unproved()
             return
         try:
             call.principal = self._resolver.resolve(call.authorization, call.wire.peer_uris)
         except UnauthenticatedError:
-            call.wire.refused()
+            call.wire.unproved()
             raise
         if not call.wire.claim(call.principal.tenant):
             raise RateLimitedError("too many connections; close some of them first", retry_after_s=CALLS_RETRY_S)
