@@ -87,6 +87,10 @@ class GrpcCall:
         """Charge the caller for a call without a valid credential."""
         self._peer.unproved()
 
+    def bound(self, most: int) -> None:
+        """Let no message of the call have more bytes."""
+        self._reader.most = most
+
     def time_remaining(self) -> float | None:
         """Seconds to the caller's deadline; None where it has none."""
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())

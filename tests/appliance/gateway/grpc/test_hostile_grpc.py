@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
-from appliance.gateway.grpc import connection
+from appliance.gateway.grpc import connection, servicer
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
@@ -365,3 +365,23 @@ async def test_frames_of_ended_calls_are_charged(running):
     async with asyncio.timeout(10):
         assert await peer.farewell() in (raw.ENHANCE_YOUR_CALM, None)
     peer.close()
+
+
+async def test_silent_health_checks_take_nobodys_place(running, channel, monkeypatch):
+    """Behind as many silent health checks of strangers as there are calls and readers, another address's health check
+    is answered at once and a tenant is served; a check that announces more than a service's name is refused."""
+    monkeypatch.setattr("appliance.gateway.grpc.servicer.TENANT_READERS", 4)
+    running.front_ends._grpc._max_calls = 8
+    peers = [await Peer.connect(running, address=f"127.0.0.{number}") for number in (2, 3)]
+    for peer in peers:
+        peer.say(b"".join(_check(stream, b"") for stream in range(1, 17, 2)) + frame(raw.PING, 0, 0, b"12345678"))
+        assert await peer.until(raw.PING)
+    async with asyncio.timeout(3):
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert await drained(InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running)))
+        long = await Peer.connect(running, address="127.0.0.4")
+        long.say(_check(1, b"\0" + struct.pack(">I", servicer.STRANGER_MESSAGE_BYTES + 1)))
+        assert (b"grpc-status", b"8") in hpack.Decoder().decode((await long.until(raw.HEADERS)).payload, raw=True)
+    for peer in [*peers, long]:
+        peer.close()
