@@ -111,7 +111,9 @@ class FrontEnds:
         self._http = http
         self._grpc = grpc_front
         self._ready = ready
-        each, total = settings.http.max_connections_each, _affordable(settings.http.max_connections)
+        wanted = settings.http.max_connections
+        total = _affordable(wanted)
+        each = max(1, settings.http.max_connections_each * total // wanted)  # the same part of fewer
         strangers = min(settings.http.max_strangers, max(1, total // 2))
         self.handshakes = Handshakes(time.monotonic)
         """The turns of TLS handshakes, of both ports together."""

@@ -37,7 +37,7 @@ class Peer(Protocol):
     def claim(self, tenant: str) -> bool:
         """Count the connection as this tenant's; False when the tenant has as many as it may."""
 
-    def refused(self) -> None:
+    def unproved(self) -> None:
         """Charge the peer for a call without a valid credential."""
 
 
@@ -83,9 +83,13 @@ class GrpcCall:
         """Count the call's connection as this tenant's; False when the tenant has as many as it may."""
         return self._peer.claim(tenant)
 
-    def refused(self) -> None:
+    def unproved(self) -> None:
         """Charge the caller for a call without a valid credential."""
-        self._peer.refused()
+        self._peer.unproved()
+
+    def bound(self, most: int) -> None:
+        """Let no message of the call have more bytes."""
+        self._reader.most = most
 
     def time_remaining(self) -> float | None:
         """Seconds to the caller's deadline; None where it has none."""

@@ -28,6 +28,12 @@ SILENT_BYTES = 64 << 10
 TURN_BYTES = 16 << 10
 """Bytes of one connection that are read before the event loop turns: a few milliseconds of the smallest frames."""
 
+STRANGER_TURN_BYTES = 1 << 10
+"""The same before a credential: what its calls cost is charged before more are read."""
+
+SMALL_BYTES = 1 << 10
+"""Bytes of a message in one frame, not the last, below which the frame counts as one that serves nothing."""
+
 STRANGER = Rate(burst=200, per_s=50)
 """Frames that serve nothing, of all connections of an address without a credential."""
 
@@ -45,10 +51,10 @@ DRAIN_S = 0.5
 """Seconds spent on that."""
 
 FREE_FRAMES = 16
-"""Frames at a connection's start that every client sends."""
+"""Frames at a connection's start that every client sends; calls are none of them."""
 
-REFUSED_UNITS = 4
-"""Units that a call without a valid credential costs: as much work as so many frames."""
+UNPROVED_UNITS = 4
+"""Units that a call without a valid credential costs, refused or a health check: as much work as so many frames."""
 
 RESET_UNITS = 4
 """Units that a call costs which its client takes back."""
@@ -180,14 +186,13 @@ class GrpcConnection(asyncio.Protocol):
     def _read_turn(self) -> None:
         if self._closing:
             return
-        part, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
-        sound = False
+        size = TURN_BYTES if self._known else STRANGER_TURN_BYTES
+        part, self._unread = self._unread[:size], self._unread[size:]
         try:
             self._read(part)
-            sound = True
-        finally:
-            if not sound:
-                self._transport.abort()  # a defect, which the loop's handler logs, must not leave a silent connection
+        except BaseException:
+            self._transport.abort()  # a defect, which the loop's handler logs, must not leave a silent connection
+            raise
         if self._unread:
             if not self._paused:
                 self._paused = True
@@ -212,6 +217,7 @@ class GrpcConnection(asyncio.Protocol):
             handle(self, event)
             if self._closing:
                 return
+        self._spend(self._outlet.unsaid())
         self._outlet.flush_soon()
 
     # ---- what comes
@@ -227,7 +233,7 @@ class GrpcConnection(asyncio.Protocol):
         except CallHeadError as error:
             self._outlet.send_rows(stream_id, error.rows, end=True)
             self._outlet.reset(stream_id)
-            self.refused()
+            self.unproved()
             return
         call = GrpcCall(self, self._outlet, stream_id, head, self._shared.most, self._shared.stall_s)
         self._calls[stream_id] = call
@@ -246,12 +252,11 @@ class GrpcConnection(asyncio.Protocol):
         call = self._calls.get(event.stream_id)
         if call is not None:
             call.feed(event.data, size)
-        if not event.data:
+        if not event.data or (len(event.data) < SMALL_BYTES and event.stream_ended is None):
             self._spend(1)
 
     def _on_stream_ended(self, event: Any) -> None:
-        call = self._calls.get(event.stream_id)
-        if call is not None:
+        if (call := self._calls.get(event.stream_id)) is not None:
             call.half_close()
 
     def _on_reset(self, event: Any) -> None:
@@ -263,8 +268,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _on_window(self, event: Any) -> None:
         if event.stream_id:
-            call = self._calls.get(event.stream_id)
-            if call is not None:
+            if (call := self._calls.get(event.stream_id)) is not None:
                 call.widen()
         else:
             self._widen()
@@ -292,8 +296,8 @@ class GrpcConnection(asyncio.Protocol):
             call.widen()
 
     def _spend(self, units: float) -> None:
-        """Charge the peer for frames that serve nothing; a connection that only makes work ends."""
-        if self._free > 0:
+        """Charge the peer for what serves nothing; a connection that only makes work ends."""
+        if units == 1 and self._free > 0:
             self._free -= 1
         elif not self._allowance.spend(units, self._loop.time()):
             self._close(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -309,10 +313,10 @@ class GrpcConnection(asyncio.Protocol):
             self._allowance = Allowance(TENANT, self._loop.time())
         return True
 
-    def refused(self) -> None:
+    def unproved(self) -> None:
         """Charge the peer for a call without a valid credential."""
         if not self._slot.proxy:  # its other clients would lose their calls with the connection
-            self._spend(REFUSED_UNITS)
+            self._spend(UNPROVED_UNITS)
 
     # ---- ending
 

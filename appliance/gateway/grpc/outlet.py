@@ -14,9 +14,11 @@ from typing import cast
 import h2.config
 import h2.connection
 import h2.errors
+import h2.events
 import h2.exceptions
 import h2.settings
 import hpack
+import hyperframe.frame
 
 from appliance.gateway.grpc.wire import MAX_HEAD_BYTES, Rows
 
@@ -64,6 +66,13 @@ class _Encoder(hpack.Encoder):
 
 class _Http2(h2.connection.H2Connection):
     MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
+    unsaid = 0
+    """Frames that came and gave no event: h2 ignores them, or resets their stream, which has ended."""
+
+    def _receive_frame(self, frame: hyperframe.frame.Frame) -> list[h2.events.Event]:
+        events = super()._receive_frame(frame)
+        self.unsaid += not events
+        return events
 
 
 def _http2() -> _Http2:
@@ -170,6 +179,11 @@ class Outlet:
         if self.open:
             last = self.h2.highest_inbound_stream_id if last_stream is None else last_stream
             self._transport.write(_GOAWAY.pack(0, 8, 7, 0, 0, last, int(code)))
+
+    def unsaid(self) -> int:
+        """Return how many frames came since this was asked last that gave no event."""
+        count, self.h2.unsaid = self.h2.unsaid, 0
+        return count
 
     def flush_soon(self) -> None:
         """Send what there is when the event loop turns."""

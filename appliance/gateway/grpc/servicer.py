@@ -14,7 +14,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -73,13 +73,17 @@ TENANT_CALLS = 512
 caller likes, and no policy counts them."""
 
 MAX_CALLS = 1_024
-"""Calls at once over all connections; one more ends with RESOURCE_EXHAUSTED."""
+"""Calls of tenants at once over all connections; one more ends with RESOURCE_EXHAUSTED. Those of strangers, which are
+bounded by address and with their connections, take none of these places."""
 
 STRANGER_CALLS = 8
 """Calls of one address at once without a credential: health checks."""
 
 STRANGER_MESSAGE_S = 5.0
 """Seconds for the message of such a call, of a few bytes."""
+
+STRANGER_MESSAGE_BYTES = 1 << 10
+"""Bytes of it: the name of a service. So little needs no turn beside the messages of others."""
 
 CALLS_RETRY_S = 1.0
 """When a caller with too many calls may try again."""
@@ -171,11 +175,7 @@ class GrpcFrontEnd:
         """Answer one call and return its end. An unknown method too is authenticated first."""
         method = self._table.get(wire.method, _Method(Auth.TENANT, self._unknown))
         call = _Call(wire.method if wire.method in self._table else "*", wire, self._proxies)
-        self._calls += 1
-        try:
-            return await self._answer(method, call)
-        finally:
-            self._calls -= 1
+        return await self._answer(method, call)
 
     async def _answer(self, method: _Method, call: _Call) -> Status:
         try:
@@ -207,11 +207,12 @@ class GrpcFrontEnd:
             RateLimitedError: its tenant has as many connections as it may.
         """
         if method.auth is Auth.PUBLIC:
+            call.wire.unproved()
             return
         try:
             call.principal = self._resolver.resolve(call.authorization, call.wire.peer_uris)
         except UnauthenticatedError:
-            call.wire.refused()
+            call.wire.unproved()
             raise
         if not call.wire.claim(call.principal.tenant):
             raise RateLimitedError("too many connections; close some of them first", retry_after_s=CALLS_RETRY_S)
@@ -231,11 +232,14 @@ class GrpcFrontEnd:
             counts, kind, name = self._tenants, "tenant", call.principal.tenant
         else:
             counts, kind, name = self._strangers, "address", network_of(call.address)
-        if self._calls > self._max_calls or not counts.enter(kind, name):
+        places = call.principal is not None
+        if self._calls + places > self._max_calls or not counts.enter(kind, name):
             raise RateLimitedError("too many calls at once; end some of them first", retry_after_s=CALLS_RETRY_S)
+        self._calls += places
         try:
             yield
         finally:
+            self._calls -= places
             counts.leave(kind, name)
 
     async def _request(self, call: _Call, kind: type[_M], build: Callable[[_M, Stamp], _R]) -> tuple[_R, Ticks]:
@@ -328,13 +332,17 @@ class GrpcFrontEnd:
         raise RouteNotFoundError("no such method; ask server reflection for those served")
 
     async def _only(self, kind: type[_M], call: _Call) -> _M:
-        """The one message of a call, read in bounded time and beside few others of its tenant, or of all strangers."""
-        tenant, within_s = "", STRANGER_MESSAGE_S
-        if call.principal is not None:
-            tenant, within_s = call.principal.tenant, MESSAGE_S
-        readers = self._readers.setdefault(tenant, asyncio.Semaphore(TENANT_READERS))
+        """The one message of a call, read in bounded time: a tenant's beside few others of it, a stranger's if it is
+        short."""
+        within_s = STRANGER_MESSAGE_S
+        turn: AbstractAsyncContextManager[None] = nullcontext()
+        if call.principal is None:
+            call.wire.bound(STRANGER_MESSAGE_BYTES)
+        else:
+            within_s = MESSAGE_S
+            turn = self._readers.setdefault(call.principal.tenant, asyncio.Semaphore(TENANT_READERS))
         try:
-            async with asyncio.timeout(within_s), readers:
+            async with asyncio.timeout(within_s), turn:
                 data = await call.wire.receive()
         except TimeoutError:
             raise InvalidRequestError(f"the message did not arrive within {within_s:g} s") from None

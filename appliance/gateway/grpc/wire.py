@@ -141,7 +141,7 @@ class MessageReader:
 
     def __init__(self, encoding: str, most: int) -> None:
         self._window_bits = _WINDOW_BITS[encoding]
-        self._most = most
+        self.most = most
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -163,7 +163,7 @@ class MessageReader:
         if len(self._data) < PREFIX.size:
             return None
         compressed, length = PREFIX.unpack_from(self._data)
-        if length > self._most:
+        if length > self.most:
             raise self._too_large()
         if compressed > 1 or (compressed and not self._window_bits):
             raise InvalidRequestError("the message is marked as compressed and grpc-encoding names no compression")
@@ -176,14 +176,14 @@ class MessageReader:
     def _inflated(self, message: bytes) -> bytes:
         inflater = zlib.decompressobj(self._window_bits)
         try:
-            inflated = inflater.decompress(message, self._most + 1)
+            inflated = inflater.decompress(message, self.most + 1)
         except zlib.error:
             inflated = b""
-        if len(inflated) > self._most:
+        if len(inflated) > self.most:
             raise self._too_large()
         if not inflater.eof or inflater.unused_data:
             raise InvalidRequestError("the message is not compressed as grpc-encoding says")
         return inflated
 
     def _too_large(self) -> PayloadTooLargeError:
-        return PayloadTooLargeError(f"the message is larger than {self._most} bytes; send a shorter prompt")
+        return PayloadTooLargeError(f"the message is larger than {self.most} bytes; send a shorter prompt")

@@ -271,7 +271,7 @@ async def test_a_broken_model_does_not_hold_up_the_others(gateway: Gateway, monk
     broken.note_failure()
 
     class Front:
-        async def refresh(self) -> None:
+        def refresh(self) -> None:
             """Look at readiness."""
 
     announcing = asyncio.create_task(gateway._announce(Front(), {}))  # type: ignore[arg-type]

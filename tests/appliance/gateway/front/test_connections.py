@@ -171,3 +171,14 @@ async def test_a_connection_that_was_closed_for_a_newcomer_is_never_a_tenants() 
             while opened.held:
                 await asyncio.sleep(0.01)
         assert (await ask(port, running.key))[2].startswith(b"HTTP/1.1 200")
+
+
+async def test_one_tenant_cannot_hold_all_that_few_descriptors_allow(monkeypatch) -> None:
+    """Where fewer connections are affordable than one tenant may hold by the settings, it holds the same part of them,
+    half, and another tenant is served."""
+    monkeypatch.setattr("appliance.gateway.servers._affordable", lambda wanted: 8)
+    async with serving() as running:
+        port = running.front_ends.http_port
+        held = [await ask(port, running.key, f"127.0.1.{number}") for number in range(1, 9)]
+        assert [status.split()[1] for _, _, status in held] == [b"200"] * 4 + [b"429"] * 4
+        assert (await ask(port, running.other_key, "127.0.2.1"))[2].split()[1] == b"200"

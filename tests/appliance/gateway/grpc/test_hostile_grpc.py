@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
-from appliance.gateway.grpc import connection
+from appliance.gateway.grpc import connection, servicer
 from appliance.gateway.grpc.call import GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated.inference_pb2_grpc import InferenceServiceStub
@@ -37,6 +37,11 @@ def _call(stream: int, *more: tuple[str, str]) -> bytes:
     return frame(raw.HEADERS, raw.END_HEADERS, stream, raw.head(LIST, *more))
 
 
+def _check(stream: int, data: bytes, flags: int = 0) -> bytes:
+    head = frame(raw.HEADERS, raw.END_HEADERS, stream, raw.head("/grpc.health.v1.Health/Check"))
+    return head + frame(raw.DATA, flags, stream, data)
+
+
 def _resets() -> bytes:
     taken_back = struct.pack(">I", 8)
     return b"".join(_call(stream) + frame(raw.RST, 0, stream, taken_back) for stream in range(1, 2_001, 2))
@@ -49,6 +54,8 @@ FLOODS = {
     "window": frame(raw.WINDOW, 0, 0, b"\0\0\0\1") * MANY,
     "unknown": frame(0x77, 0, 0, b"?") * MANY,
     "empty data": _call(1) + frame(raw.DATA, 0, 1) * MANY,
+    "small data": _check(1, b"\0" + struct.pack(">I", 60_000)) + frame(raw.DATA, 0, 1, b"x") * MANY,
+    "health checks": b"".join(_check(stream, bytes(5), raw.END_STREAM) for stream in range(1, 401, 2)),
     "resets": _resets(),
     "hpack references": frame(
         raw.HEADERS, raw.END_HEADERS, 1, raw.head(LIST) + raw.literal("a", "v" * 3_900, indexed=True)
@@ -277,7 +284,8 @@ async def test_a_call_that_ends_before_it_begins_leaves_nothing(running, end):
     gc.collect()
     before = _left(GrpcCall)
     peer = await Peer.connect(running)
-    calls = [_call(stream, ("grpc-timeout", "99999999H")) for stream in range(1, 17, 2)]
+    block = raw.head("/grpc.health.v1.Health/Check", ("grpc-timeout", "99999999H"))
+    calls = [frame(raw.HEADERS, raw.END_HEADERS, stream, block) for stream in range(1, 9, 2)]
     if end == "reset":
         peer.say(b"".join(calls[n] + frame(raw.RST, 0, 2 * n + 1, struct.pack(">I", 8)) for n in range(len(calls))))
         peer.say(frame(raw.PING, 0, 0, b"12345678"))
@@ -333,3 +341,47 @@ async def test_a_watcher_that_reads_nothing_delays_nobody(running, channel, monk
         assert await silent.farewell() == 0
         await running.front_ends.stop(0.0)
     peer.close()
+
+
+async def test_calls_are_not_free_on_a_new_connection(running):
+    """Calls with a wrong key cost their address as much on many connections as on one: none of them is among the frames
+    with which every connection may begin."""
+    wrong = b"".join(_call(stream, ("authorization", "Bearer no")) for stream in range(1, 17, 2))
+    peers = [await Peer.connect(running) for _ in range(12)]
+    for peer in peers:
+        peer.say(wrong)
+    assert raw.ENHANCE_YOUR_CALM in await asyncio.gather(*map(_ended_or_none, peers))
+    for peer in peers:
+        peer.close()
+
+
+async def test_frames_of_ended_calls_are_charged(running):
+    """Whoever goes on with a call that was refused and reset is cut off, also where a frame with a meaning now and then
+    shows that the connection is no silent one."""
+    peer = await Peer.connect(running)
+    peer.say(_call(1))
+    assert await peer.until(raw.RST)
+    peer.say((frame(raw.DATA, 0, 1) * 1_000 + frame(raw.PING, 0, 0, b"x" * 8)) * 20)
+    async with asyncio.timeout(10):
+        assert await peer.farewell() in (raw.ENHANCE_YOUR_CALM, None)
+    peer.close()
+
+
+async def test_silent_health_checks_take_nobodys_place(running, channel, monkeypatch):
+    """Behind as many silent health checks of strangers as there are calls and readers, another address's health check
+    is answered at once and a tenant is served; a check that announces more than a service's name is refused."""
+    monkeypatch.setattr("appliance.gateway.grpc.servicer.TENANT_READERS", 4)
+    running.front_ends._grpc._max_calls = 8
+    peers = [await Peer.connect(running, address=f"127.0.0.{number}") for number in (2, 3)]
+    for peer in peers:
+        peer.say(b"".join(_check(stream, b"") for stream in range(1, 17, 2)) + frame(raw.PING, 0, 0, b"12345678"))
+        assert await peer.until(raw.PING)
+    async with asyncio.timeout(3):
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert await drained(InferenceServiceStub(channel).Generate(ask(), metadata=proof_of(running)))
+        long = await Peer.connect(running, address="127.0.0.4")
+        long.say(_check(1, b"\0" + struct.pack(">I", servicer.STRANGER_MESSAGE_BYTES + 1)))
+        assert (b"grpc-status", b"8") in hpack.Decoder().decode((await long.until(raw.HEADERS)).payload, raw=True)
+    for peer in [*peers, long]:
+        peer.close()
