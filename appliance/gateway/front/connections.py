@@ -167,6 +167,12 @@ class Slot:
         self.on_evicted: Callable[[], None] | None = None
         """Closes the connection at once, for the sake of others."""
 
+    @property
+    def owner(self) -> str:
+        """Whose requests come over the connection, as far as is known: a tenant, or a network of strangers or of a
+        proxy. A tenant's name is given a slash before it, which no network's has."""
+        return f"/{self.tenant}" if self.tenant else self.network
+
     def assign(self, address: str) -> bool:
         """Count a proxy's connection as this address's; False when it may not be kept."""
         return self._places.assign(self, address)

@@ -26,6 +26,7 @@ from appliance.common.lines import RefusedLines
 from appliance.gateway.front.client_address import ProxyHeader, ProxyHeaderError, TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.handshakes import Handshakes
+from appliance.gateway.front.starts import Starts
 
 BACKLOG = 1_024
 """Connections that the kernel may hold before we accept them."""
@@ -67,6 +68,7 @@ class Opened:
 
     places: Places
     handshakes: Handshakes
+    starts: Starts
     ending: bool = False
     """Whether each connection ends with its next answer: the appliance stops."""
     connections: set[Connection] = field(default_factory=set)

@@ -239,9 +239,15 @@ class GrpcConnection(asyncio.Protocol):
         self._calls[stream_id] = call
         if event.stream_ended is not None:
             call.half_close()
+        self._shared.opened.starts.ask(self._slot.owner, lambda: self._begin(stream_id))
+
+    def _begin(self, stream_id: int) -> bool:
+        if (call := self._calls.get(stream_id)) is None:
+            return False
         task = call.start(self._shared.serve)
         self._shared.opened.tasks.add(task)
         task.add_done_callback(lambda task: self._served(task, stream_id))
+        return True
 
     def _on_data(self, event: Any) -> None:
         size = event.flow_controlled_length

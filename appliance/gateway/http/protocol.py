@@ -213,9 +213,15 @@ class HttpConnection(asyncio.Protocol):
         self._body.complete = self._framing is None
         if rest:
             self.data_received(rest)
+        self._shared.opened.starts.ask(self._slot.owner, lambda: self._start(head))
+
+    def _start(self, head: RequestHead) -> bool:
+        if self._state is ConnectionState.CLOSING or self._body is None:
+            return False
         task = self._loop.create_task(self._shared.serve(self, head, self._body))
         self._shared.opened.tasks.add(task)
         task.add_done_callback(self._served)
+        return True
 
     def _receive_body(self, data: bytes) -> None:
         body, framing = cast(Body, self._body), cast(LengthBody | ChunkedBody, self._framing)
