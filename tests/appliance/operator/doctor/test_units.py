@@ -21,7 +21,7 @@ from appliance.operator.doctor.finding import Finding, Severity
 from appliance.operator.doctor.service_checks import check_port
 from appliance.operator.doctor.service_facts import look_at_service
 from appliance.operator.doctor.unit_checks import check_refusal, check_units
-from appliance.operator.doctor.units import credentials_of, environment_of, parse_units
+from appliance.operator.doctor.units import credentials_of, environment_of, has_unread_drop_in, parse_units
 
 SHOWN = """\
 Id=athanor-gateway.service
@@ -258,6 +258,24 @@ def test_a_drop_in_that_traces_or_starts_otherwise_is_seen(state: Path) -> None:
     assert look(state, plain, options=("sandbox.cores=4",)).own_settings == ()
     other = replace(GATEWAY, command=("athanor", "serve", "--config=/other.yaml", path))
     assert "starts with /other.yaml" in look(state, other).own_settings[0]
+
+
+def test_a_drop_in_that_systemd_has_not_read_is_found(tmp_path: Path) -> None:
+    """A drop-in on disk that the loaded unit does not have, also in a folder that is new, of which systemd's own
+    NeedDaemonReload says nothing. Control: one that is read, one that such a one hides, one that masks, and none."""
+    etc, lib = tmp_path / "etc", tmp_path / "lib"
+    assert not has_unread_drop_in(GATEWAY, (etc, lib))
+    for folder in (etc, lib):
+        (folder / f"{GATEWAY.name}.d").mkdir(parents=True)
+    tracing, hidden = (folder / f"{GATEWAY.name}.d/tracing.conf" for folder in (etc, lib))
+    tracing.write_text("[Service]\n")
+    assert has_unread_drop_in(GATEWAY, (etc, lib))
+    read = replace(GATEWAY, drop_ins=(str(tracing),))
+    assert not has_unread_drop_in(read, (etc, lib))
+    hidden.write_text("[Service]\n")
+    (lib / f"{GATEWAY.name}.d/masked.conf").symlink_to("/dev/null")
+    assert not has_unread_drop_in(read, (etc, lib))
+    assert has_unread_drop_in(read, (lib, etc))
 
 
 def test_the_socket_that_systemd_keeps_is_our_own(state: Path) -> None:
