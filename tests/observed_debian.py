@@ -219,7 +219,14 @@ class Operator:
         """Restart units, both by default, and wait for an answer."""
         self.container.run("systemctl", "reset-failed")
         self.succeed("systemctl", "restart", *(units or ("athanor-supervisor", "athanor-gateway")))
+        # A request that waits for a start would be one with a late first token.
+        self.container.until(self.ready, 60)
         self.answered()
+
+    def ready(self) -> bool:
+        """Whether both sandboxes are."""
+        models = self.status().get("models", [])
+        return bool(models) and {models[0][role]["state"] for role in ("engine", "text")} == {"ready"}
 
     def kill(self, pid: object, how: str = "KILL") -> None:
         """Send a signal to a process of the container."""
@@ -246,8 +253,13 @@ class Operator:
     # The alerts.
 
     def watch(self) -> None:
-        """Start a Prometheus in the container, with the shipped configuration and rules, ``FACTOR`` times as quick."""
-        shutil.copy(observer("prometheus"), self.path("/usr/local/bin/prometheus"))
+        """Start a Prometheus in the container, with the shipped configuration and rules, ``FACTOR`` times as quick; one
+        that runs is ended, and what it has seen removed."""
+        self.container.run("systemctl", "stop", "prometheus")
+        self.container.run("rm", "-rf", "/root/data")
+        program = self.path("/usr/local/bin/prometheus")
+        if not program.exists():
+            shutil.copy(observer("prometheus"), program)
         self.path("/root/alerts.yaml").write_text(shorten(RULES.read_text()))
         text = shorten(SCRAPES.read_text()).replace("/etc/prometheus/athanor-token", TOKEN)
         self.path("/root/prometheus.yml").write_text(text)

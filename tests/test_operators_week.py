@@ -44,11 +44,11 @@ tenants:
   alpha:
     credentials: ["key:alpha-1"]
     models: ["*"]
-    limits: {concurrency: 64}
+    limits: {concurrency: 64, requests_per_minute: 1000000, tokens_per_minute: 1000000000}
   beta:
     credentials: ["key:beta-1"]
     models: ["*"]
-    limits: {concurrency: 64}
+    limits: {concurrency: 64, requests_per_minute: 1000000, tokens_per_minute: 1000000000}
 """
 """For the alerts, whose causes are not limits of tenants."""
 
@@ -437,6 +437,7 @@ class Alerts:
         self.operator = operator
         self.caused: dict[str, float] = {}
         """Of each alert, seconds from the begin of its cause until it fired."""
+        self._episodes: dict[str, int] = {}
 
     @contextlib.contextmanager
     def cause(self, *names: str, patience_s: float = 0.0, again: Callable[[], object] = lambda: None) -> Iterator[None]:
@@ -462,16 +463,34 @@ class Alerts:
             again()
             time.sleep(1)
 
-    def silent(self, *names: str, seconds: float = 240.0) -> None:
+    def silent(self, *names: str, seconds: float = 120.0) -> None:
         """Wait until these are silent again, since their cause is gone."""
         self.operator.container.until(lambda: not set(names) & self.operator.firing(), seconds)
+
+    def look_anew(self) -> None:
+        """Forget what stays in windows of hours: a Prometheus that has seen nothing finds nothing."""
+        self._count()
+        self.operator.watch()
+        end = time.monotonic() + LOOK_S
+        while time.monotonic() < end:
+            assert self.operator.firing() == set(), "fires though the cause is gone"
+            time.sleep(1)
+
+    def episodes(self) -> dict[str, int]:
+        """How many times each alert has begun to fire, since the first look."""
+        self._count()
+        return self._episodes
+
+    def _count(self) -> None:
+        for name, times in self.operator.episodes().items():
+            self._episodes[name] = self._episodes.get(name, 0) + times
 
 
 @pytest.fixture(scope="module")
 def alerts(operator) -> Alerts:
     """A Prometheus that looks at an appliance with small memory, which is served by a policy without rates."""
     operator.path(POLICY).write_text(BUSY_POLICY)
-    small = "kv_bytes: 25165824\n    max_context: 1024\n    max_num_seqs: 4\n    dtype: float32\n"
+    small = "kv_bytes: 25165824\n    max_context: 1024\n    max_num_seqs: 32\n    dtype: float32\n"
     operator.edit(CONFIG, (f"/models/{MODEL}\n", f"/models/{MODEL}\n    {small}"))
     operator.restart()
     operator.watch()
@@ -479,11 +498,27 @@ def alerts(operator) -> Alerts:
 
 
 def test_saturday_a_healthy_appliance_is_silent(operator, alerts) -> None:
-    """With requests that are answered nothing fires and nothing is pending, for twice the time of a scrape and more."""
-    with operator.calling(callers=2) as counts:
-        time.sleep(2 * LOOK_S)
+    """With requests that are answered nothing fires and nothing is pending, for many scrapes."""
+    assert operator.call(callers=2, times=5) == {"answered": 10}
+    end = time.monotonic() + 2 * LOOK_S
+    while time.monotonic() < end:
         assert (operator.firing(), operator.pending()) == (set(), set())
+        time.sleep(1)
+
+
+def test_saturday_more_requests_than_fit(operator, alerts) -> None:
+    """AthanorQueue, AthanorKvFull, AthanorSlowFast and AthanorSlowSlowly, of more callers with long prompts than memory
+    and processor are enough for: all of them are answered, late."""
+    prompt = "NONCE " + "very " * 300
+    names = ("AthanorQueue", "AthanorKvFull", "AthanorSlowFast", "AthanorSlowSlowly")
+    with (
+        operator.calling(callers=64, prompt=prompt, max_tokens=24, ignore_eos=True) as counts,
+        alerts.cause(*names, patience_s=60),
+    ):
+        pass
+    print(f"more requests than fit: {counts}")
     assert set(counts) == {"answered"}
+    alerts.look_anew()
 
 
 def test_saturday_a_failed_reload(operator, alerts) -> None:
@@ -493,7 +528,6 @@ def test_saturday_a_failed_reload(operator, alerts) -> None:
         assert operator.attempt("systemctl", "reload", "athanor-gateway")[0] != 0
     operator.path(POLICY).write_text(before)
     operator.succeed("systemctl", "reload", "athanor-gateway")
-    alerts.silent("AthanorPolicyNotLoaded")
 
 
 def test_saturday_a_lost_collector(container, operator, alerts) -> None:
@@ -535,33 +569,6 @@ def test_saturday_a_certificate_that_ends(container, operator, alerts) -> None:
     alerts.silent("AthanorCertificate")
 
 
-def test_saturday_more_requests_than_fit(operator, alerts) -> None:
-    """AthanorQueue and AthanorKvFull, of long answers for more callers than there is memory for."""
-    long = {"prompt": "NONCE Count:", "max_tokens": 900, "ignore_eos": True, "timeout_s": 600}
-    with operator.calling(callers=30, **long) as counts:
-        with alerts.cause("AthanorQueue", "AthanorKvFull", patience_s=30):
-            pass
-        operator.restart("athanor-gateway")
-    print(f"more requests than fit: {counts}")
-    alerts.silent("AthanorQueue", "AthanorKvFull")
-
-
-def test_saturday_late_first_tokens(container, operator, alerts) -> None:
-    """AthanorSlowFast and AthanorSlowSlowly, of an engine that stands still for some seconds, again and again."""
-
-    def delay() -> None:
-        with operator.calling(callers=24, times=1):
-            pid = operator.sandbox()["pid"]
-            operator.kill(pid, "STOP")
-            time.sleep(5)
-            operator.kill(pid, "CONT")
-
-    with alerts.cause("AthanorSlowFast", "AthanorSlowSlowly", patience_s=120, again=delay):
-        delay()
-    with operator.calling(callers=4, max_tokens=1):
-        alerts.silent("AthanorSlowFast", "AthanorSlowSlowly", seconds=400)
-
-
 def test_saturday_an_engine_that_hangs(container, operator, alerts) -> None:
     """AthanorSandboxFault, of an engine that is stopped in the middle of its work; a reload has put a short limit for a
     step in force. Its request is answered by the next engine."""
@@ -577,7 +584,6 @@ def test_saturday_an_engine_that_hangs(container, operator, alerts) -> None:
     assert counts == {"answered": 1}
     operator.path(CONFIG).write_text(before)
     operator.succeed("athanor", "reload")
-    alerts.silent("AthanorSandboxFault")
 
 
 def test_saturday_little_memory(container, operator, alerts) -> None:
@@ -600,7 +606,6 @@ def test_saturday_little_memory(container, operator, alerts) -> None:
         container.run("sh", "-c", f"rm {folder}/test.conf; systemctl daemon-reload")
         container.run("systemctl", "restart", "athanor-supervisor")
         operator.answered()
-    alerts.silent("AthanorSandboxOom")
 
 
 def test_saturday_a_model_that_has_changed(container, operator, alerts) -> None:
@@ -647,24 +652,21 @@ def test_saturday_an_engine_that_dies_again_and_again(container, operator, alert
         poison()
         for _ in range(3):
             die()
-    with operator.calling(callers=4, max_tokens=1):
-        operator.restart("athanor-gateway")
-        alerts.silent(*deaths, seconds=400)
+    operator.restart("athanor-gateway")  # it has the quarantine in its memory
+    alerts.look_anew()
 
 
 def test_saturday_a_disk_that_fills(container, operator, alerts) -> None:
-    """A disk of 300 MB for the audit log, filled at a steady rate: AthanorDiskFilling fires first, AthanorDiskLow while
+    """A disk of 600 MB for the audit log, filled at a steady rate: AthanorDiskFilling fires first, AthanorDiskLow while
     entries are still written, and AthanorAuditFailing when nothing fits; requests are served all the time, as
     configured. Status names the disk in the promised time."""
     container.run("systemctl", "stop", "athanor-supervisor")
-    mount = f"mkdir /root/kept; cp -a {AUDIT}/. /root/kept; mount -t tmpfs -o size=300m,mode=700 none {AUDIT}"
+    mount = f"mkdir /root/kept; cp -a {AUDIT}/. /root/kept; mount -t tmpfs -o size=600m,mode=700 none {AUDIT}"
     container.shell(f"{mount}; cp -a /root/kept/. {AUDIT}; chown athanor-supervisor:athanor {AUDIT}")
     operator.restart("athanor-supervisor")
-    time.sleep(LOOK_S)
-    assert operator.firing() == set()
     with alerts.cause("AthanorDiskFilling", patience_s=180):
-        for number in range(60):
-            size = f"bs=1M count={4 if number > 20 else 10}"
+        for number in range(200):
+            size = "bs=10M count=2" if number < 23 else "bs=512K count=1"
             container.run("sh", "-c", f"dd if=/dev/zero of={AUDIT}/filler{number} {size} 2>/dev/null")
             time.sleep(1)
             if "AthanorDiskFilling" in operator.firing():
@@ -680,7 +682,7 @@ def test_saturday_a_disk_that_fills(container, operator, alerts) -> None:
         container.run("sh", "-c", f"cat /dev/zero > {AUDIT}/rest")
     assert operator.call() == {"answered": 1}
     container.run("sh", "-c", f"rm {AUDIT}/filler* {AUDIT}/more {AUDIT}/rest")
-    alerts.silent("AthanorDiskFilling", "AthanorDiskLow", "AthanorAuditFailing", seconds=400)
+    alerts.silent("AthanorDiskFilling", "AthanorDiskLow", "AthanorAuditFailing")
     assert "gap" in container.run("athanor", "audit", "show", "--last", "50")
     container.run("systemctl", "stop", "athanor-supervisor")
     container.shell(
@@ -718,7 +720,6 @@ def test_saturday_an_engine_with_a_defect(container, operator, alerts) -> None:
         pass
     mend()
     operator.restart("athanor-supervisor")
-    alerts.silent("AthanorIntegrity", "AthanorUnfair")
 
 
 def test_saturday_nothing_answers(container, operator, alerts) -> None:
@@ -734,8 +735,8 @@ def test_saturday_each_alert_has_fired_once(operator, alerts) -> None:
     """Every shipped alert has fired under its cause, and none of them a second time; now all are silent."""
     print("\n".join(f"{name}: {seconds:.0f} s" for name, seconds in sorted(alerts.caused.items())))
     assert set(alerts.caused) == set(rules())
-    assert operator.episodes() == dict.fromkeys(rules(), 1)
-    assert operator.firing() == set()
+    assert alerts.episodes() == dict.fromkeys(rules(), 1)
+    alerts.silent(*rules())
 
 
 # Sunday: removed.
@@ -744,7 +745,8 @@ def test_saturday_each_alert_has_fired_once(operator, alerts) -> None:
 def test_sunday_it_is_removed(container, operator) -> None:
     """The document's last block, in time, leaves nothing. Control: before it there is much to be found."""
     container.run("systemctl", "stop", "prometheus", "collector")
-    container.run("sh", "-c", "rm -r /etc/systemd/system/athanor-gateway.service.d; systemctl daemon-reload")
+    made = "/etc/systemd/system/athanor-gateway.service.d /run/systemd/system/athanor-supervisor.service.d"
+    container.run("sh", "-c", f"rm -rf {made}; systemctl daemon-reload")
     assert CONFIG in container.left()
     with operator.within("`apt-get purge`"):
         container.shell(blocks("install.md", "sh")[-1])
