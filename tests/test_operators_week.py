@@ -543,9 +543,10 @@ def test_saturday_few_descriptors(container, operator, alerts) -> None:
     """AthanorDescriptors, of a limit that leaves little room."""
     pid = container.main_pid("athanor-gateway")
     used = len(container.run("ls", f"/proc/{pid}/fd").split())
+    limit = container.run("prlimit", f"--pid={pid}", "--nofile", "--noheadings", "--output=HARD")
     with alerts.cause("AthanorDescriptors"):
-        operator.succeed("prlimit", f"--pid={pid}", f"--nofile={int(used / 0.9)}:65536")
-    operator.succeed("prlimit", f"--pid={pid}", "--nofile=65536:65536")
+        operator.succeed("prlimit", f"--pid={pid}", f"--nofile={int(used / 0.9)}:")
+    operator.succeed("prlimit", f"--pid={pid}", f"--nofile={limit}:")
     alerts.silent("AthanorDescriptors")
 
 

@@ -211,6 +211,20 @@ def test_what_a_unit_withholds_is_found(state: Path) -> None:
 
 
 @as_root
+def test_a_folder_that_systemd_gives_to_the_user_is_no_problem(state: Path) -> None:
+    """A state directory that root has put in place, as from a backup: at the next start systemd gives it to the unit's
+    user, with all that is in it. Controls: of a unit that runs, and of a folder that no unit makes, it is told."""
+    folder = read(state).audit.directory
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, 0, 0)
+    folder.chmod(0o700)
+    assert "audit log" in {one.purpose for one in refused(state, SUPERVISOR)}
+    made = replace(SUPERVISOR, made=(str(folder),))
+    assert "audit log" not in {one.purpose for one in refused(state, made)}
+    assert "audit log" in {one.purpose for one in refused(state, replace(made, active=True))}
+
+
+@as_root
 def test_a_user_or_a_credential_that_is_nowhere_is_found(state: Path) -> None:
     """A drop-in that names another user, and a credential that the unit does not load or whose file is gone."""
     (found,) = refused(state, replace(GATEWAY, user="nobody-of-that-name"))
