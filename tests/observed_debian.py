@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +232,9 @@ class Operator:
         """Send a signal to a process of the container."""
         self.succeed("sh", "-c", f"kill -{how} {pid}")
 
-    def change_code(self, module: str, *changes: tuple[str, str]) -> Callable[[], None]:
-        """Give the installed package a defect; gives what takes it back."""
+    @contextlib.contextmanager
+    def defect(self, module: str, *changes: tuple[str, str]) -> Iterator[None]:
+        """The installed package has a defect, for the sandboxes that are started while the block runs."""
         (path,) = self.path("/usr/lib/athanor/lib").glob(f"python3.*/site-packages/{module}")
         before = path.read_text()
 
@@ -248,7 +249,10 @@ class Operator:
             assert old in text, old
             text = text.replace(old, new)
         write(text)
-        return lambda: write(before)
+        try:
+            yield
+        finally:
+            write(before)
 
     # The alerts.
 

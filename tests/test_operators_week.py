@@ -585,17 +585,15 @@ def test_saturday_an_engine_that_hangs(container, operator, alerts) -> None:
 
 
 def test_saturday_an_engine_that_leaks(container, operator, alerts) -> None:
-    """AthanorSandboxMemory, of an engine that keeps 8 MiB of every long prompt, as an edit of it makes it,
-    when it has nearly used up the limit of its cgroup; AthanorSandboxOom, when it goes on. The kernel ends it, and the
-    request is answered by the next one."""
+    """AthanorSandboxMemory, of an engine that keeps 8 MiB of every long prompt, as an edit of it makes it, when it has
+    nearly used up the limit of its cgroup; AthanorSandboxOom, when it goes on. The kernel ends it, and the next one
+    answers."""
     cgroup = operator.status()["cgroup"]
     assert "memory" in cgroup and "not enforced" not in cgroup, cgroup
     stamped = "            self.stamps[blocks] = stamps\n"
     kept = "type(self).kept = (*getattr(type(self), 'kept', ()), b'1' * (8 << 20))"
     leak = f"{stamped}            if len(blocks) > 30:\n                {kept}\n"
-    mend = operator.change_code("engine/backends/common/batch.py", (stamped, leak))
     before = operator.edit(CONFIG, ("sandbox:\n", f"sandbox:\n  memory_bytes: {768 << 20}\n"))
-    operator.restart("athanor-supervisor")
     long = {"prompt": "NONCE " + "very " * 300, "max_tokens": 1}
 
     def share() -> float:
@@ -603,14 +601,18 @@ def test_saturday_an_engine_that_leaks(container, operator, alerts) -> None:
         of_limit = 'athanor_sandbox_memory_bytes{athanor_role="engine"} / athanor_sandbox_memory_limit_bytes'
         return float(operator.query(of_limit)[0]["value"][1])
 
-    with alerts.cause("AthanorSandboxMemory", patience_s=180):
-        while (now := share()) < 0.955:
-            assert operator.call(times=10 if now < 0.8 else 2, **long).keys() == {"answered"}
-    pid = operator.sandbox()["pid"]
-    with alerts.cause("AthanorSandboxOom", patience_s=60):
-        while operator.sandbox()["pid"] == pid:
-            assert operator.call(**long) == {"answered": 1}
-    mend()
+    with operator.defect("engine/backends/common/batch.py", (stamped, leak)):
+        operator.restart("athanor-supervisor")
+        with alerts.cause("AthanorSandboxMemory", patience_s=180):
+            while (now := share()) < 0.955:
+                assert operator.call(times=10 if now < 0.8 else 2, **long).keys() == {"answered"}
+        pid = operator.sandbox()["pid"]
+        with alerts.cause("AthanorSandboxOom", patience_s=60):
+            while operator.sandbox()["pid"] == pid:
+                # Where a start takes longer than the eight seconds that a request waits, the caller has to come again.
+                assert operator.call(**long).keys() <= {"answered", "503 server_is_overloaded"}
+            container.until(operator.ready, 60)
+            assert operator.call(callers=4, times=100, max_tokens=1) == {"answered": 400}
     operator.path(CONFIG).write_text(before)
     operator.restart("athanor-supervisor")
     alerts.silent("AthanorSandboxMemory")
@@ -707,26 +709,24 @@ def test_saturday_an_engine_with_a_defect(container, operator, alerts) -> None:
         wrong + "            type(self).given = getattr(type(self), 'given', 0) + 1\n"
         "            if self.given == 300:\n                self.stamps[blocks[0]] += 1\n"
     )
-    mend = operator.change_code("engine/backends/common/batch.py", (wrong, once))
-    operator.restart("athanor-supervisor")
-    with operator.calling(callers=4, max_tokens=2, prompt="NONCE is a word") as counts:
-        with alerts.cause("AthanorIntegrity", patience_s=180):
-            pass
-        time.sleep(LOOK_S)
+    with operator.defect("engine/backends/common/batch.py", (wrong, once)):
+        operator.restart("athanor-supervisor")
+        with operator.calling(callers=4, max_tokens=2, prompt="NONCE is a word") as counts:
+            with alerts.cause("AthanorIntegrity", patience_s=180):
+                pass
+            time.sleep(LOOK_S)
     print(f"with a wrong owner: {counts}")
-    mend()
     turns = ("return (account.service, account.num_live,", "return (-account.service, account.num_live,")
     tickets = ("(account.service, account.num_live, head", "(-account.service, account.num_live, head")
-    mend = operator.change_code("engine/core/fairness/fairness.py", turns, tickets)
-    operator.restart("athanor-supervisor")
-    long = {"max_tokens": 64, "ignore_eos": True, "prompt": "NONCE Count:"}
-    with (
-        operator.calling("alpha", callers=6, **long),
-        operator.calling("beta", callers=6, **long),
-        alerts.cause("AthanorUnfair", patience_s=120),
-    ):
-        pass
-    mend()
+    long = {"max_tokens": 24, "ignore_eos": True, "prompt": "NONCE " + "very " * 300}
+    with operator.defect("engine/core/fairness/fairness.py", turns, tickets):
+        operator.restart("athanor-supervisor")
+        with (
+            operator.calling("alpha", callers=20, **long),
+            operator.calling("beta", callers=20, **long),
+            alerts.cause("AthanorUnfair", patience_s=120),
+        ):
+            pass
     operator.restart("athanor-supervisor")
 
 
