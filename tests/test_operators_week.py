@@ -477,6 +477,14 @@ class Alerts:
             assert self.operator.firing() == set(), "fires though the cause is gone"
             time.sleep(1)
 
+    def restart_unseen(self) -> None:
+        """Restart the supervisor while no Prometheus looks: a start of changed code is a cold one, whose time no factor
+        divides, so that it would count as a sandbox that is down."""
+        self._count()
+        self.operator.container.run("systemctl", "stop", "prometheus")
+        self.operator.restart("athanor-supervisor")
+        self.operator.watch()
+
     def episodes(self) -> dict[str, int]:
         """How many times each alert has begun to fire, since the first look."""
         self._count()
@@ -603,7 +611,7 @@ def test_saturday_an_engine_that_leaks(container, operator, alerts) -> None:
         return float(operator.query(of_limit)[0]["value"][1])
 
     with operator.defect("engine/backends/common/batch.py", (stamped, leak)):
-        operator.restart("athanor-supervisor")
+        alerts.restart_unseen()
         with alerts.cause("AthanorSandboxMemory", patience_s=180):
             while (now := share()) < 0.955:
                 assert operator.call(times=10 if now < 0.8 else 2, **long).keys() == {"answered"}
@@ -615,7 +623,7 @@ def test_saturday_an_engine_that_leaks(container, operator, alerts) -> None:
             container.until(operator.ready, 60)
             assert operator.call(callers=4, times=100, max_tokens=1) == {"answered": 400}
     operator.path(CONFIG).write_text(before)
-    operator.restart("athanor-supervisor")
+    alerts.restart_unseen()
     alerts.silent("AthanorSandboxMemory")
 
 
@@ -688,7 +696,8 @@ def test_saturday_a_disk_that_fills(container, operator, alerts) -> None:
     assert operator.call() == {"answered": 1}
     container.run("sh", "-c", f"rm {AUDIT}/filler* {AUDIT}/more {AUDIT}/rest")
     alerts.silent("AthanorDiskFilling", "AthanorDiskLow", "AthanorAuditFailing")
-    assert "gap" in container.run("athanor", "audit", "show", "--last", "50")
+    # Entries have waited in memory: none is lost.
+    assert json.loads(container.run("athanor", "audit", "verify", "-o", "json"))["ok"]
     container.run("systemctl", "stop", "athanor-supervisor")
     container.shell(
         f"rm -r /root/kept; mkdir /root/kept; cp -a {AUDIT}/. /root/kept; umount {AUDIT}; cp -a /root/kept/. {AUDIT}"
@@ -705,7 +714,7 @@ def test_saturday_an_engine_with_a_defect(container, operator, alerts) -> None:
         "            if self.given == 300:\n                self.stamps[blocks[0]] += 1\n"
     )
     with operator.defect("engine/backends/common/batch.py", (wrong, once)):
-        operator.restart("athanor-supervisor")
+        alerts.restart_unseen()
         with operator.calling(callers=4, max_tokens=2, prompt="NONCE is a word") as counts:
             with alerts.cause("AthanorIntegrity", patience_s=180):
                 pass
@@ -715,14 +724,14 @@ def test_saturday_an_engine_with_a_defect(container, operator, alerts) -> None:
     tickets = ("(account.service, account.num_live, head", "(-account.service, account.num_live, head")
     long = {"max_tokens": 24, "ignore_eos": True, "prompt": "NONCE " + "very " * 300}
     with operator.defect("engine/core/fairness/fairness.py", turns, tickets):
-        operator.restart("athanor-supervisor")
+        alerts.restart_unseen()
         with (
             operator.calling("alpha", callers=20, **long),
             operator.calling("beta", callers=20, **long),
             alerts.cause("AthanorUnfair", patience_s=120),
         ):
             pass
-    operator.restart("athanor-supervisor")
+    alerts.restart_unseen()
 
 
 def test_saturday_nothing_answers(container, operator, alerts) -> None:
