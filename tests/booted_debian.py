@@ -32,6 +32,22 @@ PACKAGES = "systemd,systemd-sysv,dbus,python3,curl"
 BOOT_S, MAKE_S, COMMAND_S, SHELL_S = 60, 600, 180, 600
 """Longest that the boot, making the root, one command, and a block of a document may take."""
 
+CONTROLLERS = ("memory", "cpu", "pids")
+"""Bounds of sandboxes, as hierarchies of cgroups of version 1 are named."""
+
+GROUPS_S = 30.0
+"""Longest that the last processes of a container take to leave its groups."""
+
+GIVE_GROUPS = """\
+mkdir -p /run/systemd/system/athanor-supervisor.service.d
+cat > /run/systemd/system/athanor-supervisor.service.d/groups.conf <<'END'
+[Service]
+ExecStartPre=+/bin/sh -c 'for name in {names}; do \
+chown -R athanor-supervisor /sys/fs/cgroup/$$name$$(sed -n "s/^[0-9]*:$$name://p" /proc/self/cgroup); done'
+END
+"""
+"""What systemd does on version 2 for a unit with Delegate= and User=."""
+
 NEXT_VERSION = "9.9.0"
 STEP = """
 
@@ -91,12 +107,15 @@ class Container:
         self.keys: dict[str, str] = {}
         """Of each tenant, the key that a command has shown."""
         self.root = root
+        self.groups = _own_groups(root.parent.name)
         packages = sysconfig.get_path("purelib")
+        place = ["--private-network", f"--directory={root}"]
         binds = [f"--bind-ro={ROOT}:/srv/athanor", f"--bind-ro={packages}:/srv/packages"]
         options = ["-q", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--link-journal=no"]
         self._log = open(root.parent / "log", "w+")  # noqa: SIM115 - lives as long as the container
+        join = "".join(f"echo $$ > {path}/cgroup.procs; " for path in self.groups.values())
         self._nspawn = subprocess.Popen(
-            ["systemd-nspawn", *options, "--private-network", f"--directory={root}", *binds],
+            ["sh", "-ec", f'{join} exec "$@"', "sh", "systemd-nspawn", *options, *place, *binds],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -107,24 +126,38 @@ class Container:
         """Until systemd says that everything runs."""
         self.until(lambda: self._find_init() and self.run("systemctl", "is-system-running") == "running", BOOT_S)
 
+    def give_controllers(self) -> None:
+        """Let the container's systemd bound memory, processor time and processes where they are cgroups of version 1:
+        systemd-nspawn hands those in for reading. The supervisor's unit gets its own groups, which systemd gives to a
+        unit's user on version 2 alone. Nothing changes where the container has version 2, or no such controllers."""
+        given = [name for name in CONTROLLERS if name in self.groups]
+        for name in given:
+            (self.groups[name] / "payload").mkdir(exist_ok=True)
+            self.run("mount", "-o", "remount,rw,bind", f"/sys/fs/cgroup/{name}")
+        if given:
+            self.run("systemctl", "daemon-reexec")
+            self.run("sh", "-c", GIVE_GROUPS.format(names=" ".join(given)))
+            self.run("systemctl", "daemon-reload")
+
     def _find_init(self) -> bool:
         children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
         self._init = int(children[0]) if children else 0
         return bool(children)
 
-    def _enter(self) -> list[str]:
+    def enter(self) -> list[str]:
+        """Words of a command that runs another one inside."""
         enter = ["nsenter", f"--target={self._init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--"]
         return [*enter, "env", "-i", "HOME=/root", "PATH=/usr/sbin:/usr/bin"]
 
     def run(self, *argv: str) -> str:
         """What a command inside prints; its status does not matter."""
-        done = subprocess.run([*self._enter(), *argv], capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        done = subprocess.run([*self.enter(), *argv], capture_output=True, text=True, timeout=COMMAND_S, check=False)
         return (done.stdout + done.stderr).strip()
 
     def shell(self, script: str) -> str:
         """Run a block of a document as root in its home, ended by the first command that fails."""
         done = subprocess.run(
-            [*self._enter(), f"KEY={self.keys.get('alpha', '')}", "sh", "-ec", f"cd /root\n{script}"],
+            [*self.enter(), f"KEY={self.keys.get('alpha', '')}", "sh", "-ec", f"cd /root\n{script}"],
             capture_output=True,
             text=True,
             timeout=SHELL_S,
@@ -170,7 +203,7 @@ class Container:
         self.run("rm", "-f", ENOUGH)
         clients = [
             subprocess.Popen(
-                [*self._enter(), "python3", "-c", ASK, self.keys["alpha"], kind, ENOUGH],
+                [*self.enter(), "python3", "-c", ASK, self.keys["alpha"], kind, ENOUGH],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -207,6 +240,8 @@ class Container:
             self._nspawn.kill()
         self._nspawn.wait(30)
         self._log.close()
+        for path in self.groups.values():
+            _remove_groups(path)
 
 
 @contextlib.contextmanager
@@ -214,7 +249,6 @@ def booted(runsc: Path, package: Path) -> Iterator[Container]:
     """A container that has booted and has the package to install in root's home, while the block runs. The test is
     skipped where there can be none."""
     _skip_unless_possible()
-    groups = [path for top in ("systemd", "unified") for path in _own_groups(top)]
     with tempfile.TemporaryDirectory(prefix="ath-boot-") as place:
         root = Path(place) / "root"
         done = subprocess.run(
@@ -233,8 +267,6 @@ def booted(runsc: Path, package: Path) -> Iterator[Container]:
             yield container
         finally:
             container.close()
-    for path in groups:
-        _remove_groups(path)
 
 
 def _skip_unless_possible() -> None:
@@ -286,13 +318,39 @@ def next_version(package: Path, folder: Path) -> Path:
     return made
 
 
-def _own_groups(top: str) -> list[Path]:
-    """The groups that systemd-nspawn leaves behind, unless they were there before."""
-    names = (Path("/sys/fs/cgroup", top, name) for name in ("payload", "supervisor"))
-    return [path for path in names if not path.exists()]
+def _own_groups(name: str) -> dict[str, Path]:
+    """Groups of a container's own by controller ("systemd" and "unified" have none), so that two containers of this
+    machine share none; only where a group can be made, which is not so on a machine with version 2 alone."""
+    made: dict[str, Path] = {}
+    for top in ("systemd", "unified", *CONTROLLERS):
+        path = Path("/sys/fs/cgroup", top, name)
+        with contextlib.suppress(OSError):
+            path.mkdir()
+            made[top] = path
+    return made
 
 
 def _remove_groups(path: Path) -> None:
-    """Remove a tree of empty groups."""
-    for top, _, _ in os.walk(path, topdown=False):
-        os.rmdir(top)
+    """Remove a tree of groups, as soon as what was killed in them is gone."""
+    deadline = time.monotonic() + GROUPS_S
+    while path.exists():
+        with contextlib.suppress(OSError):
+            for top, _, _ in os.walk(path, topdown=False):
+                os.rmdir(top)
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{path} is not empty")
+        time.sleep(0.1)
+
+
+def build_package(folder: Path) -> Path:
+    """Build the package as docs/install.md says; gives its file."""
+    (block,) = re.findall(r"^```sh build\n(.*?)^```$", (ROOT / "docs/install.md").read_text(), re.DOTALL | re.MULTILINE)
+    make, command = block.splitlines()
+    assert make == "make setup", "done already: these tests run in what it made"
+    words = command.split()
+    assert words[0] == ".venv/bin/athanor"
+    done = subprocess.run(
+        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    return next((folder / words[-1]).iterdir())

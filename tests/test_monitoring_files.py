@@ -104,7 +104,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "AthanorKvFull": (
         {
-            f"athanor_engine_kv_free_blocks{{{KV_MODEL}}}": "1x45",
+            # As an engine with more requests than fit has them: each one that ends frees what it had.
+            f"athanor_engine_kv_free_blocks{{{KV_MODEL}}}": " ".join(["2", "22"] * 23),
             f"athanor_engine_kv_blocks{{{KV_MODEL}}}": "100x45",
             f"athanor_engine_waiting_requests{{{KV_MODEL}}}": "3x45",
         },

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from appliance.common.version import VERSION
-from tests.booted_debian import NEXT_VERSION, ROOT, booted, next_version
+from tests.booted_debian import NEXT_VERSION, ROOT, booted, build_package, next_version
 
 pytestmark = [pytest.mark.full, pytest.mark.runsc, pytest.mark.timeout(1500)]
 
@@ -49,16 +49,7 @@ def blocks(kind: str, document: Path = DOCUMENT) -> list[str]:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     """The package, built by the document's own command."""
-    make, command = blocks("sh build")[0].splitlines()
-    assert make == "make setup", "done already: these tests run in what it made"
-    words = command.split()
-    assert words[0] == ".venv/bin/athanor"
-    folder = tmp_path_factory.mktemp("package")
-    done = subprocess.run(
-        [ROOT / words[0], *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    return next((folder / words[-1]).iterdir())
+    return build_package(tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,11 @@ def read_key_records(table: Path) -> dict[str, KeyRecord]:
     Raises:
         ConfigError: it is unreadable, malformed, or open to other users.
     """
-    return parse_records(_read_private(table).decode("utf-8", "replace"))
+    text = _read_private(table).decode("utf-8", "replace")
+    try:
+        return parse_records(text)
+    except ConfigError as error:
+        raise ConfigError(f"{table}: {str(error).removeprefix('credentials: ')}") from None
 
 
 def new_pepper() -> bytes:

@@ -37,7 +37,7 @@ def check_machine(machine: Machine, *, unsafe: bool = False, limits_in_force: st
         check_limits(machine.limits),
         *(() if unsafe else check_runsc(machine.runsc)),
         *(() if unsafe else (check_namespaces(machine.namespaces, root=machine.root),)),
-        check_cgroups_in_force(limits_in_force)
+        check_cgroups_in_force(limits_in_force, version=machine.cgroups.version)
         if limits_in_force
         else check_cgroups(machine.cgroups, under_systemd=machine.limits.under_systemd),
     )
@@ -137,16 +137,22 @@ def check_namespaces(namespaces: UserNamespaces, *, root: bool) -> Finding:
     )
 
 
-def check_cgroups_in_force(said: str) -> Finding:
+BOOT_V2 = "boot with systemd.unified_cgroup_hierarchy=1"
+"""Mend where the cgroups are of version 1: of those, systemd gives no controller to a unit with a user of its own."""
+
+
+def check_cgroups_in_force(said: str, *, version: int) -> Finding:
     """What bounds the sandboxes of the running appliance, in the words of its status: this process may be able to bound
-    more, or less."""
+    more, or less. ``version`` is that of the machine's cgroups."""
     subject = Subject(Area.SANDBOXES, "cgroups")
     if "not enforced" not in said and "no limits" not in said:
         return subject.ok(f"{said}; as the running appliance says")
     return subject.warning(
         said,
         means="sandboxes that run now have no such bound: one may starve the machine",
-        mend="systemctl show athanor-supervisor -p Delegate    # needs cpu, cpuset, memory and pids; then restart it",
+        mend=BOOT_V2
+        if version == 1
+        else "systemctl show athanor-supervisor -p Delegate    # needs cpu, cpuset, memory and pids; then restart it",
     )
 
 
@@ -154,13 +160,19 @@ def check_cgroups(cgroups: Cgroups, *, under_systemd: bool) -> Finding:
     """What bounds a sandbox's memory, processor time and processes."""
     missing = [name for name in WANTED_CONTROLLERS if name not in cgroups.controllers]
     what = f"v{cgroups.version}: {', '.join(cgroups.controllers) or 'no controllers'}" if cgroups.version else "none"
+    if under_systemd and cgroups.version == 1:
+        return Subject(Area.SANDBOXES, "cgroups").warning(
+            what,
+            means="systemd gives the unit's user no controller of version 1: one sandbox may starve the machine",
+            mend=BOOT_V2,
+        )
     if under_systemd and not missing:
         return Subject(Area.SANDBOXES, "cgroups").ok(f"{what}; the unit has its own")
     if missing or not cgroups.version:
         return Subject(Area.SANDBOXES, "cgroups").warning(
             what,
             means=f"sandboxes have no bound of {', '.join(missing or WANTED_CONTROLLERS)}: one may starve the machine",
-            mend="boot with systemd.unified_cgroup_hierarchy=1, or run the units: athanor install --systemd",
+            mend=f"{BOOT_V2}, or run the units: athanor install --systemd",
         )
     if not cgroups.writable:
         return Subject(Area.SANDBOXES, "cgroups").warning(

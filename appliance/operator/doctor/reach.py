@@ -38,10 +38,11 @@ def reach(config: ApplianceConfig, path: Path, unit: ServiceUnit) -> tuple[int, 
         PermissionError: only root can be another user.
     """
     devices = tuple(f"/dev/{node.name}" for node in look_at_gpus().nodes) if uses_gpus(config) else ()
-    needs = [one for one in needs_of(role_of(unit), config, path, devices) if not _made_later(unit, one.path)]
+    needs = list(needs_of(role_of(unit), config, path, devices))
     credentials = list(_credentials(config, unit))
     try:
         user = _Account.of(unit)
+        needs = [one for one in needs if not _made_later(unit, user.uid, one.path)]
     except KeyError as error:
         missing = Refusal(unit=unit.name, user=unit.user, purpose="user", use="be", path="", reason=str(error.args[0]))
         return len(needs), [missing, *credentials]
@@ -63,9 +64,14 @@ def uses_gpus(config: ApplianceConfig) -> bool:
     return any(model.gpu != "off" for model in config.models)
 
 
-def _made_later(unit: ServiceUnit, path: Path) -> bool:
-    """Whether systemd makes the folder for it with the next start."""
-    return any(path.is_relative_to(folder) and not os.path.exists(folder) for folder in unit.made)
+def _made_later(unit: ServiceUnit, uid: int, path: Path) -> bool:
+    """Whether systemd makes the folder for it with the next start, or gives it to the unit's user with all that is in
+    it, as it does with one that has another owner (systemd.exec(5)): a backup was put in place, say."""
+
+    def comes(folder: str) -> bool:
+        return not os.path.exists(folder) or (not unit.active and os.stat(folder).st_uid != uid)
+
+    return any(path.is_relative_to(folder) and comes(folder) for folder in unit.made)
 
 
 class _Account:

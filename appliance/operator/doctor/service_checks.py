@@ -59,6 +59,10 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
         yield check_exporter(exporter)
 
 
+OWN_PROCESS = "(athanor "
+"""How ``holders.holder`` begins the name of one of ours."""
+
+
 def check_running(running: Running, version: str) -> Finding:
     """Whether an appliance of this configuration runs, is ready, and is of this version."""
     if running.silent_s:
@@ -136,14 +140,14 @@ def check_port(port: Port, *, running: bool) -> Finding:
         return Subject(Area.SERVICE, check).ok(port.address)
     if not port.in_use:
         return Subject(Area.SERVICE, check).ok(f"{port.address} is free")
-    if running:
+    if running and (port.kept or not port.holder or OWN_PROCESS in port.holder):
         return Subject(Area.SERVICE, check).ok(f"{port.address}: the appliance listens")
     if port.kept:
         what = f"{port.address} is kept by systemd for the gateway's next start; connections wait in its queue"
         return Subject(Area.SERVICE, check).ok(what)
     return Subject(Area.SERVICE, check).problem(
         f"{port.address} is taken" + (f" by {port.holder}" if port.holder else ""),
-        means="the gateway cannot start",
+        means="the next start of the gateway fails" if running else "the gateway cannot start",
         mend=f"ss -ltnp sport = :{port.address.rpartition(':')[2]}    # end it, or change listen: {port.name}:",
     )
 

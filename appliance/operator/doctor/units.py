@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +34,9 @@ DIRECTORIES = {
 }
 """Properties that name folders that systemd makes for a unit, and below what."""
 
+DROP_INS = ("/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
+"""Where drop-ins of a unit lie, by precedence (systemd.unit(5))."""
+
 MAX_ENVIRONMENT_BYTES = 256 << 10
 """Bytes read of a file of variables."""
 
@@ -46,9 +50,24 @@ def look_at_units() -> tuple[ServiceUnit, ...]:
     except ProcessError:
         return ()
     return tuple(
-        replace(unit, credentials=tuple(credentials_of(map(_text, (unit.file, *unit.drop_ins))).items()))
+        replace(
+            unit,
+            credentials=tuple(credentials_of(map(_text, (unit.file, *unit.drop_ins))).items()),
+            stale=unit.stale or has_unread_drop_in(unit, map(Path, DROP_INS)),
+        )
         for unit in parse_units(done.stdout)
     )
+
+
+def has_unread_drop_in(unit: ServiceUnit, folders: Iterable[Path]) -> bool:
+    """Whether a drop-in lies in one of these folders that systemd has not read. Its own NeedDaemonReload does not tell
+    of one in a folder that was made after systemd had looked at the unit's name."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in folder.glob(f"{unit.name}.d/*.conf"):
+            found.setdefault(path.name, path)
+    read = {Path(path).resolve() for path in unit.drop_ins}
+    return any(path.resolve() not in read for path in found.values() if path.resolve() != Path(os.devnull))
 
 
 def parse_units(shown: str) -> Iterator[ServiceUnit]:

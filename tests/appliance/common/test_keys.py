@@ -5,10 +5,12 @@ from __future__ import annotations
 import hmac
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from appliance.common import keys
+from appliance.common.credentials import read_key_records
 from appliance.common.errors import ConfigError
 from appliance.common.keys import KeyRecord, KeyTable, issue, parse_records, serialise_records
 
@@ -154,3 +156,18 @@ def test_a_table_shows_no_secret():
     """Neither pepper nor digests appear in its repr, so they cannot reach a log."""
     _, table = _table()
     assert repr(table) == "KeyTable(1 key)"
+
+
+def test_a_broken_table_is_named_by_its_path(tmp_path: Path) -> None:
+    """Which file is broken, and where in it. Control: a whole table is read."""
+    table = tmp_path / "credentials.json"
+    table.write_text('{"keys": {}}')
+    table.chmod(0o640)
+    assert read_key_records(table) == {}
+    table.write_text('{"keys":\n {,}}')
+    with pytest.raises(ConfigError) as raised:
+        read_key_records(table)
+    assert str(raised.value).startswith(f"{table}: not valid JSON: ") and "line 2" in str(raised.value)
+    table.write_text("[]")
+    with pytest.raises(ConfigError, match=f"^{table}: expected one object"):
+        read_key_records(table)

@@ -51,11 +51,11 @@ class Authority:
         """The certificate."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, *names: x509.GeneralName) -> tuple[bytes, bytes]:
+    def issue(self, *names: x509.GeneralName, days: int = 1) -> tuple[bytes, bytes]:
         """Key and certificate (PEM) of a leaf with these alternative names."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "leaf")])
-        builder = _builder(subject, self.certificate.subject, key).add_extension(
+        builder = _builder(subject, self.certificate.subject, key, days).add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
         )
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
@@ -66,7 +66,9 @@ class Authority:
         return _pem(key), leaf.public_bytes(serialization.Encoding.PEM)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -75,7 +77,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
     )
 
 

@@ -29,6 +29,7 @@ from appliance.operator.doctor.facts import (
     UserNamespaces,
 )
 from appliance.operator.doctor.finding import Finding, Severity, worst
+from appliance.operator.doctor.service_checks import check_port
 from tests.appliance.operator.doctor.healthy import DAY, FACTS, GIB, MACHINE, NOW, SERVICE
 
 
@@ -110,6 +111,21 @@ FAULTS = {
         "cgroups",
         "unified",
     ),
+    "version 1 under the units": (
+        idle(cgroups=replace(MACHINE.cgroups, version=1), limits=replace(MACHINE.limits, under_systemd=True)),
+        W,
+        "cgroups",
+        "unified_cgroup_hierarchy",
+    ),
+    "version 1 in force": (
+        replace(
+            service(running=replace(SERVICE.running, cgroup="no limits enforced: memory (Permission denied)")),
+            machine=replace(MACHINE, cgroups=replace(MACHINE.cgroups, version=1)),
+        ),
+        W,
+        "cgroups",
+        "unified_cgroup_hierarchy",
+    ),
     "not delegated": (idle(cgroups=replace(MACHINE.cgroups, writable=False)), W, "cgroups", "Delegate=yes"),
     "sandboxes run without bounds": (
         service(running=replace(SERVICE.running, cgroup="no limits enforced: read-only")),
@@ -147,6 +163,12 @@ FAULTS = {
     "old version runs": (service(running=replace(SERVICE.running, version="0.0.9")), W, "appliance", "restart"),
     "port taken": (
         service(running=STOPPED, ports=(Port(name="http", address="h:80", in_use=True, holder="process 7 (nginx)"),)),
+        P,
+        "http address",
+        "ss -ltnp sport = :80",
+    ),
+    "port of a new address taken": (
+        service(ports=(Port(name="http", address="h:80", in_use=True, holder="process 7 (nginx)"),)),
         P,
         "http address",
         "ss -ltnp sport = :80",
@@ -316,6 +338,21 @@ FAULTS = {
     ),
 }
 """Name of the fault to: facts with it, how bad it is, the check that finds it, a piece of the mend."""
+
+
+def test_an_address_of_the_running_appliance_is_known_by_its_holder() -> None:
+    """Ours are those that a process of ours holds, that systemd keeps for it, or whose holder cannot be told. Another
+    process on an address that the configuration has got meanwhile is a problem before the restart that fails."""
+    port = Port(name="http", address="127.0.0.1:8090", in_use=True)
+    for ours in (
+        port,
+        replace(port, holder="process 7 (athanor gateway)"),
+        replace(port, holder="process 1 (systemd)", kept=True),
+    ):
+        assert check_port(ours, running=True).level is Severity.OK
+    other = check_port(replace(port, holder="process 9 (nginx)"), running=True)
+    assert (other.level, other.means) == (Severity.PROBLEM, "the next start of the gateway fails")
+    assert "nginx" in other.what
 
 
 def test_a_healthy_appliance_has_no_findings_but_good_ones() -> None:

@@ -21,7 +21,7 @@ from appliance.operator.doctor.finding import Finding, Severity
 from appliance.operator.doctor.service_checks import check_port
 from appliance.operator.doctor.service_facts import look_at_service
 from appliance.operator.doctor.unit_checks import check_refusal, check_units
-from appliance.operator.doctor.units import credentials_of, environment_of, parse_units
+from appliance.operator.doctor.units import credentials_of, environment_of, has_unread_drop_in, parse_units
 
 SHOWN = """\
 Id=athanor-gateway.service
@@ -211,6 +211,20 @@ def test_what_a_unit_withholds_is_found(state: Path) -> None:
 
 
 @as_root
+def test_a_folder_that_systemd_gives_to_the_user_is_no_problem(state: Path) -> None:
+    """A state directory that root has put in place, as from a backup: at the next start systemd gives it to the unit's
+    user, with all that is in it. Controls: of a unit that runs, and of a folder that no unit makes, it is told."""
+    folder = read(state).audit.directory
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, 0, 0)
+    folder.chmod(0o700)
+    assert "audit log" in {one.purpose for one in refused(state, SUPERVISOR)}
+    made = replace(SUPERVISOR, made=(str(folder),))
+    assert "audit log" not in {one.purpose for one in refused(state, made)}
+    assert "audit log" in {one.purpose for one in refused(state, replace(made, active=True))}
+
+
+@as_root
 def test_a_user_or_a_credential_that_is_nowhere_is_found(state: Path) -> None:
     """A drop-in that names another user, and a credential that the unit does not load or whose file is gone."""
     (found,) = refused(state, replace(GATEWAY, user="nobody-of-that-name"))
@@ -258,6 +272,24 @@ def test_a_drop_in_that_traces_or_starts_otherwise_is_seen(state: Path) -> None:
     assert look(state, plain, options=("sandbox.cores=4",)).own_settings == ()
     other = replace(GATEWAY, command=("athanor", "serve", "--config=/other.yaml", path))
     assert "starts with /other.yaml" in look(state, other).own_settings[0]
+
+
+def test_a_drop_in_that_systemd_has_not_read_is_found(tmp_path: Path) -> None:
+    """A drop-in on disk that the loaded unit does not have, also in a folder that is new, of which systemd's own
+    NeedDaemonReload says nothing. Control: one that is read, one that such a one hides, one that masks, and none."""
+    etc, lib = tmp_path / "etc", tmp_path / "lib"
+    assert not has_unread_drop_in(GATEWAY, (etc, lib))
+    for folder in (etc, lib):
+        (folder / f"{GATEWAY.name}.d").mkdir(parents=True)
+    tracing, hidden = (folder / f"{GATEWAY.name}.d/tracing.conf" for folder in (etc, lib))
+    tracing.write_text("[Service]\n")
+    assert has_unread_drop_in(GATEWAY, (etc, lib))
+    read = replace(GATEWAY, drop_ins=(str(tracing),))
+    assert not has_unread_drop_in(read, (etc, lib))
+    hidden.write_text("[Service]\n")
+    (lib / f"{GATEWAY.name}.d/masked.conf").symlink_to("/dev/null")
+    assert not has_unread_drop_in(read, (etc, lib))
+    assert has_unread_drop_in(read, (lib, etc))
 
 
 def test_the_socket_that_systemd_keeps_is_our_own(state: Path) -> None:
