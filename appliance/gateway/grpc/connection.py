@@ -29,7 +29,7 @@ TURN_BYTES = 16 << 10
 """Bytes of one connection that are read before the event loop turns: a few milliseconds of the smallest frames."""
 
 STRANGER_TURN_BYTES = 1 << 10
-"""The same before a credential: what its calls cost is charged before more are read."""
+"""Bytes that are read before the event loop turns while no credential came: calls are charged before more are read."""
 
 SMALL_BYTES = 1 << 10
 """Bytes of a message in one frame, not the last, below which the frame counts as one that serves nothing."""
@@ -242,12 +242,11 @@ class GrpcConnection(asyncio.Protocol):
         self._shared.opened.starts.ask(self._slot.owner, lambda: self._begin(stream_id))
 
     def _begin(self, stream_id: int) -> bool:
-        if (call := self._calls.get(stream_id)) is None:
-            return False
-        task = call.start(self._shared.serve)
-        self._shared.opened.tasks.add(task)
-        task.add_done_callback(lambda task: self._served(task, stream_id))
-        return True
+        if (call := self._calls.get(stream_id)) is not None:
+            task = call.start(self._shared.serve)
+            self._shared.opened.tasks.add(task)
+            task.add_done_callback(lambda task: self._served(task, stream_id))
+        return call is not None
 
     def _on_data(self, event: Any) -> None:
         size = event.flow_controlled_length
@@ -255,8 +254,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._unacknowledged >= CONNECTION_WINDOW_BYTES // 2:
             self._outlet.ask_for(self._unacknowledged)
             self._unacknowledged = 0
-        call = self._calls.get(event.stream_id)
-        if call is not None:
+        if (call := self._calls.get(event.stream_id)) is not None:
             call.feed(event.data, size)
         if not event.data or (len(event.data) < SMALL_BYTES and event.stream_ended is None):
             self._spend(1)
@@ -266,8 +264,7 @@ class GrpcConnection(asyncio.Protocol):
             call.half_close()
 
     def _on_reset(self, event: Any) -> None:
-        call = self._calls.pop(event.stream_id, None)
-        if call is not None:
+        if (call := self._calls.pop(event.stream_id, None)) is not None:
             call.leave()
             self._note_idle()
         self._spend(RESET_UNITS)

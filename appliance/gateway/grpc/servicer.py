@@ -51,7 +51,7 @@ from appliance.gateway.grpc import error_status, message_mapping
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.paced_grpc import PacedMessages
-from appliance.gateway.grpc.readiness import Readiness
+from appliance.gateway.grpc.watched_health import WatchedHealth
 from appliance.gateway.grpc.wire import OK, Status
 
 SERVICE = "athanor.inference.v1.InferenceService"
@@ -135,7 +135,7 @@ class GrpcFrontEnd:
         proxies: TrustedProxies | None = None,
     ) -> None:
         self._proxies = proxies or TrustedProxies()
-        self.health = Readiness()
+        self.health = WatchedHealth()
         self._service = service
         self._resolver = resolver
         self._max_calls = max_calls

@@ -1,6 +1,6 @@
 """Health of gRPC's services for load balancers (grpc.health.v1): asked once, or watched.
 
-A watcher that reads nothing delays nobody: neither whoever tells a status nor another watcher waits for its answer.
+A watcher that reads nothing delays no other: neither a new status nor another watcher waits for its answer.
 grpcio's own servicer writes while it holds the lock that each new status needs.
 """
 
@@ -17,7 +17,7 @@ from appliance.gateway.grpc.call import GrpcCall
 _Kinds = health_pb2.HealthCheckResponse
 
 
-class Readiness:
+class WatchedHealth:
     """The status of each service by its name; one named "" stands for all."""
 
     def __init__(self) -> None:
