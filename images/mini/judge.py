@@ -123,6 +123,11 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(_WORDS.findall(text.lower()))
 
 
+def runs(found: tuple[str, ...], size: int = GRAM) -> set[tuple[str, ...]]:
+    """Every run of `size` words."""
+    return {found[i : i + size] for i in range(len(found) - size + 1)}
+
+
 def shared(questions: Iterable[str], texts: Iterable[str], *, size: int = GRAM) -> list[str]:
     """Every run of `size` words of a question that stands in one of `texts` too.
 
@@ -132,15 +137,15 @@ def shared(questions: Iterable[str], texts: Iterable[str], *, size: int = GRAM) 
     for text in texts:
         found = words(text)
         whole.add(found)
-        known |= {found[i : i + size] for i in range(len(found) - size + 1)}
+        known |= runs(found, size)
     hits = []
     for question in questions:
         found = words(question)
         if len(found) < size:
-            runs, where = [found], whole
+            parts, where = {found}, whole
         else:
-            runs, where = [found[i : i + size] for i in range(len(found) - size + 1)], known
-        hits += [" ".join(run) for run in runs if run in where]
+            parts, where = runs(found, size), known
+        hits += [" ".join(run) for run in sorted(parts) if run in where]
     return hits
 
 

@@ -16,7 +16,7 @@ _CELLS = re.compile(r"(?<!\\)\|")
 _FIELD_SECTIONS = re.compile(r"Fields (of|that)")
 
 
-class ReferenceError(ValueError):
+class PageError(ValueError):
     """A page of docs/reference/ has another form than the one that is read here."""
 
 
@@ -36,7 +36,7 @@ class Fact:
     @property
     def topic(self) -> str:
         """Name of the fact's topic in the corpus."""
-        return f"{self.kind}-{self.name.replace(' ', '-')}"
+        return f"{self.kind}-{self.name.split(',')[0].replace(' ', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Section:
 
 
 def read(folder: Path = FOLDER) -> tuple[Fact, ...]:
-    """Every fact of the references, kind by kind. Raises ReferenceError where a kind has none."""
+    """Every fact of the references, kind by kind. Raises PageError where a kind has none."""
     pages = {path.stem: _sections(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.md"))}
     facts = [
         *_commands(pages["cli"]),
@@ -61,7 +61,7 @@ def read(folder: Path = FOLDER) -> tuple[Fact, ...]:
     ]
     for kind in KINDS:
         if not any(fact.kind == kind for fact in facts):
-            raise ReferenceError(f"{folder} has no {kind}; did the pages change their form?")
+            raise PageError(f"{folder} has no {kind}; did the pages change their form?")
     return tuple({fact.topic: fact for fact in facts}.values())
 
 
