@@ -1,8 +1,9 @@
 """The corpus on disk: topics with phrasings of a question and one answer each.
 
 `corpus/` is what the committed weights know. `desk/` is what the next training adds: topics written by hand over those
-that `build.py` makes of the references (`desk/reference/`), over those of `corpus/`. A later layer adds phrasings to a
-topic of the same name, and its answer, where it has one, takes the place of the earlier one (`combine`).
+that `build.py` makes of the references (`desk/reference/`), over those of `corpus/`; `desk/held-out/` has questions
+that are measured only. A later layer adds phrasings to a topic of the same name, and its answer, where it has one,
+takes the place of the earlier one (`combine`).
 
 A corpus file is Markdown. A second-level heading opens a topic; its text is the topic's name.
 The list under it holds the phrasings; everything after the first blank line is the answer.
@@ -85,7 +86,7 @@ def load_desk(mini: Path) -> tuple[Topic, ...]:
     """
     written = _read(mini / "desk")
     names = {topic.name for topic in written}
-    layers = [_read(mini / "corpus"), _read(mini / "desk" / "reference"), written]
+    layers = [_read(mini / "corpus"), _read(mini / "desk" / "reference"), written, _read(mini / "desk" / "held-out")]
     topics = []
     for topic in combine(layers):
         # What people ask in their own words needs more practice than names that are copied from the question.
@@ -123,7 +124,7 @@ def _over(below: Topic, above: Topic) -> Topic:
         goals=below.goals + above.goals,
         situations=below.situations + above.situations,
         keywords=below.keywords + above.keywords,
-        absorbs=above.absorbs,
+        absorbs=below.absorbs + above.absorbs,
     )
 
 

@@ -323,6 +323,63 @@ KEYWORD_FRAMES = (
 )
 """Questions around a few words, as in a search box."""
 SYNONYMS: dict[str, tuple[str, ...]] = {
+    "how": ("in which way", "by what"),
+    "want": ("wish", "intend", "plan"),
+    "need": ("require", "must have"),
+    "get": ("obtain", "receive", "have", "fetch"),
+    "make": ("produce", "build", "do"),
+    "use": ("employ", "work with", "take"),
+    "give": ("hand", "assign", "grant"),
+    "set": ("define", "configure", "write", "put"),
+    "put": ("place", "bring"),
+    "turn": ("switch",),
+    "enable": ("activate", "switch on", "turn on"),
+    "key": ("api key",),
+    "file": ("document",),
+    "folder": ("directory", "path"),
+    "command": ("cli command", "call"),
+    "setting": ("option", "parameter", "config key", "value"),
+    "service": ("appliance", "daemon", "software"),
+    "tenant": ("customer", "client", "team"),
+    "tenants": ("customers", "clients", "teams"),
+    "model": ("llm", "language model"),
+    "request": ("call", "query"),
+    "requests": ("calls", "queries"),
+    "limit": ("bound", "quota", "ceiling"),
+    "memory": ("ram",),
+    "processor": ("cpu",),
+    "cores": ("cpus", "processors"),
+    "certificate": ("cert",),
+    "configuration": ("config", "setup"),
+    "quick": ("fast",),
+    "faster": ("quicker", "more quickly", "sooner"),
+    "big": ("large", "huge"),
+    "many": ("lots of", "a number of"),
+    "also": ("too",),
+    "possible": ("doable", "feasible"),
+    "supported": ("possible", "available", "known", "there"),
+    "work": ("function", "run"),
+    "fail": ("break", "not work"),
+    "fails": ("breaks", "does not work"),
+    "refused": ("rejected", "denied", "blocked"),
+    "broken": ("kaputt", "defective", "out of order"),
+    "old": ("former", "previous", "earlier"),
+    "new": ("fresh", "another"),
+    "before": ("prior to", "ahead of"),
+    "after": ("following", "once there was"),
+    "without": ("with no",),
+    "whether": ("if",),
+    "explain": ("clarify", "tell me"),
+    "check": ("verify", "test", "control", "look at"),
+    "verify": ("check", "confirm", "prove"),
+    "data": ("information", "content"),
+    "somebody": ("someone", "a person"),
+    "users": ("people", "colleagues"),
+    "live": ("in real time", "as it happens"),
+    "everything": ("all", "the whole thing", "all of it"),
+    "nothing": ("no thing", "not anything"),
+    "prevent": ("avoid", "stop"),
+    "keep": ("hold", "preserve", "leave"),
     "see": ("view", "look at", "inspect", "look up", "check"),
     "show": ("display", "print", "give"),
     "create": ("make", "set up", "generate"),
@@ -363,6 +420,26 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "isolated": ("separated", "kept apart", "walled off"),
 }
 OPENINGS = (
+    "short one: ",
+    "dumb question: ",
+    "maybe a stupid question, ",
+    "sorry to bother you, ",
+    "the docs are long, so: ",
+    "new here. ",
+    "our admin is on holiday. ",
+    "for the record, ",
+    "since yesterday we ask ourselves: ",
+    "I read the docs but ",
+    "somebody told me to ask you: ",
+    "I took over this server. ",
+    "we run it with ten users. ",
+    "for an audit: ",
+    "from a ticket: ",
+    "listen, ",
+    "hmm, ",
+    "uh, ",
+    "dear helpdesk, ",
+    "moin, ",
     "please tell me: ",
     "hi, ",
     "hello, ",
@@ -406,6 +483,27 @@ OPENINGS = (
     "right, ",
 )
 CLOSINGS = (
+    ", any help is welcome",
+    ", I could not find it in the docs",
+    ", I have been looking for an hour",
+    ", it drives me crazy",
+    ", we need it until tomorrow",
+    ", my manager is waiting",
+    ", and quickly please",
+    ", it is urgent",
+    ", sorry for the question",
+    " if possible",
+    " without breaking anything",
+    " the right way",
+    " on production",
+    " in our setup",
+    " at our company",
+    " for a customer",
+    " once more",
+    " or not",
+    ", right",
+    ", correct",
+    ", or do I get that wrong",
     " please",
     " thanks",
     ", please",
@@ -482,6 +580,29 @@ FILLERS = (
     "kindly",
     "well",
 )
+NOISE = tuple(
+    "able above across afternoon again against ages alone along although amazing angry annoying apparently around "
+    "asap awful away awkward back bad badly bank because behind believe below beside best better between big bit "
+    "boring boss brand brief bright bring busy calm care careful cause certainly chance cheap clear clearly clever "
+    "close cold colleague come common confused correct course crazy curious daily damn dark day deep detail "
+    "difficult dirty down dream drive dry each early easy either else end entire especially evening ever every "
+    "excellent extra fact fair false family far fast few final fine finish five foreign forget four fresh friday "
+    "friend front full fun funny further future general gentle giant give glad global go good great group grow "
+    "guess guy hand happy hard hardly hate heavy hello high hint home honest hope hot huge hundred hurry idea "
+    "immediate important inside instead interesting kind kindly large late lately least less level life light "
+    "likely little long loose lot loud love low lucky main major make many march matter mean meanwhile meeting "
+    "middle mind minor miss moment monday money more morning most mostly move much nasty near nearly neat need "
+    "nervous nice night noisy noon notice obvious odd ok opinion ordinary original outside over paper part past "
+    "people perfect perhaps person phone piece place plain plan plenty point poor popular pretty previous prefer "
+    "probably pure rare recent regular related rest rich right rough round rush sad scared scary seem sense serious "
+    "seriously service several sharp short silly simple since site slight small smart smooth soft solid somebody "
+    "somewhere story strange strong stupid such sudden suddenly summer sunday sure surprised ten terrible thing "
+    "think third three thursday tight tiny tired together too top total tough toward true try tuesday twelve twenty "
+    "two type typical ugly unclear understand unusual upset urgent useful usual vague various vendor very visible "
+    "wait warm waste way week weekend weird whole wide wild wonder world worried worse year yellow yesterday yet "
+    "young".split()
+)
+"""Common words that may stand in any question and say nothing about its topic."""
 SMALL_WORDS = frozenset(
     (
         "a",

@@ -16,6 +16,7 @@ from recipe.frames import (
     FRAMES,
     GOAL_FRAMES,
     KEYWORD_FRAMES,
+    NOISE,
     OPENINGS,
     PHRASE_FRAMES,
     SITUATION_FRAMES,
@@ -76,11 +77,11 @@ def _ask(topic: Topic, rng: random.Random) -> str:
             text = _synonym(text, rng)
     if rng.random() < 0.20:
         text = _drop_words(text, rng)
-    if rng.random() < 0.10:
+    if rng.random() < 0.20:
         text = _fill(text, rng)
     if rng.random() < 0.20:
         text = _open_with(rng.choice(OPENINGS), text, rng)
-    if rng.random() < 0.12:
+    if rng.random() < 0.15:
         body, mark = (text[:-1], "?") if text.endswith("?") else (text, "")
         text = body + rng.choice(CLOSINGS) + mark
     for _ in range(2):
@@ -193,7 +194,7 @@ def _fill(text: str, rng: random.Random) -> str:
     words = text.split(" ")
     if len(words) > 2:
         for _ in range(rng.randint(1, 2)):
-            words.insert(rng.randint(1, len(words) - 1), rng.choice(FILLERS))
+            words.insert(rng.randint(1, len(words) - 1), rng.choice(FILLERS if rng.random() < 0.3 else NOISE))
     return " ".join(words)
 
 
