@@ -18,7 +18,7 @@ import build  # noqa: E402
 import judge  # noqa: E402
 import train  # noqa: E402
 from expect import Reference  # noqa: E402
-from recipe import bpe, corpus, export, generated, phrasing, references, tools, training  # noqa: E402
+from recipe import bpe, corpus, embeddings, export, generated, phrasing, references, tools, training  # noqa: E402
 from recipe.rows import Source, dialogue_exchanges  # noqa: E402
 
 MAX_PARAMETERS = 8_000_000
@@ -288,6 +288,20 @@ def test_batches_are_deterministic_and_of_every_kind(topics: tuple[corpus.Topic,
     shapes = {tuple(next(batches).ids.shape) for _ in range(60)}
     assert any(length >= 512 for _, length in shapes)
     assert all(rows * length <= 1024 for rows, length in shapes if length < 100)
+
+
+def test_a_bag_of_words_tells_topics_apart_and_repeats() -> None:
+    """After some steps questions find their topics; before, they do not; two runs give the same embeddings."""
+    named = ("policy", "tenant", "sandbox", "engine")
+    few = [corpus.Topic(name, (name,), (f"{{how about|what is}} {name}?",), (), f"About {name}.") for name in named]
+    tokenizer = export.read_model(export_folder())[1]
+    asked = [f"so what is {name}" for name in named]
+    untrained, bag, again = (
+        embeddings.train_bag(few, tokenizer, 32, 1, effort=embeddings.Effort(800, steps)) for steps in (0, 120, 120)
+    )
+    assert bag.tell(tokenizer, asked) == [0, 1, 2, 3] != untrained.tell(tokenizer, asked)
+    assert bag.start().equal(again.start())
+    assert bag.start().shape == (tokenizer.get_vocab_size(), 32)
 
 
 def export_folder() -> Path:

@@ -70,17 +70,21 @@ def train(
     schedule: Schedule,
     *,
     seed: int = SEED,
+    start: Tensor | None = None,
     refused: Callable[[str], bool] | None = None,
     keep: Callable[[MiniLlama, int], bool] | None = None,
 ) -> Outcome:
     """Train from scratch. Two runs on one machine give the same losses, bit for bit.
 
-    Questions that are `refused` are never drawn. `keep` gets the network every 200 steps and says whether to go on.
+    `start` are the embeddings to begin with; random ones when left out. Questions that are `refused` are never drawn.
+    `keep` gets the network every 200 steps and says whether to go on.
     """
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     network = MiniLlama(ModelShape(vocab_size=tokenizer.get_vocab_size()))
+    if start is not None:
+        network.model.embed_tokens.weight.data.copy_(start)
     optimizers = _optimizers(network, schedule)
     source = Source(topics, tokenizer, tokens=schedule.tokens, seed=seed, refused=refused)
     losses: list[float] = []
