@@ -1,7 +1,8 @@
 """The tokenizer: byte-level BPE trained on the corpus, and the chat format around messages.
 
-The chat format is ChatML: `<|im_start|>ROLE\\nCONTENT<|im_end|>\\n` for each message. Byte-level
-BPE has a token for every byte, so any text can be encoded and decoding gives it back exactly.
+The chat format is ChatML: `<|im_start|>ROLE\\nCONTENT<|im_end|>\\n` for each message; tools.py has the form of
+tools, calls and results, which CHAT_TEMPLATE renders too. Byte-level BPE has a token for every byte, so any text can be
+encoded and decoding gives it back exactly.
 """
 
 from __future__ import annotations
@@ -11,23 +12,37 @@ from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from recipe import tools
 from recipe.corpus import Topic
 from recipe.frames import SYSTEM_PROMPTS
 from recipe.phrasing import ask
 
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 4096
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 0, 1, 2
 END_OF_TEXT_ID, TURN_START_ID, TURN_END_ID = range(3)
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% set first = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
+    "{% if tools %}"
+    "{{ '<|im_start|>system\\n' + (first + '\\n\\n' if first else '') + 'Tools:' }}"
+    "{% for tool in tools %}{{ '\\n' + (tool['function'] | tojson) }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% endif %}"
+    "{% for message in messages %}{% if not (tools and first and loop.first) %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\\n' if message['content'] or not loop.first else '' }}"
+    "{{ '<tool_call>\\n{\"name\": ' + (call['function']['name'] | tojson) }}"
+    "{{ ', \"arguments\": ' + (call['function']['arguments'] | tojson) + '}\\n</tool_call>' }}"
     "{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 # Answers are few and questions many: answers are repeated so that merges serve both.
 _ANSWER_WEIGHT = 12
-_QUESTIONS = 12_000
+_QUESTIONS = 24_000
+_DIALOGUES = 600
 
 
 def train_tokenizer(topics: Sequence[Topic], seed: int) -> Tokenizer:
@@ -35,7 +50,10 @@ def train_tokenizer(topics: Sequence[Topic], seed: int) -> Tokenizer:
     rng = random.Random(seed)
     texts = [topic.answer for topic in topics] * _ANSWER_WEIGHT
     texts += [ask(rng.choice(topics), rng) for _ in range(_QUESTIONS)]
-    texts += [*SYSTEM_PROMPTS, "system\n", "user\n", "assistant\n"] * _ANSWER_WEIGHT
+    for _ in range(_DIALOGUES):
+        dialogue = tools.draw(rng, ("", ""))
+        texts += [tools.system_text(dialogue.tools), *map(tools.content, dialogue.messages)]
+    texts += [*SYSTEM_PROMPTS, "system\n", "user\n", "assistant\n", "tool\n"] * _ANSWER_WEIGHT
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

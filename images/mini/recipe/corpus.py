@@ -1,12 +1,21 @@
 """The corpus on disk: topics with phrasings of a question and one answer each.
 
+`corpus/` is what the committed weights know. `desk/` is what the next training adds: topics written by hand over those
+that `build.py` makes of the references (`desk/reference/`), over those of `corpus/`; `desk/held-out/` has questions
+that are measured only. A later layer adds phrasings to a topic of the same name, and its answer, where it has one,
+takes the place of the earlier one (`combine`).
+
 A corpus file is Markdown. A second-level heading opens a topic; its text is the topic's name.
 The list under it holds the phrasings; everything after the first blank line is the answer.
 
     ## add-tenant
     * new tenant, adding a tenant                 phrases that name the topic, with commas between
     - how do I {add|create} a {new |}tenant?      a phrasing to train on
+    ! {add|create} a tenant, let a team in        goals, with commas between: what somebody has in mind to do
+    ~ we have a new customer                      a situation: a sentence that is no question yet
+    % tenant, new, add, onboard                   words, with commas between, a few of which are enough
     + what is the procedure for a new tenant?     a phrasing held out: measured, never trained on
+    = old-name                                    topics, with commas between, whose phrasings this one takes over
 
     Add it under `tenants:` in policy.yaml, ...
 
@@ -19,11 +28,15 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
-_MARKS = ("* ", "- ", "+ ")
+_MARKS = ("* ", "- ", "+ ", "! ", "~ ", "% ", "= ")
+_WRITTEN, _REFERENCE = 1.0, 0.3
+"""Weights of topics with phrasings written by hand, and of those that were generated whole."""
+_COMMAS = re.compile(r",(?![^{}]*\})")
 _SPACES = re.compile(r" {2,}")
 
 
@@ -33,13 +46,26 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing that can be asked: its names, phrasings to train on and held out, the answer."""
+    """One thing that can be asked: its names, phrasings to train on and held out, the answer.
+
+    `weight` says how often it is asked beside the others.
+    """
 
     name: str
     phrases: tuple[str, ...]
     patterns: tuple[str, ...]
     held_out: tuple[str, ...]
     answer: str
+    goals: tuple[str, ...] = ()
+    situations: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    absorbs: tuple[str, ...] = ()
+    weight: float = 0.0
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Everything that a question is made of, keywords excepted."""
+        return (*self.phrases, *self.patterns, *self.goals, *self.situations)
 
 
 def load(folder: Path) -> tuple[Topic, ...]:
@@ -48,15 +74,58 @@ def load(folder: Path) -> tuple[Topic, ...]:
     Raises CorpusError for a malformed file, for a topic that occurs twice, and for a held-out
     phrasing that a training pattern also produces.
     """
-    topics: list[Topic] = []
-    for path in sorted(folder.glob("*.md")):
-        topics.extend(_parse(path))
-    names = [topic.name for topic in topics]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise CorpusError(f"topics occur twice: {', '.join(twice)}; give each its own name")
+    topics = _read(folder, whole=True)
+    _check_held_out(topics)
+    return topics
+
+
+def load_desk(mini: Path) -> tuple[Topic, ...]:
+    """All topics of the help desk: `corpus/`, `desk/reference/` and `desk/` of the folder `mini`, one over the other.
+
+    Raises CorpusError as `load` does, and where a topic has no answer in any layer.
+    """
+    written = _read(mini / "desk")
+    names = {topic.name for topic in written}
+    layers = [_read(mini / "corpus"), _read(mini / "desk" / "reference"), written, _read(mini / "desk" / "held-out")]
+    topics = []
+    for topic in combine(layers):
+        # What people ask in their own words needs more practice than names that are copied from the question.
+        plain = topic.name in names or not topic.keywords
+        topics.append(replace(topic, weight=_WRITTEN if plain else _REFERENCE))
     _check_held_out(topics)
     return tuple(topics)
+
+
+def combine(layers: Iterable[Sequence[Topic]]) -> tuple[Topic, ...]:
+    """Lay topics over each other: phrasings are added up, the last answer holds, absorbed topics are gone."""
+    found: dict[str, Topic] = {}
+    for layer in layers:
+        for topic in layer:
+            found[topic.name] = _over(found[topic.name], topic) if topic.name in found else topic
+    for topic in list(found.values()):
+        for name in topic.absorbs:
+            if name not in found or name == topic.name:
+                raise CorpusError(f"topic {topic.name!r} takes over {name!r}, which is not there")
+            found[topic.name] = _over(found.pop(name), found[topic.name])
+    for topic in found.values():
+        if not topic.answer or not topic.templates:
+            raise CorpusError(f"topic {topic.name!r} lacks phrasings or answer in every layer")
+    return tuple(found.values())
+
+
+def _over(below: Topic, above: Topic) -> Topic:
+    """One topic of two: the name and, where it has one, the answer are those of `above`."""
+    return Topic(
+        name=above.name,
+        phrases=below.phrases + above.phrases,
+        patterns=below.patterns + above.patterns,
+        held_out=below.held_out + above.held_out,
+        answer=above.answer or below.answer,
+        goals=below.goals + above.goals,
+        situations=below.situations + above.situations,
+        keywords=below.keywords + above.keywords,
+        absorbs=below.absorbs + above.absorbs,
+    )
 
 
 def expand(pattern: str, rng: random.Random) -> str:
@@ -82,24 +151,50 @@ def normal(question: str) -> str:
     return " ".join(re.findall(r"[a-z0-9_/.:-]+", question.lower())).rstrip(".")
 
 
-def _parse(path: Path) -> list[Topic]:
+def _read(folder: Path, *, whole: bool = False) -> tuple[Topic, ...]:
+    """The topics of all files of a folder, in which no name occurs twice; `whole`: each with patterns and answer."""
+    topics = [topic for path in sorted(folder.glob("*.md")) for topic in _parse(path, whole)]
+    names = [topic.name for topic in topics]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise CorpusError(f"topics occur twice: {', '.join(twice)}; give each its own name")
+    return tuple(topics)
+
+
+def _parse(path: Path, whole: bool) -> list[Topic]:
     """The topics of one file."""
     topics = []
     for start, section in _sections(path.read_text(encoding="utf-8")):
         name, _, rest = section.partition("\n")
-        listing, _, answer = rest.lstrip("\n").partition("\n\n")
+        rest = rest.lstrip("\n")
+        listing, _, answer = rest.partition("\n\n") if whole or rest.startswith(_MARKS) else ("", "", rest)
         lines: dict[str, list[str]] = {mark: [] for mark in _MARKS}
         for offset, line in enumerate(listing.splitlines()):
             mark, text = line[:2], line[2:].strip()
             if mark not in lines or not text:
                 raise CorpusError(f"{path.name}:{start + offset + 1}: expected '* ', '- ' or '+ ' and a text")
             lines[mark].append(text)
-        patterns, held_out = tuple(lines["- "]), tuple(lines["+ "])
-        phrases = tuple(phrase.strip() for line in lines["* "] for phrase in line.split(","))
-        if not patterns or not answer.strip():
+        if whole and not (lines["- "] and answer.strip()):
             raise CorpusError(f"{path.name}:{start}: topic {name!r} lacks phrasings or answer")
-        topics.append(Topic(name.strip(), phrases, patterns, held_out, answer.strip()))
+        topics.append(
+            Topic(
+                name=name.strip(),
+                phrases=_listed(lines["* "]),
+                patterns=tuple(lines["- "]),
+                held_out=tuple(lines["+ "]),
+                answer=answer.strip(),
+                goals=_listed(lines["! "]),
+                situations=tuple(lines["~ "]),
+                keywords=_listed(lines["% "]),
+                absorbs=_listed(lines["= "]),
+            )
+        )
     return topics
+
+
+def _listed(lines: Sequence[str]) -> tuple[str, ...]:
+    """The parts of lines with commas between."""
+    return tuple(part.strip() for line in lines for part in _COMMAS.split(line) if part.strip())
 
 
 def _sections(text: str) -> list[tuple[int, str]]:
@@ -112,7 +207,7 @@ def _sections(text: str) -> list[tuple[int, str]]:
     return sections
 
 
-def _check_held_out(topics: list[Topic]) -> None:
+def _check_held_out(topics: Sequence[Topic]) -> None:
     """Refuse a held-out phrasing that is also trained on: it would measure memory only."""
     trained = {normal(text) for topic in topics for pattern in topic.patterns for text in variants(pattern)}
     for topic in topics:

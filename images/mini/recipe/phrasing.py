@@ -7,9 +7,23 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 
 from recipe.corpus import Topic, expand, normal
-from recipe.frames import CLOSINGS, FILLERS, FRAMES, OPENINGS, PHRASE_FRAMES, SMALL_WORDS, SYNONYMS, SYSTEM_PROMPTS
+from recipe.frames import (
+    CLOSINGS,
+    FILLERS,
+    FRAMES,
+    GOAL_FRAMES,
+    KEYWORD_FRAMES,
+    NOISE,
+    OPENINGS,
+    PHRASE_FRAMES,
+    SITUATION_FRAMES,
+    SMALL_WORDS,
+    SYNONYMS,
+    SYSTEM_PROMPTS,
+)
 
 _NEAR = {
     "a": "sq",
@@ -43,36 +57,69 @@ _NEAR = {
 _SCRIPTS = ((0xC0, 0xFF), (0x3B1, 0x3C9), (0x430, 0x44F), (0x4E00, 0x4FFF), (0x1F600, 0x1F64F))
 
 
-def ask(topic: Topic, rng: random.Random) -> str:
-    """One phrasing of `topic`, as somebody might type it; never one that is held out."""
+# Form of a question -> how often it is drawn, where the topic has it.
+_FORMS = {"patterns": 0.35, "goals": 0.3, "situations": 0.3, "phrases": 0.15, "keywords": 0.12}
+
+
+def ask(topic: Topic, rng: random.Random, refused: Callable[[str], bool] | None = None) -> str:
+    """One phrasing of `topic`, as somebody might type it; never one that is held out or `refused`."""
     held_out = {normal(text) for text in topic.held_out}
-    while normal(text := _ask(topic, rng)) in held_out:
+    while normal(text := _ask(topic, rng)) in held_out or (refused is not None and refused(text)):
         pass
     return text
 
 
 def _ask(topic: Topic, rng: random.Random) -> str:
-    """A pattern's text, said in other words more often than not, then typed."""
-    if topic.phrases and rng.random() < 0.25:
-        text = rng.choice(PHRASE_FRAMES).format(rng.choice(topic.phrases))
-    else:
-        text = expand(rng.choice(topic.patterns), rng)
-        if rng.random() < 0.35:
-            text = _reframe(text, rng)
-    if rng.random() < 0.30:
-        text = _synonym(text, rng)
+    """A form of the topic, some words changed, then typed."""
+    text = _said(topic, rng)
+    for _ in range(2):
+        if rng.random() < 0.30:
+            text = _synonym(text, rng)
     if rng.random() < 0.20:
         text = _drop_words(text, rng)
-    if rng.random() < 0.10:
+    if rng.random() < 0.20:
         text = _fill(text, rng)
     if rng.random() < 0.20:
         text = _open_with(rng.choice(OPENINGS), text, rng)
-    if rng.random() < 0.12:
+    if rng.random() < 0.15:
         body, mark = (text[:-1], "?") if text.endswith("?") else (text, "")
         text = body + rng.choice(CLOSINGS) + mark
-    if rng.random() < 0.12:
-        text = _typing_error(text, rng)
+    for _ in range(2):
+        if rng.random() < 0.12:
+            text = _typing_error(text, rng)
     return _surface(text, rng)
+
+
+def _said(topic: Topic, rng: random.Random) -> str:
+    """One form of a topic: a pattern, a goal, a situation, a name or a few words, in a frame."""
+    forms = [form for form in _FORMS if getattr(topic, form)]
+    form = rng.choices(forms, [_FORMS[form] for form in forms])[0]
+    if form == "keywords":
+        text = _few_words(topic.keywords, rng)
+    else:
+        text = expand(rng.choice(getattr(topic, form)), rng)
+    if form == "phrases":
+        text = rng.choice(PHRASE_FRAMES).format(text)
+    elif form == "goals":
+        text = rng.choice(GOAL_FRAMES).format(text)
+    elif form == "situations":
+        text = rng.choice(SITUATION_FRAMES).format(text)
+    elif form == "patterns" and rng.random() < 0.45:
+        text = _reframe(text, rng)
+    return text
+
+
+def _few_words(keywords: tuple[str, ...], rng: random.Random) -> str:
+    """Some of a topic's words in any order, with or without a frame and small words between."""
+    count = min(len(keywords), rng.randint(2, 4))
+    # The first words say most.
+    chosen = {keywords[min(int(rng.expovariate(3.5 / len(keywords))), len(keywords) - 1)] for _ in range(count)}
+    words = sorted(chosen, key=keywords.index)
+    if rng.random() < 0.6:
+        rng.shuffle(words)
+    if rng.random() < 0.4:
+        words.insert(rng.randint(0, len(words)), rng.choice(sorted(SMALL_WORDS)))
+    return rng.choice(KEYWORD_FRAMES).format(" ".join(expand(word, rng) for word in words))
 
 
 def stray_text(topic: Topic, rng: random.Random, max_words: int) -> str:
@@ -147,7 +194,7 @@ def _fill(text: str, rng: random.Random) -> str:
     words = text.split(" ")
     if len(words) > 2:
         for _ in range(rng.randint(1, 2)):
-            words.insert(rng.randint(1, len(words) - 1), rng.choice(FILLERS))
+            words.insert(rng.randint(1, len(words) - 1), rng.choice(FILLERS if rng.random() < 0.3 else NOISE))
     return " ".join(words)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +25,14 @@ THREADS = 1
 SEED = 20261121
 _FINAL_STEPS = 100  # the recorded loss is the mean over this many last steps
 _REPORT_EVERY = 50  # steps
+_KEEP_EVERY = 200  # steps
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """How long and how fast to train; the learning rates rise, stay, and fall to zero."""
 
-    steps: int = 2000
+    steps: int = 5000
     tokens: int = 2048
     adamw_rate: float = 3e-3
     muon_rate: float = 7.5e-3
@@ -63,14 +64,29 @@ class Outcome:
         return sum(last) / len(last)
 
 
-def train(topics: Sequence[Topic], tokenizer: Tokenizer, schedule: Schedule, *, seed: int = SEED) -> Outcome:
-    """Train from scratch. Two runs on one machine give the same losses, bit for bit."""
+def train(
+    topics: Sequence[Topic],
+    tokenizer: Tokenizer,
+    schedule: Schedule,
+    *,
+    seed: int = SEED,
+    start: Tensor | None = None,
+    refused: Callable[[str], bool] | None = None,
+    keep: Callable[[MiniLlama, int], bool] | None = None,
+) -> Outcome:
+    """Train from scratch. Two runs on one machine give the same losses, bit for bit.
+
+    `start` are the embeddings to begin with; random ones when left out. Questions that are `refused` are never drawn.
+    `keep` gets the network every 200 steps and says whether to go on.
+    """
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     network = MiniLlama(ModelShape(vocab_size=tokenizer.get_vocab_size()))
+    if start is not None:
+        network.model.embed_tokens.weight.data.copy_(start)
     optimizers = _optimizers(network, schedule)
-    source = Source(topics, tokenizer, tokens=schedule.tokens, seed=seed)
+    source = Source(topics, tokenizer, tokens=schedule.tokens, seed=seed, refused=refused)
     losses: list[float] = []
     start = time.process_time()
     for step, batch in zip(range(schedule.steps), source.batches(), strict=False):
@@ -84,6 +100,8 @@ def train(topics: Sequence[Topic], tokenizer: Tokenizer, schedule: Schedule, *, 
         losses.append(float(loss.detach()))
         if (step + 1) % _REPORT_EVERY == 0:
             _report(losses, time.process_time() - start)
+        if keep is not None and (step + 1) % _KEEP_EVERY == 0 and not keep(network, step + 1):
+            break
     return Outcome(network, tuple(losses), time.process_time() - start)
 
 
