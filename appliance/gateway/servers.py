@@ -120,7 +120,7 @@ class FrontEnds:
         """The turns of TLS handshakes, of both ports together."""
         self.places = {name: Places(each, total, strangers, self.handshakes.credential) for name in ("http", "grpc")}
         """The connections of each port."""
-        starts = Starts()
+        starts = Starts(time.monotonic)
         opened = {name: Opened(places, self.handshakes, starts) for name, places in self.places.items()}
         self._http_shared = http_protocol.Shared(settings.http, opened["http"], http.serve)
         self._grpc_shared = grpc_connection.GrpcShared(

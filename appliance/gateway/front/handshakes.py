@@ -76,6 +76,10 @@ class Handshakes:
         while network in self._waiting and self._spend_known(network, now):
             self._begin_next(network)
 
+    def knows(self, network: str) -> bool:
+        """Whether a credential came from the network, as far as is remembered."""
+        return network in self._known
+
     def _spend_known(self, network: str, now: float) -> bool:
         allowance = self._known.get(network)
         return allowance is not None and allowance.spend(1, now)

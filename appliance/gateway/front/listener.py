@@ -26,7 +26,7 @@ from appliance.common.lines import RefusedLines
 from appliance.gateway.front.client_address import ProxyHeader, ProxyHeaderError, TrustedProxies
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.handshakes import Handshakes
-from appliance.gateway.front.starts import Starts
+from appliance.gateway.front.starts import Begin, Starts
 
 BACKLOG = 1_024
 """Connections that the kernel may hold before we accept them."""
@@ -76,6 +76,11 @@ class Opened:
     """One for each connection that is accepted and not made yet: a TLS handshake takes its time."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """One for each request being answered."""
+
+    def begin(self, slot: Slot, begin: Begin) -> None:
+        """Begin a request that came over a connection when it is its turn."""
+        stranger = not (slot.proxy or slot.tenant or self.handshakes.knows(slot.network))
+        self.starts.ask(slot.owner, begin, stranger=stranger)
 
 
 class Listener:

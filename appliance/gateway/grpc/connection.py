@@ -7,6 +7,7 @@ much, and when a connection ends. Answers of one turn of the event loop leave in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -239,7 +240,7 @@ class GrpcConnection(asyncio.Protocol):
         self._calls[stream_id] = call
         if event.stream_ended is not None:
             call.half_close()
-        self._shared.opened.starts.ask(self._slot.owner, lambda: self._begin(stream_id))
+        self._shared.opened.begin(self._slot, lambda: self._begin(stream_id))
 
     def _begin(self, stream_id: int) -> bool:
         if (call := self._calls.get(stream_id)) is not None:
@@ -394,7 +395,8 @@ class GrpcConnection(asyncio.Protocol):
         self._leave_all()
         if self._transport.can_write_eof():
             # Closed at once, the kernel would reset it, and the client might lose what was said (as in HTTP/1.1).
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the peer has just reset it
+                self._transport.write_eof()
             self._loop.call_later(DRAIN_S, self._transport.abort)
         else:
             self._transport.close()

@@ -11,6 +11,7 @@ and the client might lose the answer. It is half-closed, and what comes is dropp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ def refusal(status: int, date: str, reason: str) -> bytes:
 
 PIPELINED_BYTES = 64 << 10
 """Bytes behind the request being answered that are kept for later; more stay in the kernel's buffers."""
+
+UNSENT_BYTES = 64 << 10
+"""Bytes of answers that the peer has not taken, at which handlers wait for it; TLS's own bound is eight times that."""
 
 DRAIN_BYTES = 1 << 20
 """Bytes read and thrown away behind the last answer; a faster sender is cut off."""
@@ -146,6 +150,7 @@ class HttpConnection(asyncio.Protocol):
         """Start the clock for the first head. With TLS, the handshake is done."""
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
+        self._transport.set_write_buffer_limits(UNSENT_BYTES)
         self._slot.on_evicted = self._transport.abort
         self._shared.opened.connections.add(self)
         self._arm(self._shared.settings.head_timeout_s, self._transport.abort)
@@ -158,6 +163,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting = b""
         self._slot.release()
         self._gone()
+        self._body = None  # it refers to this connection: kept, both would wait for the collector
 
     def eof_received(self) -> None:
         """Treat the end of the peer's bytes as its leaving: a client that closes its socket looks the same."""
@@ -213,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
         self._body.complete = self._framing is None
         if rest:
             self.data_received(rest)
-        self._shared.opened.starts.ask(self._slot.owner, lambda: self._start(head))
+        self._shared.opened.begin(self._slot, lambda: self._start(head))
 
     def _start(self, head: RequestHead) -> bool:
         if self._state is ConnectionState.CLOSING or self._body is None:
@@ -378,7 +384,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
             return
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the peer has just reset it
+                self._transport.write_eof()
         self._resume_reading()
         self._arm(DRAIN_S, self._transport.close)
 

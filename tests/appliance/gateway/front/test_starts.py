@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import pytest
 
 from appliance.gateway.front import starts as module
-from appliance.gateway.front.starts import REQUESTS_A_TURN, Starts
+from appliance.gateway.front.allowance import Rate
+from appliance.gateway.front.starts import REQUESTS_A_TURN, STRANGERS, Starts
 from bench import stranger_frames as frames
 from tests.appliance.gateway.front.support import serving
 
@@ -18,10 +20,10 @@ CONNECTIONS, CALLS = 4, 60
 
 async def test_owners_take_turns() -> None:
     """Behind ten requests of one owner, each of two others' is begun in the next turn; nothing is left over."""
-    queue, begun = Starts(2), []
+    queue, begun = Starts(time.monotonic, 2), []
 
     def ask(owner: str) -> None:
-        queue.ask(owner, lambda: begun.append(owner) is None)
+        queue.ask(owner, lambda: begun.append(owner) is None, stranger=False)
 
     for owner in "aaaaaaaaaabc":
         ask(owner)
@@ -37,9 +39,9 @@ async def test_owners_take_turns() -> None:
 
 async def test_a_turn_begins_few() -> None:
     """However many ask, a turn begins ``REQUESTS_A_TURN``; requests whose caller has left do not count."""
-    queue, begun = Starts(), []
+    queue, begun = Starts(time.monotonic), []
     for number in range(40):
-        queue.ask("a", lambda number=number: bool(number % 2) and begun.append(number) is None)
+        queue.ask("a", lambda number=number: bool(number % 2) and begun.append(number) is None, stranger=False)
     counts = [len(begun)]
     while queue.waiting:
         await asyncio.sleep(0)
@@ -50,21 +52,44 @@ async def test_a_turn_begins_few() -> None:
 
 async def test_an_idle_queue_asks_nothing_of_the_loop() -> None:
     """Behind the last request the queue looks once more, to begin its count anew, and then rests."""
-    queue = Starts(1)
-    queue.ask("a", lambda: True)
+    queue = Starts(time.monotonic, 1)
+    queue.ask("a", lambda: True, stranger=False)
     for _ in range(3):
         await asyncio.sleep(0)
     assert not queue._armed
     begun: list[str] = []
-    queue.ask("a", lambda: begun.append("now") is None)
+    queue.ask("a", lambda: begun.append("now") is None, stranger=False)
     assert begun == ["now"], "a request that comes alone waits for no turn"
+
+
+async def test_strangers_share_a_rate_and_tenants_do_not_wait_for_it() -> None:
+    """Requests of many networks without a credential begin at their rate, a newcomer's behind one of each; a tenant's
+    begin meanwhile, in the turn in which they came."""
+    queue, begun = Starts(time.monotonic, strangers=Rate(burst=2, per_s=100)), []
+
+    def ask(owner: str, *, stranger: bool) -> None:
+        queue.ask(owner, lambda: begun.append(owner) is None, stranger=stranger)
+
+    start = time.monotonic()
+    for owner in "aaaaaaaaaaaaabb":
+        ask(owner, stranger=True)
+    await asyncio.sleep(0)
+    ask("new", stranger=True)
+    ask("/tenant", stranger=False)
+    assert begun == ["a", "a", "/tenant"]
+    while queue.waiting:
+        await asyncio.sleep(0.005)
+        ask("/tenant", stranger=False)
+    strangers = [owner for owner in begun if owner != "/tenant"]
+    assert strangers[2:5] == ["a", "b", "new"] and len(strangers) == 16
+    assert time.monotonic() - start >= 14 / 100 - 0.01
 
 
 @pytest.mark.parametrize("bounded", [True, False], ids=["in turns", "all at once"])
 async def test_a_tenants_flood_of_calls_passes_nobody(monkeypatch, bounded) -> None:
     """While one tenant's calls come by the hundred in one segment on each of its connections, another tenant's call
     and request begin behind few of them. Control: where all begin at once, they begin behind most of them."""
-    monkeypatch.setattr(module.Starts.__init__, "__defaults__", (REQUESTS_A_TURN if bounded else 10**6,))
+    monkeypatch.setattr(module.Starts.__init__, "__defaults__", (REQUESTS_A_TURN if bounded else 10**6, STRANGERS))
     async with serving() as running:
         order: list[str] = []
         models = running.service.models
