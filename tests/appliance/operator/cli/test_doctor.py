@@ -96,8 +96,9 @@ def test_a_running_appliance_is_asked(run: Run, config: Path) -> None:
 
 
 def test_a_gateway_that_hangs_is_told_from_none(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody listens on the admin address and says nothing: the gateway hangs, and its ports are not a stranger's."""
+    """A gateway listens on the admin address and says nothing: it hangs, and its ports are not another program's."""
     monkeypatch.setattr("appliance.operator.cli.doctor.ADMIN_S", 0.2)
+    monkeypatch.setattr("appliance.operator.doctor.service_facts.holder", lambda port: "process 7 (athanor gateway)")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         text = re.sub(r'"admin": "[^"]*"', f'"admin": "127.0.0.1:{port}"', config.read_text())
