@@ -83,7 +83,7 @@ def ask(appliance: Appliance) -> None:
     appliance.openai("alpha").completions.create(model="athanor-mini", prompt="hello", max_tokens=1, temperature=0)
 
 
-@pytest.mark.parametrize("role", ["engine", "text"])
+@pytest.mark.parametrize("role", ["engine", pytest.param("text", marks=pytest.mark.full)])
 def test_an_idle_sandbox_that_hangs_is_told_before_a_tenant_meets_it(idle: Appliance, role: str) -> None:
     """The control first: over several intervals an idle appliance stays ready, and probes are in no count of requests
     and take no KV. Then its sandbox is stopped: readiness turns within the documented time, with the reason; status,
@@ -121,7 +121,7 @@ def test_an_idle_sandbox_that_hangs_is_told_before_a_tenant_meets_it(idle: Appli
     ask(idle)
 
 
-@pytest.mark.parametrize("role", ["engine", "text"])
+@pytest.mark.parametrize("role", ["engine", pytest.param("text", marks=pytest.mark.full)])
 def test_an_idle_sandbox_that_hangs_on_is_replaced(idle: Appliance, role: str) -> None:
     """After ``step_timeout_s`` without an answer it is ended like an engine that hangs at work, counted as a fault, and
     the next one serves. No tenant had sent anything."""

@@ -430,6 +430,11 @@ def shaded(page: Page, title: str, edge: str) -> bool:
     raise AssertionError("the page never stood still")
 
 
+def edges(page: Page, title: str) -> tuple[bool, bool]:
+    """Whether the left and the right edge of the table below a title are shaded."""
+    return shaded(page, title, "left"), shaded(page, title, "right")
+
+
 def test_tables_on_a_phone_scroll_visibly(open_page: OpenPage, console: Console) -> None:
     """At 390 pixels a table that is wider than the screen has a line and a shade at the edge behind which there is
     more: at the right end at first, at the left one when it is scrolled to its end. Control: a table that fits has
@@ -443,12 +448,12 @@ def test_tables_on_a_phone_scroll_visibly(open_page: OpenPage, console: Console)
     assert page.run(
         "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('[aria-labelledby=h-tenants].scroll'))"
     )
-    assert (shaded(page, "h-boxes", "left"), shaded(page, "h-boxes", "right")) == (False, True)
-    assert (shaded(page, "h-tenants", "left"), shaded(page, "h-tenants", "right")) == (False, False)
+    page.wait(lambda: edges(page, "h-boxes") == (False, True), "the shades")
+    page.wait(lambda: edges(page, "h-tenants") == (False, False), "the shades")
     page.run(f"{wide}.scrollLeft = {wide}.scrollWidth")
-    assert (shaded(page, "h-boxes", "left"), shaded(page, "h-boxes", "right")) == (True, False)
+    page.wait(lambda: edges(page, "h-boxes") == (True, False), "the shades")
     ends = "[...document.querySelectorAll('#outcomes button')].map(one => one.getBoundingClientRect().right)"
     assert page.run(f"Math.max(...{ends}) < innerWidth - 12") is True, "every outcome can be chosen"
     page.resize(1_280, 900)
     for title in ("h-boxes", "h-tenants", "h-requests"):
-        assert (shaded(page, title, "left"), shaded(page, title, "right")) == (False, False)
+        page.wait(lambda title=title: edges(page, title) == (False, False), "the shades")
