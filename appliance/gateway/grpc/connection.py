@@ -52,7 +52,7 @@ DRAIN_S = 0.5
 """Seconds spent on that."""
 
 FREE_FRAMES = 16
-"""Frames at a connection's start that every client sends; calls are none of them."""
+"""Frames at a connection's start that every client sends; what calls cost when they begin is none of them."""
 
 UNPROVED_UNITS = 4
 """Units that a call without a valid credential costs, refused or a health check: as much work as so many frames."""
@@ -134,8 +134,6 @@ class GrpcConnection(asyncio.Protocol):
         self._pinged_at: float | None = None
         self.address = slot.address
         self.peer_uris: tuple[str, ...] = ()
-
-    # ---- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say our settings."""
@@ -241,6 +239,8 @@ class GrpcConnection(asyncio.Protocol):
         if event.stream_ended is not None:
             call.half_close()
         self._shared.opened.begin(self._slot, lambda: self._begin(stream_id))
+        if not self._known:
+            self._spend(1)  # now: it may wait for its turn, and what it costs then is charged then
 
     def _begin(self, stream_id: int) -> bool:
         if (call := self._calls.get(stream_id)) is not None:
