@@ -121,7 +121,8 @@ def test_an_idle_sandbox_that_hangs_is_told_before_a_tenant_meets_it(idle: Appli
     ask(idle)
 
 
-@pytest.mark.parametrize("role", ["engine", pytest.param("text", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["engine", "text"])
 def test_an_idle_sandbox_that_hangs_on_is_replaced(idle: Appliance, role: str) -> None:
     """After ``step_timeout_s`` without an answer it is ended like an engine that hangs at work, counted as a fault, and
     the next one serves. No tenant had sent anything."""
@@ -137,6 +138,7 @@ def test_an_idle_sandbox_that_hangs_on_is_replaced(idle: Appliance, role: str) -
     ask(idle)
 
 
+@pytest.mark.full
 def test_a_frozen_sandbox_is_not_probed_and_counts_as_ready(idle: Appliance) -> None:
     """Frozen, both stay so and the appliance stays ready for longer than any probe may last; the first request thaws
     them, and idle without the policy's word they are probed again (control: stopped, they make it unready)."""

@@ -159,7 +159,7 @@ async def test_grpc_takes_every_form(appliance: Appliance) -> None:
 
         async def text(form: inference_pb2.StructuredOutput) -> str:
             request = inference_pb2.GenerateRequest(
-                model="athanor-mini", text="Say:", max_output_tokens=40, structured_output=form
+                model="athanor-mini", text="Say:", max_output_tokens=400, structured_output=form
             )
             return "".join([event.delta.text async for event in stub.Generate(request, metadata=metadata)])
 
