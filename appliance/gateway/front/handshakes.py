@@ -1,7 +1,7 @@
 """Turns of TLS handshakes, so that handshakes of strangers never take the event loop from tenants.
 
 A handshake costs its sender one packet and the gateway a millisecond of its one core. Networks from which a credential
-came have an allowance each, which every first credential on a connection pays back: tenants never wait. All other
+came have an allowance each, which every first credential on a connection pays back: tenants do not wait. All other
 handshakes share one rate and begin in turns of their networks, the one that was served least recently first: a newcomer
 passes an address that floods the port, from however many connections. Single-threaded, as the event loop is.
 """
