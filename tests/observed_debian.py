@@ -29,6 +29,9 @@ FACTOR = 10
 """Every duration of the rules and of the scrapes is divided by it: windows, `for:`, intervals, and how far a line is
 extended. Thresholds are as shipped, and so are all times of the appliance."""
 
+AS_SHIPPED = ("AthanorDown", "AthanorSandboxDown")
+"""Alerts that wait as long as shipped: for a restart, whose time no factor divides."""
+
 CALL = r"""
 import http.client, json, os, secrets, ssl, sys, threading
 given = json.loads(sys.argv[1])
@@ -105,14 +108,25 @@ def seconds_of(duration: str) -> float:
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
 
 
+def held_s(alert: str) -> float:
+    """For how long the condition of an alert holds before it fires, as ``shorten`` leaves it."""
+    return seconds_of(rules()[alert].get("for", "0s")) / (1 if alert in AS_SHIPPED else FACTOR)
+
+
 def shorten(text: str) -> str:
-    """Divide every duration of rules or of a configuration by ``FACTOR``."""
+    """Divide every duration of rules or of a configuration by ``FACTOR``, but the waits of ``AS_SHIPPED``."""
+    return "".join(map(_shorten_part, re.split(r"(?=- alert: )", text)))
+
+
+def _shorten_part(text: str) -> str:
+    keeps = text.startswith(tuple(f"- alert: {name}\n" for name in AS_SHIPPED))
 
     def divided(found: re.Match[str]) -> str:
         return f"{found[1]}{round(seconds_of(found[2]) * 1000 / FACTOR)}ms{found[3]}"
 
     text = re.sub(r"(\[)(\d+[smhd])(\])", divided, text)
-    text = re.sub(r"((?:\bfor|interval|_interval): )(\d+[smhd])\b()", divided, text)
+    waits = "interval|_interval" if keeps else "\\bfor|interval|_interval"
+    text = re.sub(rf"((?:{waits}): )(\d+[smhd])\b()", divided, text)
     return re.sub(r"(predict_linear\(.*\], )4 \* 3600\)", rf"\g<1>4 * {3600 // FACTOR})", text)
 
 

@@ -2,7 +2,8 @@
 
 The C library gives back by itself what lies at the end of its heap, and pieces that are large
 (``appliance.operator.child.RETURNED_BYTES``). What is freed between smaller pieces that stay is given back when it is
-asked to (malloc_trim(3)): 20 ms for 100 MB, so only when the process has grown.
+asked to (malloc_trim(3)): 20 ms for 100 MB, so only when the process has grown, and for a minute after: what a flood
+took is free only when the flood ends, and the process does not grow any more then.
 """
 
 from __future__ import annotations
@@ -20,21 +21,30 @@ GROWN_BYTES = 8 << 20
 """Growth since the last time at which free memory is given back: a quarter of what a flood may leave."""
 
 
+LOOKS_AFTER = 6
+"""Looks after one that found growth at which free memory is given back too: a minute."""
+
+
 class FreeMemory:
-    """Gives free memory back when the process has grown."""
+    """Gives free memory back when the process has grown, and for ``LOOKS_AFTER`` more looks."""
 
     def __init__(self, resident: Callable[[], int], trim: Callable[[], None]) -> None:
         """``resident``: the process's memory in bytes; ``trim``: gives back what is free."""
         self._resident = resident
         self._trim = trim
         self._before = resident()
+        self._left = 0
+        """Looks at which memory is still given back, whether the process has grown or not."""
 
     def look(self) -> bool:
-        """Give free memory back if the process has grown by ``GROWN_BYTES``; True when it did."""
+        """Give free memory back if it is time to; True when it was."""
         now = self._resident()
-        if now < self._before + GROWN_BYTES:
+        if now >= self._before + GROWN_BYTES:
+            self._left = LOOKS_AFTER + 1
+        if not self._left:
             self._before = min(self._before, now)
             return False
+        self._left -= 1
         self._trim()
         self._before = self._resident()
         return True

@@ -209,7 +209,7 @@ class Gateway:
             serve_admin(listen.admin, self._telemetry, self._state, gauges, self.reload) as admin,
             serve_metrics(listen, self._telemetry.metrics.render, gauges.refresh, self._state.readiness) as metrics,
         ):
-            gauges.door = DoorGauges(front.places, front.handshakes)
+            gauges.door = DoorGauges(front.places, front.handshakes, front.starts, front.stranger_time)
             addresses = {**front.addresses, "admin": admin, **metrics}
             for work, name in ((self._announce(front, addresses), "announce"), (self._accept(front), "accept")):
                 task = asyncio.create_task(work, name=name)

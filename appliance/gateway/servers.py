@@ -33,6 +33,7 @@ from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.listener import BACKLOG, Listener, Opened
 from appliance.gateway.front.request_builder import MAX_BODY_BYTES
 from appliance.gateway.front.starts import Starts
+from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.generate_request import Service
 from appliance.gateway.grpc import connection as grpc_connection
 from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
@@ -120,8 +121,12 @@ class FrontEnds:
         """The turns of TLS handshakes, of both ports together."""
         self.places = {name: Places(each, total, strangers, self.handshakes.credential) for name in ("http", "grpc")}
         """The connections of each port."""
-        starts = Starts(time.monotonic)
-        opened = {name: Opened(places, self.handshakes, starts) for name, places in self.places.items()}
+        self.starts = Starts(time.monotonic)
+        """The turns of requests, of both ports together."""
+        self.stranger_time = StrangerTime(lambda: self.starts.strangers_waiting)
+        """The turns in which strangers' gRPC connections are read."""
+        shared = (self.handshakes, self.starts, self.stranger_time)
+        opened = {name: Opened(places, *shared) for name, places in self.places.items()}
         self._http_shared = http_protocol.Shared(settings.http, opened["http"], http.serve)
         self._grpc_shared = grpc_connection.GrpcShared(
             opened=opened["grpc"],

@@ -41,6 +41,11 @@ class Allowance:
         self._left -= units
         return True
 
+    def owe(self, units: float, now: float) -> None:
+        """Spend units of something that is done already, also more than there are: the rest is owed."""
+        self._refill(now)
+        self._left -= units
+
     def seconds_until(self, units: float, now: float) -> float:
         """Return after how many seconds there will be so many units, if none are spent; 0 where there are now."""
         self._refill(now)

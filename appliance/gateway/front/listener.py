@@ -27,6 +27,7 @@ from appliance.gateway.front.client_address import ProxyHeader, ProxyHeaderError
 from appliance.gateway.front.connections import Places, Slot
 from appliance.gateway.front.handshakes import Handshakes
 from appliance.gateway.front.starts import Begin, Starts
+from appliance.gateway.front.stranger_time import StrangerTime
 
 BACKLOG = 1_024
 """Connections that the kernel may hold before we accept them."""
@@ -69,6 +70,7 @@ class Opened:
     places: Places
     handshakes: Handshakes
     starts: Starts
+    stranger_time: StrangerTime
     ending: bool = False
     """Whether each connection ends with its next answer: the appliance stops."""
     connections: set[Connection] = field(default_factory=set)
@@ -79,8 +81,18 @@ class Opened:
 
     def begin(self, slot: Slot, begin: Begin) -> None:
         """Begin a request that came over a connection when it is its turn."""
-        stranger = not (slot.proxy or slot.tenant or self.handshakes.knows(slot.network))
-        self.starts.ask(slot.owner, begin, stranger=stranger)
+        self.starts.ask(slot.owner, begin, stranger=self._strange(slot))
+
+    def read(self, slot: Slot, read: Begin) -> None:
+        """Read a piece that came over a connection: a stranger's when it is its turn, a tenant's now."""
+        if self._strange(slot):
+            self.stranger_time.ask(slot.network, read)
+        else:
+            read()
+
+    def _strange(self, slot: Slot) -> bool:
+        """Whether no credential ever came over the connection, or from its network."""
+        return not (slot.proxy or slot.tenant or self.handshakes.knows(slot.network))
 
 
 class Listener:

@@ -30,16 +30,18 @@ class Waiting:
     def __init__(self) -> None:
         self._queues: dict[str, deque[Begin]] = {}
         """Owner -> its requests in their order; the owner that is next comes first."""
+        self._number = 0
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._number
 
     def add(self, owner: str, begin: Begin) -> None:
         """Add a request behind its owner's."""
         self._queues.setdefault(owner, deque()).append(begin)
+        self._number += 1
 
     def begin(self) -> bool:
         """Begin the next request; False where none waits whose caller is there."""
@@ -47,6 +49,7 @@ class Waiting:
             owner = next(iter(self._queues))
             queue = self._queues.pop(owner)
             begin = queue.popleft()
+            self._number -= 1
             if queue:
                 self._queues[owner] = queue
             if begin():
@@ -57,9 +60,7 @@ class Waiting:
 class Starts:
     """The turns of one gateway; both front ends share them."""
 
-    def __init__(
-        self, clock: Callable[[], float], a_turn: int = REQUESTS_A_TURN, strangers: Rate = STRANGERS
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], a_turn: int = REQUESTS_A_TURN, strangers: Rate = STRANGERS) -> None:
         self._clock = clock
         self._a_turn = a_turn
         self._rate = Allowance(strangers, clock())
@@ -73,6 +74,11 @@ class Starts:
     def waiting(self) -> int:
         """Requests that wait now."""
         return len(self._tenants) + len(self._strangers)
+
+    @property
+    def strangers_waiting(self) -> int:
+        """Those of them that are strangers'."""
+        return len(self._strangers)
 
     def ask(self, owner: str, begin: Begin, *, stranger: bool) -> None:
         """Begin a request of this owner, now or in a later turn. ``stranger``: no credential ever came from its

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import h2.events
@@ -20,17 +21,12 @@ from appliance.gateway.front.allowance import Allowance, Rate, StrangersAllowanc
 from appliance.gateway.front.connections import Slot
 from appliance.gateway.front.listener import Opened
 from appliance.gateway.grpc.call import GrpcCall
+from appliance.gateway.grpc.inbox import STRANGER_TURN_BYTES, TURN_BYTES, Inbox
 from appliance.gateway.grpc.outlet import ALL_STREAMS, CONNECTION_WINDOW_BYTES, Outlet
 from appliance.gateway.grpc.wire import CallHeadError, Status, head_of
 
 SILENT_BYTES = 64 << 10
 """Bytes without a whole frame or header block: twice the largest of each."""
-
-TURN_BYTES = 16 << 10
-"""Bytes of one connection that are read before the event loop turns: a few milliseconds of the smallest frames."""
-
-STRANGER_TURN_BYTES = 1 << 10
-"""Bytes that are read before the event loop turns while no credential came: calls are charged before more are read."""
 
 SMALL_BYTES = 1 << 10
 """Bytes of a message in one frame, not the last, below which the frame counts as one that serves nothing."""
@@ -115,18 +111,17 @@ class GrpcConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, None)
         self._outlet = cast(Outlet, None)
+        self._inbox = cast(Inbox, None)
         self._calls: dict[int, GrpcCall] = {}
         self._born = self._heard = self._idle_since = self._loop.time()
         self._known = slot.proxy
         """Whether a credential came over it, or it is a trusted proxy's, which has clients with one."""
         self._allowance = Allowance(TENANT, self._born) if slot.proxy else shared.strangers.of(slot.network)
         self._free = FREE_FRAMES
-        self._unread = b""
-        """What came and waits for the next turn."""
         self._silent = 0
         self._dropped = self._unacknowledged = 0
         """Bytes taken of the connection's window and not given back."""
-        self._paused = self._closing = False
+        self._closing = False
         self._ending = self._refusing = False
         """Whether the client was told to open no more streams, and whether one that it opens still is refused."""
         self._asked = False
@@ -139,6 +134,8 @@ class GrpcConnection(asyncio.Protocol):
         """Say our settings."""
         self._transport = cast(asyncio.Transport, transport)
         self._outlet = Outlet(self._transport, lambda: self._allowance.earn(EARNED if self._known else 0))
+        turn_bytes = TURN_BYTES if self._known else STRANGER_TURN_BYTES
+        self._inbox = Inbox(self._transport, partial(self._shared.opened.read, self._slot), self._read, turn_bytes)
         certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
         self.peer_uris = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "URI")
         self._slot.on_evicted = self._transport.abort
@@ -148,7 +145,7 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End every call, and give back the place in the counts."""
         self._closing = True
-        self._unread = b""
+        self._inbox.close()
         self._shared.opened.connections.discard(self)
         self._slot.release()
         self._leave_all()
@@ -165,7 +162,7 @@ class GrpcConnection(asyncio.Protocol):
         self._widen()
 
     def data_received(self, data: bytes) -> None:
-        """Read a turn's worth of what came; the rest waits, and so does the socket."""
+        """Read what came, when it is the connection's turn."""
         if self._closing:
             self._dropped += len(data)
             if self._dropped > DRAIN_BYTES:
@@ -173,33 +170,10 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._heard = self._loop.time()
         self._pinged_at = None
-        if self._unread:
-            self._unread += data
-            return
-        self._unread = bytes(data)
-        self._read_turn()
+        self._inbox.take(bytes(data))
 
     def eof_received(self) -> None:
         """Treat the end of the peer's bytes as its leaving: the transport closes."""
-
-    def _read_turn(self) -> None:
-        if self._closing:
-            return
-        size = TURN_BYTES if self._known else STRANGER_TURN_BYTES
-        part, self._unread = self._unread[:size], self._unread[size:]
-        try:
-            self._read(part)
-        except BaseException:
-            self._transport.abort()  # a defect, which the loop's handler logs, must not leave a silent connection
-            raise
-        if self._unread:
-            if not self._paused:
-                self._paused = True
-                self._transport.pause_reading()
-            self._loop.call_soon(self._read_turn)
-        elif self._paused and not self._transport.is_closing():
-            self._paused = False
-            self._transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
         try:
@@ -314,6 +288,7 @@ class GrpcConnection(asyncio.Protocol):
             return False
         if not self._known:
             self._known = True
+            self._inbox.turn_bytes = TURN_BYTES
             self._allowance = Allowance(TENANT, self._loop.time())
         return True
 
@@ -391,7 +366,7 @@ class GrpcConnection(asyncio.Protocol):
             self._outlet.flush()
         self._closing = True
         self._outlet.open = False
-        self._unread = b""
+        self._inbox.clear()
         self._leave_all()
         if self._transport.can_write_eof():
             # Closed at once, the kernel would reset it, and the client might lose what was said (as in HTTP/1.1).

@@ -106,6 +106,7 @@ CONNECTIONS = "athanor.connections"
 EVICTED_CONNECTIONS = "athanor.connections.evicted"
 DELAYED_HANDSHAKES = "athanor.handshakes.delayed"
 WAITING_HANDSHAKES = "athanor.handshakes.waiting"
+WAITING_STRANGERS = "athanor.strangers.waiting"
 RUNNING = "athanor.engine.running_requests"
 WAITING = "athanor.engine.waiting_requests"
 KV_FREE_BLOCKS = "athanor.engine.kv_free_blocks"
@@ -272,6 +273,10 @@ GAUGES = {
         frozenset({"front_end", "holder"}),
     ),
     WAITING_HANDSHAKES: Instrument("{handshake}", "TLS handshakes that wait for their turn."),
+    WAITING_STRANGERS: Instrument(
+        "{wait}",
+        "What waits of networks that showed no credential: requests that are to begin, gRPC connections to be read.",
+    ),
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
     WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
     ENGINE_DEFECTS: Instrument(

@@ -13,6 +13,8 @@ from appliance.common.control import LOSS_REASONS, SpillState
 from appliance.common.kv_shares import named
 from appliance.gateway.front.connections import Places
 from appliance.gateway.front.handshakes import Handshakes
+from appliance.gateway.front.starts import Starts
+from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.engine_link import EngineLink
@@ -38,14 +40,17 @@ ROLES = ("engine", "text")
 
 
 class Increases:
-    """Turns the supervisor's totals into what has been added; a new supervisor counts from nothing."""
+    """Turns totals into what has been added; a new process behind them counts from nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ours: bool) -> None:
+        """``ours``: this process keeps the totals. What another one has counted before the first call was added in an
+        earlier life of this process, and is not added again."""
+        self._ours = ours
         self._seen: dict[tuple[str, ...], int] = {}
 
     def since(self, name: tuple[str, ...], total: int) -> int:
         """Return what has been added since the last call with this name."""
-        before, self._seen[name] = self._seen.get(name, 0), total
+        before, self._seen[name] = self._seen.get(name, 0 if self._ours else total), total
         return total - before if total >= before else total
 
 
@@ -55,7 +60,7 @@ class SpillGauges:
 
     state: dict[str, int] = field(default_factory=dict)
     """Figures by name; empty where nothing spills."""
-    _counted: Increases = field(default_factory=Increases)
+    _counted: Increases = field(default_factory=lambda: Increases(ours=False))
 
     def take(self, message: SpillState) -> None:
         """Take a state that the supervisor sent.
@@ -80,12 +85,14 @@ class SpillGauges:
 
 @dataclass(slots=True)
 class DoorGauges:
-    """Connections of the tenants' ports, and turns of their TLS handshakes."""
+    """Connections of the tenants' ports, and turns of what comes there."""
 
     places: Mapping[str, Places]
     """Front end (http, grpc) -> its places."""
     handshakes: Handshakes
-    _counted: Increases = field(default_factory=Increases)
+    starts: Starts
+    stranger_time: StrangerTime
+    _counted: Increases = field(default_factory=lambda: Increases(ours=True))
 
     def levels(self, count: Callable[..., None]) -> Iterator[Level]:
         """Yield the levels, and add to the counters."""
@@ -96,6 +103,8 @@ class DoorGauges:
             count(names.EVICTED_CONNECTIONS, evicted, front_end=front_end)
         count(names.DELAYED_HANDSHAKES, self._counted.since(("delayed",), self.handshakes.delayed))
         yield Level(names.WAITING_HANDSHAKES, self.handshakes.waiting, {})
+        yield Level(names.WAITING_STRANGERS, self.starts.strangers_waiting, {"kind": "request"})
+        yield Level(names.WAITING_STRANGERS, self.stranger_time.waiting, {"kind": "connection"})
 
 
 class Gauges:
@@ -119,8 +128,8 @@ class Gauges:
         self._telemetry = telemetry
         self.door: DoorGauges | None = None
         """Gauges of the tenants' ports; None before they are open."""
-        self._restarts = Increases()
-        self._tokens = Increases()
+        self._restarts = Increases(ours=False)
+        self._tokens = Increases(ours=True)
 
     def begin(self) -> None:
         """Begin at 0 what is rarely counted, so that the first time is seen as an increase."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from appliance.gateway.free_memory import GROWN_BYTES, FreeMemory
+from appliance.gateway.free_memory import GROWN_BYTES, LOOKS_AFTER, FreeMemory
 
 HOLES = """
 import ctypes, os
@@ -20,26 +20,36 @@ print(memory.look(), (holes - before) >> 20, (resident_bytes() - before) >> 20)
 """
 
 
-def test_only_growth_is_answered():
-    """Nothing is asked of the C library until the process is a step larger than after the last time, or than ever
-    since."""
+def test_growth_is_answered_for_a_minute():
+    """Nothing is asked of the C library until the process is a step larger than it was; then at that look and at
+    ``LOOKS_AFTER`` more, and not again before it has grown anew, also from less than it was."""
     size, asked = [100 << 20], []
-
-    def trim() -> None:
-        asked.append(size[0])
-        size[0] -= 4 << 20
-
-    memory = FreeMemory(lambda: size[0], trim)
+    memory = FreeMemory(lambda: size[0], lambda: asked.append(size[0]))
     assert not memory.look()
     size[0] += GROWN_BYTES - 1
     assert not memory.look()
     size[0] += 1
-    assert memory.look() and asked == [size[0] + (4 << 20)]
-    assert not memory.look()
+    assert [memory.look() for _ in range(LOOKS_AFTER + 3)] == [True] * (LOOKS_AFTER + 1) + [False] * 2
+    assert len(asked) == LOOKS_AFTER + 1
     size[0] = 50 << 20
     assert not memory.look()
     size[0] += GROWN_BYTES
-    assert memory.look() and len(asked) == 2
+    assert memory.look()
+
+
+def test_what_is_freed_behind_the_last_growth_goes_back():
+    """A flood is at its largest when the process is looked at, and then ends: what it took goes back."""
+    size, freed = [100 << 20], [0]
+
+    def trim() -> None:
+        size[0] -= freed[0]
+        freed[0] = 0
+
+    memory = FreeMemory(lambda: size[0], trim)
+    size[0] += 60 << 20
+    assert memory.look() and size[0] == 160 << 20
+    freed[0] = 60 << 20
+    assert memory.look() and size[0] == 100 << 20
 
 
 def test_holes_in_the_heap_go_back():

@@ -286,9 +286,12 @@ async def test_a_broken_model_does_not_hold_up_the_others(gateway: Gateway, monk
 
 
 def test_restarts_are_counted_once() -> None:
-    """Only what has been added since the last look counts; a new supervisor's counts begin at nothing."""
-    restarts = Increases()
+    """Only what has been added since the last look counts; a new supervisor's counts begin at nothing. What a
+    supervisor had counted before this gateway looked is not added again, which an alert would take for as many new
+    deaths; control: of totals that this process keeps it is."""
+    restarts = Increases(ours=False)
     engine, text = ("m", "engine"), ("m", "text")
     assert [restarts.since(engine, total) for total in (0, 2, 2, 5)] == [0, 2, 0, 3]
-    assert restarts.since(text, 1) == 1
+    assert [restarts.since(text, total) for total in (4, 4, 5)] == [0, 0, 1]
     assert [restarts.since(engine, total) for total in (0, 1)] == [0, 1]
+    assert Increases(ours=True).since(text, 4) == 4
