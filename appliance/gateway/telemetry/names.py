@@ -276,6 +276,7 @@ GAUGES = {
     WAITING_STRANGERS: Instrument(
         "{wait}",
         "What waits of networks that showed no credential: requests that are to begin, gRPC connections to be read.",
+        frozenset({"what"}),
     ),
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
     WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),

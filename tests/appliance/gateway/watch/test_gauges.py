@@ -1,16 +1,21 @@
-"""What the supervisor tells of spill, as metrics."""
+"""What the supervisor tells of spill, and the tenants' ports of their connections, as metrics."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from appliance.common.control import SpillState
+from appliance.gateway.front.connections import Places
+from appliance.gateway.front.handshakes import Handshakes
+from appliance.gateway.front.starts import Starts
+from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.telemetry import names
-from appliance.gateway.watch.gauges import KNOWN, SpillGauges
+from appliance.gateway.watch.gauges import KNOWN, DoorGauges, SpillGauges
 from appliance.supervisor.spill_store import SpillLimits, SpillStore
 from isolation.keys.keyring import Keyring
 from isolation.keys.seal import OVERHEAD_BYTES, Binding
@@ -23,7 +28,7 @@ class Desk:
         self.gauges: dict[tuple[str, ...], float] = {}
         self.counts: Counter[tuple[str, ...]] = Counter()
 
-    def look(self, gauges: SpillGauges) -> None:
+    def look(self, gauges: SpillGauges | DoorGauges) -> None:
         """Note the levels, whose labels must be known."""
         for level in gauges.levels(self.count):
             assert level.labels.keys() == names.GAUGES[level.name].labels
@@ -79,6 +84,17 @@ def test_sums_are_counted_once_and_begin_anew_with_a_supervisor() -> None:
     assert desk.counts[names.SPILL_BLOCKS, "rejected_seal"] == 0
     assert (names.SPILL_BLOCKS, "rejected_seal") in desk.counts
     assert desk.gauges[names.SPILL_BYTES, "disk"] == 14
+
+
+def test_the_door_tells_what_waits_there() -> None:
+    """Levels and counters of the tenants' ports have labels that their metrics take."""
+    handshakes, starts = Handshakes(time.monotonic), Starts(time.monotonic)
+    places = {"http": Places(4, 8, 2)}
+    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(lambda: 0)), Desk()
+    slot = places["http"].admit("192.0.2.1")
+    desk.look(gauges)
+    assert slot is not None and desk.gauges[names.CONNECTIONS, "http", "stranger"] == 1
+    assert desk.gauges[names.WAITING_STRANGERS, "request"] == desk.gauges[names.WAITING_STRANGERS, "connection"] == 0
 
 
 @pytest.mark.parametrize("figures", [{}, {"kept": 1}, dict.fromkeys(KNOWN, -1), dict.fromkeys(KNOWN, 0) | {"more": 1}])
