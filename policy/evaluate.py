@@ -21,7 +21,7 @@ from math import ceil
 from policy.decision import Decision, Effect, Obligations, Reason
 from policy.limits import Rate, refill, retry_after
 from policy.match import first_match
-from policy.model import Limits, PolicySet, Tenant
+from policy.model import Feature, Limits, PolicySet, Tenant
 from policy.request import AccessRequest, Usage
 from policy.wording import counted
 
@@ -63,12 +63,12 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message="there is no such model, or this tenant may not use it",
             policy_digest=policy.digest,
         )
-    if access.structured and not tenant.features.structured_output:
+    if access.feature is not None and not tenant.features.grants(access.feature):
         return Decision(
             effect=Effect.DENY,
             reason=Reason.FEATURE_NOT_ALLOWED,
-            rule=f"tenants.{tenant.id}.features.structured_output",
-            message="this tenant may not use structured output",
+            rule=f"tenants.{tenant.id}.features.{access.feature.value}",
+            message=f"this tenant may not use {_FEATURES[access.feature]}",
             policy_digest=policy.digest,
         )
     for check in _CHECKS_BEFORE if access.input_tokens is None else _CHECKS_AFTER:
@@ -193,6 +193,9 @@ def _counted(access: AccessRequest, tokens: int) -> str:
     text = counted(tokens, "token", grouped=False)
     return f"at least {text}" if access.uncounted else text
 
+
+_FEATURES = {Feature.STRUCTURED_OUTPUT: "structured output", Feature.TOKENIZE: "the tokenizer alone"}
+"""Feature -> what a denial calls it."""
 
 _CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt)
 _CHECKS_AFTER = (_output, _context, _token_rate)

@@ -86,12 +86,26 @@ class Limits:
     """Output tokens of one request, all its choices together."""
 
 
+class Feature(StrEnum):
+    """What can be withheld from a tenant; the value is its key in the policy."""
+
+    STRUCTURED_OUTPUT = "structured_output"
+    TOKENIZE = "tokenize"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """API features that can be withheld from a tenant."""
 
     structured_output: bool = True
     """Whether a request may supply a grammar for its output."""
+    tokenize: bool = True
+    """Whether the tenant may ask for the token ids of a text, and for the text of token ids."""
+
+    def grants(self, feature: Feature) -> bool:
+        """Return whether the tenant has it."""
+        granted: bool = getattr(self, feature.value)
+        return granted
 
 
 WHOLE_POOL = 10_000

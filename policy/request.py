@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policy.limits import Bucket
+from policy.model import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,8 @@ class AccessRequest:
     longest_input: int | None = None
     """Tokens of the longest text when there are several, each of which must fit the context; None for a single
     prompt."""
-    structured: bool = False
-    """Whether the output must follow a grammar."""
+    feature: Feature | None = None
+    """What the request asks for that can be withheld."""
     choices: int = 1
     """Number of outputs for the one prompt."""
     uncounted: bool = False

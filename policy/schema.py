@@ -116,6 +116,10 @@ class FeaturesSchema(_Strict):
         default=True,
         description="Answers that follow a JSON Schema, a regular expression or a grammar of the caller's.",
     )
+    tokenize: bool = Field(
+        default=True,
+        description="Token ids of a text, their number, and the text of token ids, without an answer of the model.",
+    )
 
 
 class KvSchema(_Strict):

@@ -404,9 +404,9 @@ def test_friday_a_backup_is_restored(container, operator) -> None:
     """docs/operate.md: backed up, purged, installed again and restored, tenants' keys work and the audit log is one
     chain. Control: between, the key is refused, since the installation made a pepper of its own."""
     (backup,), (restore,) = blocks("operate.md", "sh backup"), blocks("operate.md", "sh restore")
+    number = json.loads(container.run("athanor", "audit", "verify", "-o", "json"))["entries"]
     container.shell(backup)
     kept = container.run("sha256sum", POLICY, CREDENTIALS, "/etc/athanor/pepper", CONFIG)
-    number = json.loads(container.run("athanor", "audit", "verify", "-o", "json"))["entries"]
     container.shell("systemctl stop athanor.target; apt-get purge --yes athanor")
     with operator.within("`apt-get install` of the package"):
         container.shell(blocks("install.md", "sh")[0])
@@ -639,6 +639,7 @@ def test_saturday_a_request_that_kills(container, operator, alerts) -> None:
     request twice: both answers, of few, are cut by our fault, and the third try is refused. Control: the gateway that
     is started again knows nothing of it, and answers."""
     poison = {"prompt": f"poison {secrets.token_hex(8)}", "max_tokens": 900, "ignore_eos": True}
+    alerts.restart_unseen()  # an engine that has died before is started late, which makes late first tokens besides
     with alerts.cause("AthanorQuarantine", "AthanorFailingFast", "AthanorFailingSlowly", patience_s=60):
         for _ in range(2):
             with operator.calling(times=1, **poison) as counts:

@@ -28,11 +28,14 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation: JSON object ``{"messages": [...], "tools": [...]?}``, UTF-8, shape checked, content not read."""
+    """A conversation: JSON object ``{"messages": [...], "template_kwargs": {...}?}``, UTF-8, shape checked, content not
+    read."""
 
     source: bytes
     param: str = field(default="messages", compare=False)
     """Name by which the caller knows the field, for errors."""
+    arguments_param: str = field(default="chat_template_kwargs", compare=False)
+    """Name by which the caller knows the arguments of the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class TextPrompt:
     text: str
     param: str = field(default="prompt", compare=False)
     """As in ``ChatPrompt``."""
+    framed: bool = True
+    """Whether the tokenizer adds its own special tokens around the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,40 @@ class EmbedRequest:
     deadline: float | None = None
     priority: Priority | None = None
     operation: EmbedOperation = EmbedOperation.EMBEDDINGS
+
+
+class TokenizerOperation(Enum):
+    """``gen_ai.operation.name`` of a request to a tokenizer alone."""
+
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerRequest:
+    """A prompt to be made token ids, or token ids to be made text; no engine sees it."""
+
+    request_id: str
+    """As in ``GenerateRequest``."""
+    operation: TokenizerOperation
+    model: str
+    prompt: Prompt
+    """What is converted: token ids where text is wanted."""
+    deadline: float | None = None
+
+
+AnyRequest = GenerateRequest | EmbedRequest | TokenizerRequest
+"""What a session is made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Token ids of a prompt, as a request with this prompt would be counted."""
+
+    token_ids: array[int]
+    """Typecode ``I``."""
+    max_context: int
+    """Tokens of the model's context; 0 while no engine has told them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +340,22 @@ class Service(Protocol):
 
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
         """Make a vector of each text. Cancelling its task stops compute within one step.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
+        ...
+
+    async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
+        """Give the token ids of a prompt.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
+        ...
+
+    async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
+        """Give the text of token ids, without special tokens; what is no whole character shows as U+FFFD.
 
         Raises:
             ApplianceError: typed, from the closed list.

@@ -123,7 +123,7 @@ class FrontEnds:
         """The connections of each port."""
         self.starts = Starts(time.monotonic)
         """The turns of requests, of both ports together."""
-        self.stranger_time = StrangerTime(lambda: self.starts.strangers_waiting)
+        self.stranger_time = StrangerTime(self.starts.strangers)
         """The turns in which strangers' gRPC connections are read."""
         shared = (self.handshakes, self.starts, self.stranger_time)
         opened = {name: Opened(places, *shared) for name, places in self.places.items()}

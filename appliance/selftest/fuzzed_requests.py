@@ -152,7 +152,11 @@ FIELDS = (
     "bad_words",
     "allowed_token_ids",
     "images",
+    "add_special_tokens",
+    "tokens",
 )
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+TOKENIZING = ("/tokenize", "/detokenize")
 IDS = (0, 1, 5, 300, 511, 512, 9_999, -1, 2**31)
 GRAMMARS: tuple[Any, ...] = (
     {"type": "json_object"},
@@ -249,7 +253,8 @@ def _is_typed(answer: bytes) -> bool:
 
 async def _rpc(appliance: RealAppliance, channel: grpc.aio.Channel, draw: random.Random, found: Responses) -> None:
     """Call a method with a message that is, mostly, of its type."""
-    method = draw.choices(("Generate", "Embed", "ListModels", word(draw)), (7, 1, 1, 1))[0]
+    methods = ("Generate", "Embed", "CountTokens", "ListModels", "GetModel", word(draw))
+    method = draw.choices(methods, (14, 2, 2, 1, 1, 2))[0]
     data = message(draw).SerializeToString()
     if draw.random() < 0.3:
         data = mutated(data, draw)
@@ -277,10 +282,13 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
             ids = [draw.randrange(1, 500) for _ in range(draw.randint(1, 60))]
             return "/v1/completions", {**document, "prompt": ids}
         return "/v1/chat/completions", {**document, "messages": [{"role": "user", "content": text(draw)}]}
-    path = draw.choice(("/v1/completions", "/v1/chat/completions", "/v1/embeddings"))
-    if path == "/v1/completions":
+    path = draw.choices(GENERATING + TOKENIZING, [4] * len(GENERATING) + [1] * len(TOKENIZING))[0]
+    chats = path == "/v1/chat/completions" or (path == "/tokenize" and draw.random() < 0.5)
+    if path == "/detokenize":
+        document["tokens"] = prompt(draw)
+    elif path in ("/v1/completions", "/tokenize") and not chats:
         document["prompt"] = prompt(draw)
-    elif path == "/v1/chat/completions":
+    elif chats:
         roles = ("user", "system", "assistant", "tool", "", 3)
         document["messages"] = [{"role": draw.choice(roles), "content": text(draw)} for _ in range(draw.randint(0, 3))]
     else:

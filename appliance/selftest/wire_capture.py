@@ -33,6 +33,8 @@ from appliance.gateway.generate_request import (
     RateState,
     Sink,
     Started,
+    Tokenized,
+    TokenizerRequest,
 )
 from appliance.gateway.servers import FrontEndSettings, serve_front_ends
 
@@ -98,6 +100,14 @@ class Rehearsed:
     async def embed(self, principal: Principal, request: EmbedRequest, context: CallContext) -> Embeddings:
         """Refuse: there are no embeddings."""
         raise UnavailableError("the scripted service embeds nothing")
+
+    async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
+        """Refuse: there is no tokenizer."""
+        raise UnavailableError("the scripted service has no tokenizer")
+
+    async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
+        """Refuse: there is no tokenizer."""
+        raise UnavailableError("the scripted service has no tokenizer")
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """Return one model."""

@@ -94,8 +94,8 @@ class ChatTemplate:
         """Render the conversation as text in which exactly the template's own control tokens are marked.
 
         Raises:
-            RequestRejectedError: ``INVALID`` when the template refuses or fails, ``TOO_LONG`` when the output exceeds
-                the limit.
+            RequestRejectedError: ``INVALID`` when the template refuses or fails, ``UNKNOWN_ARGUMENT`` when it has no
+                argument of a name that is given, ``TOO_LONG`` when the output exceeds the limit.
         """
         self._check_variables(conversation)
         try:
@@ -118,7 +118,8 @@ class ChatTemplate:
         for name in conversation.template_kwargs:
             # The template is the allow-list: a variable that it never reads has no effect and is an error.
             if name not in self._variables or name in self._special or name in _OWN_VARIABLES:
-                raise _rejected(f"this model's chat template has no argument {name[:64]!r}")
+                reason = f"this model's chat template has no argument {name[:64]!r}"
+                raise RequestRejectedError(FailureCode.UNKNOWN_ARGUMENT, reason)
 
     def _rendered(self, conversation: Conversation) -> str:
         values = self._special | {

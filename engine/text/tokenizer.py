@@ -89,14 +89,14 @@ class Tokenizer:
         if self.vocab_size > MAX_VOCABULARY:
             raise ModelLoadError(f"tokenizer.json has an id beyond {MAX_VOCABULARY}")
 
-    def encode_text(self, text: str, max_tokens: int) -> array[int]:
-        """Encode plain text, framed by the tokenizer's own post-processor (BOS, EOS).
+    def encode_text(self, text: str, max_tokens: int, *, framed: bool = True) -> array[int]:
+        """Encode plain text; ``framed``: with what the tokenizer's own post-processor adds (BOS, EOS).
 
         Raises:
             RequestRejectedError: ``TOO_LONG`` beyond ``max_tokens``, ``INVALID`` when the tokenizer cannot encode the
                 text.
         """
-        return self._checked(text, max_tokens, add_special_tokens=True, control=self._framing)
+        return self._checked(text, max_tokens, add_special_tokens=framed, control=self._framing if framed else 0)
 
     def encode_marked(self, text: str, max_tokens: int) -> array[int]:
         """Encode a rendered conversation; nothing is added to the template's output.

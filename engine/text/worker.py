@@ -84,7 +84,8 @@ class TextWorker:
         except UnicodeDecodeError as error:
             raise RequestRejectedError(FailureCode.INVALID, "the text is not UTF-8") from error
         check_text(text)
-        return Encoded(job.request, self._tokenizer.encode_text(text, job.max_tokens))
+        framed = job.kind is SourceKind.TEXT
+        return Encoded(job.request, self._tokenizer.encode_text(text, job.max_tokens, framed=framed))
 
     def _decode(self, job: Decode) -> Decoded:
         """Decode ids by the tokenizer itself, for models whose table of token bytes is not exact: special tokens and

@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and
@@ -99,6 +99,8 @@ class FailureCode(IntEnum):
     INTEGRITY = 7
     """A KV block in its table was not its own: a defect of the engine. Nothing of the block was read; other requests
     go on, and the same one may be sent again."""
+    UNKNOWN_ARGUMENT = 8
+    """The model's chat template has no argument of a name that was given."""
 
 
 class Priority(IntEnum):

@@ -76,10 +76,7 @@ TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingP
     {
         Role.ENGINE: {
             **_opening(EngineReady),
-            (State.READY, Side.HOST): {
-                **_staying(State.READY, Submit, Embed, *_ENGINE_NEWS),
-                Drain: State.DRAINING,
-            },
+            (State.READY, Side.HOST): {**_staying(State.READY, Submit, Embed, *_ENGINE_NEWS), Drain: State.DRAINING},
             (State.READY, Side.GUEST): _staying(State.READY, *_ENGINE_RESULTS),
             (State.DRAINING, Side.HOST): _staying(State.DRAINING, *_ENGINE_NEWS, Drain),
             (State.DRAINING, Side.GUEST): _staying(State.DRAINING, *_ENGINE_RESULTS),

@@ -52,6 +52,8 @@ class SourceKind(IntEnum):
     """UTF-8 text, tokenised as it is, with the tokenizer's own special tokens added."""
     CHAT = 2
     """UTF-8 JSON for the template: ``{"messages": [], "tools": []?, "template_kwargs": {}?}``."""
+    BARE = 3
+    """UTF-8 text, tokenised as it is, with nothing added."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from policy.evaluate import evaluate, principal, visible_models
 from policy.explain import explain
 from policy.limits import Bucket, Rate, reserve
 from policy.loader import Source, load_policy
-from policy.model import IsolationClass, Retention
+from policy.model import Feature, IsolationClass, Retention
 from policy.positions import load_yaml
 from policy.request import AccessRequest, Usage
 
@@ -29,9 +29,11 @@ def access(
     *,
     input=None,  # noqa: A002
     output=None,
+    feature=None,
     **asked,
 ) -> AccessRequest:
     """What is asked, with the usual tenant and model."""
+    asked["feature"] = None if feature is None else Feature(feature)
     return AccessRequest(tenant=tenant, model=model, input_tokens=input, max_output_tokens=output, **asked)
 
 

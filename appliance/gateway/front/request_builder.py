@@ -36,6 +36,12 @@ MAX_MESSAGES = 1_024
 MAX_PARTS = 1_024
 """Text parts of one message."""
 
+MAX_ARGUMENTS = 16
+"""Arguments of the chat template in one request."""
+
+MAX_ARGUMENT_CHARS = 1_024
+"""Characters of an argument that is a text."""
+
 MAX_NAME_BYTES = 64
 """Bytes of a speaker's name."""
 
@@ -217,11 +223,18 @@ def check_model(name: str) -> None:
         )
 
 
-def chat_prompt(turns: Sequence[Turn], param: str) -> ChatPrompt:
-    """Return a conversation as the text sandbox takes it.
+def chat_prompt(
+    turns: Sequence[Turn],
+    param: str,
+    arguments: Mapping[str, object] | None = None,
+    arguments_param: str = "chat_template_kwargs",
+) -> ChatPrompt:
+    """Return a conversation as the text sandbox takes it. ``arguments``: of the model's chat template, such as
+    ``enable_thinking``; whether it has them, the sandbox finds out.
 
     Raises:
-        InvalidRequestError: no message, too many, or text that is not Unicode or too long.
+        InvalidRequestError: no message, too many, or text that is not Unicode or too long; arguments that are no short
+            texts, numbers or truth values.
     """
     if not turns:
         raise InvalidRequestError(f"{param} must hold at least one message", param=param)
@@ -234,9 +247,24 @@ def chat_prompt(turns: Sequence[Turn], param: str) -> ChatPrompt:
                 raise InvalidRequestError(f"a name may have {MAX_NAME_BYTES} bytes", param=f"{param}[{index}].name")
             row["name"] = turn.name
         rows.append(row)
-    source = utf8(compact_json({"messages": rows}), param)
+    document: dict[str, object] = {"messages": rows}
+    if arguments:
+        document["template_kwargs"] = _checked_arguments(arguments, arguments_param)
+    source = utf8(compact_json(document), param)
     check_most(len(source), MAX_SOURCE_BYTES, param, "bytes")
-    return ChatPrompt(source, param)
+    return ChatPrompt(source, param, arguments_param)
+
+
+def _checked_arguments(arguments: Mapping[str, object], param: str) -> dict[str, object]:
+    check_most(len(arguments), MAX_ARGUMENTS, param, "entries")
+    for name, value in arguments.items():
+        utf8(name, param)
+        if isinstance(value, str):
+            check_most(len(value), MAX_ARGUMENT_CHARS, param, "characters in one entry")
+            utf8(value, param)
+        elif not isinstance(value, bool | int | float):
+            raise InvalidRequestError(f"{param} must hold texts, numbers, true or false", param=param)
+    return dict(arguments)
 
 
 def text_prompt(text: str, param: str) -> TextPrompt:

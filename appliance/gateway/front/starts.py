@@ -38,15 +38,18 @@ class Waiting:
     def __len__(self) -> int:
         return self._number
 
+    def of(self, owner: str) -> int:
+        """Return how many of one owner wait."""
+        return len(self._queues.get(owner, ()))
+
     def add(self, owner: str, begin: Begin) -> None:
         """Add a request behind its owner's."""
         self._queues.setdefault(owner, deque()).append(begin)
         self._number += 1
 
-    def begin(self) -> bool:
-        """Begin the next request; False where none waits whose caller is there."""
-        while self._queues:
-            owner = next(iter(self._queues))
+    def begin(self, may: Callable[[str], bool] = lambda owner: True) -> bool:
+        """Begin the next request of an owner that may; False where none waits whose caller is there."""
+        while (owner := next(filter(may, self._queues), None)) is not None:
             queue = self._queues.pop(owner)
             begin = queue.popleft()
             self._number -= 1
@@ -66,24 +69,21 @@ class Starts:
         self._rate = Allowance(strangers, clock())
         self._begun = 0
         """Requests that began in this turn."""
-        self._tenants, self._strangers = Waiting(), Waiting()
+        self._tenants = Waiting()
+        self.strangers = Waiting()
+        """Those of networks without a credential."""
         self._armed = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
         """Requests that wait now."""
-        return len(self._tenants) + len(self._strangers)
-
-    @property
-    def strangers_waiting(self) -> int:
-        """Those of them that are strangers'."""
-        return len(self._strangers)
+        return len(self._tenants) + len(self.strangers)
 
     def ask(self, owner: str, begin: Begin, *, stranger: bool) -> None:
         """Begin a request of this owner, now or in a later turn. ``stranger``: no credential ever came from its
         network."""
-        waiting = self._strangers if stranger else self._tenants
+        waiting = self.strangers if stranger else self._tenants
         if waiting or self._begun >= self._a_turn or (stranger and not self._affords()):
             waiting.add(owner, begin)
         elif begin():
@@ -100,7 +100,7 @@ class Starts:
 
     def _arm(self) -> None:
         """Take another turn: the next one, or when there is room for a stranger's request."""
-        if self._armed or not (self._begun or self._tenants or self._strangers):
+        if self._armed or not (self._begun or self._tenants or self.strangers):
             return
         loop = asyncio.get_running_loop()
         if self._begun or self._tenants or self._affords():
@@ -124,5 +124,5 @@ class Starts:
         self._arm()
 
     def _begin_strangers(self, most: int) -> None:
-        while self._begun < most and self._affords() and self._strangers.begin():
+        while self._begun < most and self._affords() and self.strangers.begin():
             self._count(stranger=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from appliance.common.errors import InvalidRequestError
+from google.protobuf.json_format import MessageToDict
+
+from appliance.common.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp, Turn
 from appliance.gateway.generate_request import (
+    ChatPrompt,
     ChoiceFinished,
     Delta,
     Embeddings,
@@ -25,6 +28,9 @@ from appliance.gateway.generate_request import (
     PromptTokens,
     Started,
     TextPrompt,
+    Tokenized,
+    TokenizerOperation,
+    TokenizerRequest,
     TokenLogprob,
     TokenPrompt,
 )
@@ -133,12 +139,58 @@ def to_embed_response(embeddings: Embeddings, request_id: str, model: str) -> pb
     )
 
 
+def to_tokenizer_request(message: pb.CountTokensRequest, stamp: Stamp) -> tuple[TokenizerRequest, bool]:
+    """The request to the tokenizer that the message asks for, and whether its ids are wanted.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    request_builder.check_model(message.model)
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequestError("one of conversation and text is required", param="input")
+    chat = kind == "conversation"
+    request = TokenizerRequest(
+        request_id=stamp.request_id,
+        operation=TokenizerOperation.TOKENIZE,
+        model=message.model,
+        prompt=_conversation(message.conversation) if chat else request_builder.text_prompt(message.text, "text"),
+        deadline=stamp.deadline,
+    )
+    return request, message.include_token_ids
+
+
+def to_count_response(found: Tokenized, request_id: str, *, with_ids: bool) -> pb.CountTokensResponse:
+    """The message for the tokens of an input."""
+    return pb.CountTokensResponse(
+        request_id=request_id,
+        input_tokens=len(found.token_ids),
+        max_context_tokens=found.max_context,
+        token_ids=pb.TokenIds(ids=found.token_ids) if with_ids else None,
+    )
+
+
 def to_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
     """The message for a tenant's models."""
-    models = [
-        pb.Model(name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context) for card in cards
-    ]
-    return pb.ListModelsResponse(models=models)
+    return pb.ListModelsResponse(models=[_model(card) for card in cards])
+
+
+def to_model(cards: Sequence[ModelCard], name: str) -> pb.GetModelResponse:
+    """The message for one of a tenant's models.
+
+    Raises:
+        InvalidRequestError: no model could have this name.
+        ModelNotFoundError: the tenant has none of this name.
+    """
+    request_builder.check_model(name)
+    for card in cards:
+        if card.name == name:
+            return pb.GetModelResponse(model=_model(card))
+    raise ModelNotFoundError("no such model, or none that you may use", param="model", details={"model": name})
+
+
+def _model(card: ModelCard) -> pb.Model:
+    return pb.Model(name=card.name, created_unix_s=card.created, max_context_tokens=card.max_context)
 
 
 def _asked(message: pb.GenerateRequest, name: Literal["choices", "logprobs", "prompt_logprobs"]) -> int:
@@ -149,13 +201,22 @@ def _asked(message: pb.GenerateRequest, name: Literal["choices", "logprobs", "pr
 def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt]:
     kind = message.WhichOneof("input")
     if kind == "conversation":
-        turns = [_turn(turn, f"conversation.messages[{i}]") for i, turn in enumerate(message.conversation.messages)]
-        return Operation.CHAT, request_builder.chat_prompt(turns, "conversation.messages")
+        return Operation.CHAT, _conversation(message.conversation)
     if kind == "text":
         return Operation.TEXT_COMPLETION, request_builder.text_prompt(message.text, "text")
     if kind == "token_ids":
         return Operation.TEXT_COMPLETION, request_builder.token_prompt(message.token_ids.ids, "token_ids.ids")
     raise InvalidRequestError("one of conversation, text and token_ids is required", param="input")
+
+
+def _conversation(message: pb.Conversation) -> ChatPrompt:
+    turns = [_turn(turn, f"conversation.messages[{i}]") for i, turn in enumerate(message.messages)]
+    at = "conversation.template_arguments"
+    try:
+        arguments = MessageToDict(message.template_arguments) if message.HasField("template_arguments") else None
+    except ValueError:  # infinities and NaN, which JSON has not
+        raise InvalidRequestError(f"{at} holds a number that is none", param=at) from None
+    return request_builder.chat_prompt(turns, "conversation.messages", arguments, at)
 
 
 def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:

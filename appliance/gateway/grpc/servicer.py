@@ -45,6 +45,8 @@ from appliance.gateway.generate_request import (
     GenerateRequest,
     Principal,
     Service,
+    Tokenized,
+    TokenizerRequest,
     TokenPrompt,
 )
 from appliance.gateway.grpc import error_status, message_mapping
@@ -310,9 +312,27 @@ class GrpcFrontEnd:
             await ticks.rest(self._padding)
         return embeddings
 
+    async def _count_tokens(self, call: _Call) -> Message:
+        (request, with_ids), ticks = await self._request(
+            call, pb.CountTokensRequest, message_mapping.to_tokenizer_request
+        )
+        async with self._session(call, request.request_id) as cut:
+            found = await cut.run(self._tokenized(call, request, ticks))
+            return message_mapping.to_count_response(found, request.request_id, with_ids=with_ids)
+
+    async def _tokenized(self, call: _Call, request: TokenizerRequest, ticks: Ticks) -> Tokenized:
+        found = await self._service.tokenize(_principal(call), request, call.facts)
+        if self._service.pads(_principal(call)) and not self._draining:
+            await ticks.rest(self._padding)
+        return found
+
     async def _list_models(self, call: _Call) -> Message:
         await self._only(pb.ListModelsRequest, call)
         return message_mapping.to_models(self._service.models(_principal(call)))
+
+    async def _get_model(self, call: _Call) -> Message:
+        asked = await self._only(pb.GetModelRequest, call)
+        return message_mapping.to_model(self._service.models(_principal(call)), asked.model)
 
     async def _check(self, call: _Call) -> Message:
         asked = await self._only(health_pb2.HealthCheckRequest, call)
@@ -354,7 +374,9 @@ class GrpcFrontEnd:
         return {
             f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate),
             f"/{SERVICE}/Embed": _Method(Auth.TENANT, self._embed),
+            f"/{SERVICE}/CountTokens": _Method(Auth.TENANT, self._count_tokens),
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models),
+            f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model),
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),
             f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch),
             **{f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, self._reflect) for name in REFLECTION},

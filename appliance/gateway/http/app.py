@@ -19,6 +19,7 @@ from appliance.common.errors import (
     RouteNotFoundError,
 )
 from appliance.common.ids import new_request_id
+from appliance.common.version import VERSION
 from appliance.gateway.front.auth import Auth, Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
@@ -160,6 +161,22 @@ class HttpFrontEnd:
             raise shutting_down()
         await self._generation.embed(exchange, _principal(exchange))
 
+    async def tokenize(self, exchange: Exchange) -> None:
+        """``POST /tokenize``."""
+        if self._over:
+            raise shutting_down()
+        await self._generation.tokenize(exchange, _principal(exchange))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """``POST /detokenize``."""
+        if self._over:
+            raise shutting_down()
+        await self._generation.detokenize(exchange, _principal(exchange))
+
+    async def version(self, exchange: Exchange) -> None:
+        """``GET /version``: of the appliance, for clients that adapt to it."""
+        await exchange.answer(200, {"version": VERSION}, new_request_id())
+
     async def models(self, exchange: Exchange) -> None:
         """``GET /v1/models``."""
         cards = self._service.models(_principal(exchange))
@@ -193,6 +210,9 @@ ROUTES = (
     Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat),
     Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete),
     Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
+    Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize),
+    Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize),
+    Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),
     Route("GET", "/health", Auth.PUBLIC, HttpFrontEnd.ready),
@@ -215,9 +235,11 @@ def _match(path: str) -> dict[str, Route]:
 def _no_route(path: str) -> str:
     """Tell a tenant which routes there are, or which one was meant where /v1 is missing or there twice, or a slash is
     left over."""
-    meant = f"/v1/{path.removeprefix('/v1').removeprefix('/v1').strip('/')}"
-    if meant in _BY_PATH:
-        return f"no such route; take {meant}. A client's base URL is the address and /v1, with no slash behind it"
+    rest = path.removeprefix("/v1").removeprefix("/v1").strip("/")
+    if f"/v1/{rest}" in _BY_PATH:
+        return f"no such route; take /v1/{rest}. A client's base URL is the address and /v1, with no slash behind it"
+    if f"/{rest}" in _BY_PATH:
+        return f"no such route; take /{rest}, which is not under /v1"
     served = ", ".join(f"{route.method} {route.path}" for route in ROUTES if route.auth is Auth.TENANT)
     return f"no such route; served are {served}"
 

@@ -9,42 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from appliance.common.errors import ApplianceError, DeadlineExceededError
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.request_builder import Stamp
-from appliance.gateway.generate_request import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    Operation,
-    Principal,
-    PromptTokens,
-    Service,
-    Started,
-)
-from appliance.gateway.http import header_fields, openai, openai_embeddings
+from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Operation, Principal, Service
+from appliance.gateway.http import header_fields, openai, openai_embeddings, tokenizer_routes
 from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
+from appliance.gateway.http.collecting import Events, Several, checked, collect, started
 from appliance.gateway.http.exchange import Exchange
+from appliance.gateway.http.openai import Parsed
 from appliance.gateway.http.openai_embeddings import ParsedEmbed
-from appliance.gateway.http.openai_objects import Writer, pieces_of
+from appliance.gateway.http.openai_objects import Writer, joined, pieces_of
 from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.settings import HttpSettings
+from appliance.gateway.http.tokenizer_routes import ParsedTokenizer
 
 DEADLINE_MARGIN_S = 0.25
 """Seconds by which the backstop comes after the deadline, so that the session's own, traced error wins."""
 
 BYTES_A_TURN = 16 << 10
 """Bytes of JSON after whose making the loop turns: about a millisecond."""
-
-Events = AsyncGenerator[Event, None]
 
 T = TypeVar("T")
 
@@ -76,7 +67,7 @@ class SseSink:
 
 
 class Generation:
-    """Serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``."""
+    """Serves ``/v1/chat/completions``, ``/v1/completions``, ``/v1/embeddings``, ``/tokenize`` and ``/detokenize``."""
 
     def __init__(self, service: Service, settings: HttpSettings) -> None:
         self._service = service
@@ -106,6 +97,9 @@ class Generation:
             ClientGoneError: it left.
         """
         parsed = await self._read(exchange, principal, partial(openai.parse, operation))
+        if parsed.others:
+            await self._serve_several(exchange, principal, parsed)
+            return
         writer = Writer(parsed.request, int(time.time()), parsed.include_usage)
         notes = header_fields.ignored(parsed.ignored)
         streamed = parsed.request.stream
@@ -119,6 +113,23 @@ class Generation:
             else:
                 await cut.run(self._collect(exchange, principal, writer, events, notes))
 
+    async def _serve_several(self, exchange: Exchange, principal: Principal, parsed: Parsed) -> None:
+        """Answer a request of several prompts with one object, in which the choices stand in the prompts' order."""
+        notes = header_fields.ignored(parsed.ignored)
+        async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
+            requests = [parsed.request, *parsed.others]
+            del parsed  # with the prompts
+            await cut.run(self._collect_several(exchange, principal, requests, notes))
+
+    async def _collect_several(
+        self, exchange: Exchange, principal: Principal, requests: list[GenerateRequest], notes: header_fields.Headers
+    ) -> None:
+        begun = partial(setattr, exchange, "computed", True)
+        several = Several(self._service, principal, exchange.context, int(time.time()), begun)
+        body = await _written(pieces_of(joined(await several.answers(requests))))
+        rows = [*header_fields.rates(self._service.rates(principal)), *notes]
+        await exchange.answer(200, body, cast(str, exchange.request_id), rows)
+
     async def embed(self, exchange: Exchange, principal: Principal) -> None:
         """Answer a request for embeddings, from its body to the last byte.
 
@@ -130,12 +141,46 @@ class Generation:
         async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
             await cut.run(self._embed(exchange, principal, parsed))
 
+    async def tokenize(self, exchange: Exchange, principal: Principal) -> None:
+        """Answer a request for the token ids of a prompt, from its body to the last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        parsed = await self._read(exchange, principal, tokenizer_routes.parse_tokenize)
+        async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
+            await cut.run(self._tokenize(exchange, principal, parsed))
+
+    async def _tokenize(self, exchange: Exchange, principal: Principal, parsed: ParsedTokenizer) -> None:
+        found = await self._service.tokenize(principal, parsed.request, exchange.context)
+        await self._answer(exchange, principal, await _written(tokenizer_routes.tokenized(found)), parsed.ignored)
+
+    async def detokenize(self, exchange: Exchange, principal: Principal) -> None:
+        """Answer a request for the text of token ids, from its body to the last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        parsed = await self._read(exchange, principal, tokenizer_routes.parse_detokenize)
+        async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
+            await cut.run(self._detokenize(exchange, principal, parsed))
+
+    async def _detokenize(self, exchange: Exchange, principal: Principal, parsed: ParsedTokenizer) -> None:
+        text = await self._service.detokenize(principal, parsed.request, exchange.context)
+        await self._answer(exchange, principal, tokenizer_routes.detokenized(text), parsed.ignored)
+
+    async def _answer(self, exchange: Exchange, principal: Principal, document: Any, ignored: tuple[str, ...]) -> None:
+        """Send a whole answer with what is left of the tenant's rates."""
+        notes = [*header_fields.rates(self._service.rates(principal)), *header_fields.ignored(ignored)]
+        await exchange.answer(200, document, cast(str, exchange.request_id), notes)
+
     async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
         embeddings = await self._service.embed(principal, parsed.request, exchange.context)
         exchange.computed = True
         body = await _written(openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64))
-        notes = [*header_fields.rates(self._service.rates(principal)), *header_fields.ignored(parsed.ignored)]
-        await exchange.answer(200, body, parsed.request.request_id, notes)
+        await self._answer(exchange, principal, body, parsed.ignored)
 
     async def _read(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], T]) -> T:
         """Return the request in the body, which is then freed; it has a new id, and the caller's deadline."""
@@ -162,7 +207,7 @@ class Generation:
         padded: PacedSink | None,
     ) -> None:
         async with aclosing(events):
-            await _started(events)
+            await started(events)
             exchange.computed = True
             rows = [*header_fields.rates(self._service.rates(principal)), *notes]
             record_bytes = 0 if exchange.padding is None else writer.record_bytes(exchange.padding)
@@ -179,22 +224,16 @@ class Generation:
                     finished = event
                 elif chunk := writer.event(event):
                     await exchange.write(chunk)
-            await exchange.end(b"".join(writer.closing(_checked(finished))))
+            await exchange.end(b"".join(writer.closing(checked(finished))))
 
     async def _collect(
         self, exchange: Exchange, principal: Principal, writer: Writer, events: Events, notes: header_fields.Headers
     ) -> None:
-        heard: list[PromptTokens | Delta | ChoiceFinished] = []
-        finished: Finished | None = None
         async with aclosing(events):
-            await _started(events)
+            await started(events)
             exchange.computed = True
-            async for event in events:
-                if isinstance(event, PromptTokens | Delta | ChoiceFinished):
-                    heard.append(event)
-                elif isinstance(event, Finished):
-                    finished = event
-        body = await _written(pieces_of(writer.collected(heard, _checked(finished))))
+            heard, finished = await collect(events)
+        body = await _written(pieces_of(writer.collected(heard, finished)))
         rows = [*header_fields.rates(self._service.rates(principal)), *notes]
         await exchange.answer(200, body, cast(str, exchange.request_id), rows)
 
@@ -233,17 +272,6 @@ async def _written(pieces: Iterable[bytes]) -> bytes:
             since = 0
             await asyncio.sleep(0)
     return b"".join(written)
-
-
-async def _started(events: Events) -> None:
-    if not isinstance(await anext(events, None), Started):
-        raise RuntimeError("the session's first event is not Started")
-
-
-def _checked(finished: Finished | None) -> Finished:
-    if finished is None:
-        raise RuntimeError("the session ended without Finished")
-    return finished
 
 
 def _too_late() -> DeadlineExceededError:

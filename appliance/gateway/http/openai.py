@@ -9,8 +9,8 @@ vLLM; ``deterministic`` and ``whitespace`` are our own. How an answer's structur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from appliance.common.errors import InvalidRequestError
@@ -40,7 +40,7 @@ _COMMON = frozenset(
     }
 ).union(NAMES, structured.FIELDS)
 _SERVED = {
-    Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
+    Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"},
     Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
 }
 
@@ -58,6 +58,9 @@ _TOOL_ROLES = ("tool", "function")
 
 _MESSAGE_SERVED = frozenset({"role", "content", "name"})
 
+MAX_PROMPTS = 128
+"""Prompts of one request, each of which is a request of the tenant's rate."""
+
 PART_SEPARATOR = "\n"
 """Between the text parts of one message, as in vLLM."""
 
@@ -70,6 +73,8 @@ class Parsed:
     include_usage: bool
     ignored: tuple[str, ...]
     """Names of fields that had a value and no effect."""
+    others: tuple[GenerateRequest, ...] = ()
+    """Requests for the prompts behind the first, where there are several; they differ in prompt and id alone."""
 
 
 def document_of(body: bytes) -> dict[str, Any]:
@@ -96,11 +101,12 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     document = document_of(body)
     refuse_unsupported(document, unsupported.FIELDS)
     ignored: dict[str, None] = {}
+    several = None if operation is Operation.CHAT else _several(document)
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=operation,
-        model=_model(document),
-        prompt=_prompt(operation, document, ignored),
+        model=model_of(document),
+        prompt=prompt_of(operation, document, ignored) if several is None else several[0],
         sampling=request_builder.sampling_of(_sampling(document), stamp),
         max_tokens=_max_tokens(operation, document),
         max_tokens_param="max_completion_tokens"
@@ -123,7 +129,36 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     for name, value in document.items():
         if value is not None and name not in _SERVED[operation] and name not in unsupported.FIELDS:
             ignored[name] = None
-    return Parsed(request_builder.checked(request, _NAMES), include_usage, tuple(ignored))
+    request_builder.checked(request, _NAMES)
+    others = () if several is None else tuple(_others(request, several[1:]))
+    return Parsed(request, include_usage, tuple(ignored), others)
+
+
+def _several(document: Mapping[str, Any]) -> list[Prompt] | None:
+    """The prompts of a document that has more than one."""
+    prompts = document.get("prompt")
+    if not isinstance(prompts, list) or len(prompts) < 2 or not isinstance(prompts[0], str | list):
+        return None
+    request_builder.check_most(len(prompts), MAX_PROMPTS, "prompt", "prompts")
+    for name in ("stream", "prompt_logprobs", "echo"):
+        if document.get(name):
+            raise InvalidRequestError(f"{name} goes with one prompt; send a request for each", param=name)
+    return [
+        request_builder.text_prompt(prompt, f"prompt[{index}]")
+        if isinstance(prompt, str)
+        else request_builder.token_prompt(_ids(prompt, f"prompt[{index}]"), f"prompt[{index}]")
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _others(first: GenerateRequest, prompts: Sequence[Prompt]) -> Iterator[GenerateRequest]:
+    """Requests for further prompts. Each has a number behind the id of the first, so that a look-up by its beginning
+    finds all, and seeds that none before it has."""
+    for number, prompt in enumerate(prompts, start=1):
+        seed = (first.sampling.seed + number * first.choices) % (1 << request_builder.SEED_BITS)
+        yield replace(
+            first, request_id=f"{first.request_id}.{number}", prompt=prompt, sampling=replace(first.sampling, seed=seed)
+        )
 
 
 def _priority(document: Mapping[str, Any]) -> Priority | None:
@@ -134,7 +169,12 @@ def _priority(document: Mapping[str, Any]) -> Priority | None:
     return _TIERS[tier] if tier is not None else None
 
 
-def _model(document: Mapping[str, Any]) -> str:
+def model_of(document: Mapping[str, Any]) -> str:
+    """The name of the model that a document asks for.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
     value = _typed(document, "model", str)
     if value is None:
         raise InvalidRequestError("model is required", param="model")
@@ -252,13 +292,18 @@ def _stream_options(document: Mapping[str, Any], stream: bool, ignored: dict[str
     return bool(include_usage)
 
 
-def _prompt(operation: Operation, document: Mapping[str, Any], ignored: dict[str, None]) -> Prompt:
+def prompt_of(operation: Operation, document: Mapping[str, Any], ignored: dict[str, None]) -> Prompt:
+    """The conversation, text or token ids of a document; names what has no effect in ``ignored``.
+
+    Raises:
+        InvalidRequestError: there is none, or it is malformed; ``param`` names the field.
+    """
     if operation is Operation.CHAT:
         messages = _typed(document, "messages", list)
         if messages is None:
             raise InvalidRequestError("messages is required", param="messages")
         turns = [_turn(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
-        return request_builder.chat_prompt(turns, "messages")
+        return request_builder.chat_prompt(turns, "messages", _typed(document, "chat_template_kwargs", dict))
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:

@@ -50,7 +50,10 @@ def _at_once(make: Callable[[Any], Any], entries: Sequence[Any]) -> list[Any]:
 class Writer:
     """Writes the answer to one request in the shape of its endpoint."""
 
-    def __init__(self, request: GenerateRequest, created: int, include_usage: bool) -> None:
+    def __init__(self, request: GenerateRequest, created: int, include_usage: bool, *, number: int = 0) -> None:
+        """``number``: of the request's prompt, where there are several: its choices stand behind those of the prompts
+        before it."""
+        self._first = number * request.choices
         self._chat = request.operation is Operation.CHAT
         self._choices = request.choices
         self._echo = request.echo
@@ -140,7 +143,7 @@ class Writer:
         if self._logprobs:
             echoed = prompt.tokens if self._echo else ()
             logprobs = self._rendered([*echoed, *(entry for delta in deltas for entry in delta.logprobs)], index, Rows)
-        choice: dict[str, Any] = {"index": index}
+        choice: dict[str, Any] = {"index": self._first + index}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
@@ -178,6 +181,19 @@ class Writer:
             "top_logprobs": rows(_likeliest, entries) if self._alternatives else None,
             "text_offset": rows(lambda entry: self._offsets[index].next(entry.text), entries),
         }
+
+
+def joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One answer of those to several prompts: the first one's head, all choices, and the sums of their usage."""
+    used = [answer["usage"] for answer in answers]
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    sums: dict[str, Any] = {name: sum(one[name] for one in used) for name in names}
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in used)
+    return {
+        **answers[0],
+        "choices": [choice for answer in answers for choice in answer["choices"]],
+        "usage": {**sums, "prompt_tokens_details": {"cached_tokens": cached}},
+    }
 
 
 def usage(finished: Finished) -> dict[str, Any]:

@@ -44,7 +44,6 @@ FIELDS: Mapping[str, Unsupported] = {
     "truncate_prompt_tokens": Unsupported(_SHORTEN),
     "use_beam_search": Unsupported("ask for n answers with logprobs and take the likeliest"),
     "chat_template": Unsupported(_TEMPLATE),
-    "chat_template_kwargs": Unsupported(_TEMPLATE),
     "add_generation_prompt": Unsupported(_TEMPLATE, (True,)),
     "continue_final_message": Unsupported(_TEMPLATE),
     "documents": Unsupported("put their text into a message"),
@@ -57,6 +56,15 @@ MESSAGE_FIELDS: Mapping[str, Unsupported] = {
     "audio": Unsupported("send a transcript as the message's content"),
 }
 """Fields of one message."""
+
+TOKENIZE_FIELDS: Mapping[str, Unsupported] = {
+    "tools": Unsupported(_TOOLS),
+    "chat_template": Unsupported(_TEMPLATE),
+    "add_generation_prompt": Unsupported(_TEMPLATE, (True,)),
+    "continue_final_message": Unsupported(_TEMPLATE),
+    "return_token_strs": Unsupported("ask /detokenize for the text of single ids"),
+}
+"""Fields of a request for token ids."""
 
 EMBED_FIELDS: Mapping[str, Unsupported] = {
     "truncate_prompt_tokens": Unsupported(_SHORTEN),

@@ -25,7 +25,7 @@ from appliance.gateway.generate_request import RateState
 from policy.decision import Decision, Obligations, Reason
 from policy.evaluate import evaluate
 from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, charge, full, refill, rescale, settle
-from policy.model import Limits, PolicySet
+from policy.model import Feature, Limits, PolicySet
 from policy.request import AccessRequest, Usage
 
 COUNTED_CONTEXTS = 2
@@ -114,7 +114,7 @@ class Ledger:
         return self.rates(tenant) if tenant in self._accounts else None
 
     def admit(
-        self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, structured: bool = False
+        self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None
     ) -> Reservation:
         """Take the first decision; on allowance the request has one concurrency slot a choice until it is settled.
 
@@ -127,7 +127,7 @@ class Ledger:
             input_tokens=None,
             max_output_tokens=max_tokens,
             choices=choices,
-            structured=structured,
+            feature=feature,
         )
         now = self._clock()
         account, decision = self._decide(access, now)

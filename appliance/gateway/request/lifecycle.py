@@ -25,7 +25,7 @@ from appliance.common.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from appliance.gateway.generate_request import EmbedRequest, GenerateRequest, Principal
+from appliance.gateway.generate_request import AnyRequest, EmbedRequest, Principal, TokenizerRequest
 from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation
@@ -41,7 +41,7 @@ from appliance.gateway.sandboxes.text_client import TextClient
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady
-from policy.model import Priority
+from policy.model import Feature, Priority
 
 NO_DEADLINE_S = 3_600.0
 """Seconds until the deadline of a request that names none: nothing may live for ever."""
@@ -89,16 +89,12 @@ class Lifecycle:
     """Carries one request from its admission to its settlement, as a context manager."""
 
     def __init__(
-        self,
-        dependencies: SessionDependencies,
-        principal: Principal,
-        request: GenerateRequest | EmbedRequest,
-        trace: RequestTrace,
+        self, dependencies: SessionDependencies, principal: Principal, request: AnyRequest, trace: RequestTrace
     ) -> None:
         """The request is not kept: it holds the prompt's text."""
         self.dependencies = dependencies
         self._call = Call(request.request_id, request.model, request.operation.value)
-        self._asked_priority = request.priority
+        self._asked_priority = None if isinstance(request, TokenizerRequest) else request.priority
         self._names = _names(request)
         self._reservation: Reservation | None = None
         self._answered = False
@@ -128,7 +124,7 @@ class Lifecycle:
             error.param = self._names.get(error.param, error.param)
         self._end(_reported(error))
 
-    def admit(self, max_tokens: int | None, choices: int = 1, *, structured: bool = False) -> Reservation:
+    def admit(self, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None) -> Reservation:
         """Take the policy's first decision, and on allowance a concurrency slot for each choice.
 
         Raises:
@@ -136,9 +132,7 @@ class Lifecycle:
         """
         trace, tenant = self.trace, self.principal.tenant
         trace.begin(Phase.POLICY)
-        reservation = self.dependencies.ledger.admit(
-            tenant, self.model.name, max_tokens, choices, structured=structured
-        )
+        reservation = self.dependencies.ledger.admit(tenant, self.model.name, max_tokens, choices, feature=feature)
         self._reservation, decision = reservation, reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
@@ -332,8 +326,10 @@ class Lifecycle:
         )
 
 
-def _names(request: GenerateRequest | EmbedRequest) -> dict[str, str]:
+def _names(request: AnyRequest) -> dict[str, str]:
     """Return the caller's names of what an error of the policy or a sandbox may be about."""
+    if isinstance(request, TokenizerRequest):
+        return dict.fromkeys(("prompt", "max_tokens"), request.prompt.param)
     if isinstance(request, EmbedRequest):
         return dict.fromkeys(("prompt", "max_tokens"), request.param)
     names = {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param, "choices": request.choices_param}

@@ -17,6 +17,7 @@ from appliance.common.errors import (
 from appliance.common.ids import new_request_id
 from appliance.common.kv_shares import quotas_of
 from appliance.gateway.generate_request import (
+    AnyRequest,
     CallContext,
     Embeddings,
     EmbedRequest,
@@ -26,6 +27,8 @@ from appliance.gateway.generate_request import (
     Principal,
     RateState,
     Sink,
+    Tokenized,
+    TokenizerRequest,
 )
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls, Call
@@ -35,6 +38,7 @@ from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
+from appliance.gateway.request.tokenizing import TokenizerSession
 from appliance.gateway.request.withdrawal import reason_to_end
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
@@ -117,8 +121,18 @@ class GatewayService:
         with self._begin(principal, request, context, embeds=True) as life:
             return await EmbeddingSession(life, request).run()
 
+    async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
+        """Give a prompt's token ids; see ``appliance.gateway.generate_request.Service``."""
+        with self._begin(principal, request, context, embeds=None) as life:
+            return await TokenizerSession(life, request).tokenize()
+
+    async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
+        """Give the text of token ids; see ``appliance.gateway.generate_request.Service``."""
+        with self._begin(principal, request, context, embeds=None) as life:
+            return await TokenizerSession(life, request).detokenize()
+
     def _begin(
-        self, principal: Principal, request: GenerateRequest | EmbedRequest, context: CallContext, *, embeds: bool
+        self, principal: Principal, request: AnyRequest, context: CallContext, *, embeds: bool | None
     ) -> Lifecycle:
         """Begin a request's lifecycle with its trace; one that no model here can take ends at once.
 
@@ -138,7 +152,8 @@ class GatewayService:
             raise
         return Lifecycle(self._dependencies, principal, request, trace)
 
-    def _check_model(self, principal: Principal, name: str, *, embeds: bool) -> None:
+    def _check_model(self, principal: Principal, name: str, *, embeds: bool | None) -> None:
+        """``embeds``: whether a model of vectors is needed, or one of text; None: any."""
         model = self.model_sandboxes.get(name)
         if model is None:
             usable = sorted(visible_models(self.ledger.policy, principal.tenant, self.model_sandboxes))
@@ -151,7 +166,7 @@ class GatewayService:
             )
         if self._audited_calls.refuses:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
-        if embeds != (model.runner == "embed"):
+        if embeds is not None and embeds != (model.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {name} {what}", param="model")
 

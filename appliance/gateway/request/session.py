@@ -32,7 +32,7 @@ from appliance.gateway.sandboxes.stream import TokenStream
 from isolation.ipc.engine import Submit
 from isolation.ipc.messages import EngineReady
 from policy.decision import Obligations
-from policy.model import Determinism, Retention
+from policy.model import Determinism, Feature, Retention
 
 
 class Session:
@@ -50,7 +50,8 @@ class Session:
             ApplianceError: typed, at any point.
         """
         life, request = self.life, self._request
-        reservation = life.admit(request.max_tokens, request.choices, structured=request.grammar is not None)
+        feature = None if request.grammar is None else Feature.STRUCTURED_OUTPUT
+        reservation = life.admit(request.max_tokens, request.choices, feature=feature)
         life.place(reservation)
         with life.encoding(reservation, request.max_tokens) as client:
             token_ids = await client.encode(request.prompt, life.until)

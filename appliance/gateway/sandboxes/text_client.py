@@ -66,7 +66,7 @@ class TextClient:
         if isinstance(prompt, ChatPrompt):
             kind, source = SourceKind.CHAT, prompt.source
         else:
-            kind, source = SourceKind.TEXT, prompt.text.encode()
+            kind, source = SourceKind.TEXT if prompt.framed else SourceKind.BARE, prompt.text.encode()
         try:
             answer = await self._ask(lambda: Encode(self._next_id(), kind, source, self.most_counted), until)
         except QuarantinedError:
@@ -74,6 +74,8 @@ class TextClient:
             raise
         if isinstance(answer, Failed):
             self.text_tokens += _spent(answer, len(source), self.most_counted)
+            if answer.code is FailureCode.UNKNOWN_ARGUMENT and isinstance(prompt, ChatPrompt):
+                raise InvalidRequestError(printable_reason(answer), param=prompt.arguments_param)
             raise _refusal(answer, prompt.param)
         assert isinstance(answer, Encoded)
         self.text_tokens += len(answer.token_ids)
@@ -100,6 +102,28 @@ class TextClient:
             except GrammarLostError:
                 self._model.forget_text(link)
         raise UnavailableError("the text sandbox ended again and again", retry_after_s=RETRY_AFTER_S)
+
+    async def text_of(self, prompt: TokenPrompt, until: float) -> str:
+        """Return the text of a caller's token ids.
+
+        Raises:
+            ApplianceError: an id is no token of the model, the text is too long for one answer, or the sandbox could
+                not make it in time.
+        """
+        vocabulary = (await self._model.wait_text(until)).ready.vocab_size
+        if max(prompt.token_ids) >= vocabulary:
+            raise InvalidRequestError(f"a token id is beyond the vocabulary of {vocabulary}", param=prompt.param)
+        self.text_tokens += len(prompt.token_ids)
+        answer = await self._ask(lambda: Decode(self._next_id(), prompt.token_ids), until)
+        if isinstance(answer, Failed):
+            if answer.code is FailureCode.TOO_LONG:
+                raise InvalidRequestError(
+                    "the text of these tokens is too long for one answer; send them in several requests",
+                    param=prompt.param,
+                )
+            raise _refusal(answer, prompt.param)
+        assert isinstance(answer, Decoded)
+        return answer.text.decode("utf-8", "replace")
 
     async def decode(self, token_ids: array[int]) -> str:
         """Return the text of these ids.
@@ -146,7 +170,8 @@ def _spent(answer: Failed, source_bytes: int, most: int) -> int:
     cannot be used, nobody knows, and the work on it grows with its bytes. The sandbox's own failures count nothing."""
     if answer.code is FailureCode.TOO_LONG:
         return most
-    return min(most, source_bytes // PROSE_BYTES) if answer.code is FailureCode.INVALID else 0
+    refused = answer.code in (FailureCode.INVALID, FailureCode.UNKNOWN_ARGUMENT)
+    return min(most, source_bytes // PROSE_BYTES) if refused else 0
 
 
 def _refusal(answer: Failed, param: str) -> ApplianceError:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from appliance.common.errors import ApplianceError
 from appliance.common.figures import printable
 from appliance.common.outcomes import outcome_of
-from appliance.gateway.generate_request import CallContext, EmbedRequest, GenerateRequest
+from appliance.gateway.generate_request import AnyRequest, CallContext, GenerateRequest
 from appliance.gateway.telemetry import names
 
 MAX_VALUE_CHARS = 128
@@ -65,7 +65,7 @@ def server_end(context: CallContext, error: ApplianceError | None) -> Attributes
     return found
 
 
-def generation(request: GenerateRequest | EmbedRequest) -> Attributes:
+def generation(request: AnyRequest) -> Attributes:
     """Return the attributes of the generation span. Stop strings are the caller's content and stay out."""
     found: Attributes = {
         names.OPERATION: request.operation.value,
@@ -73,7 +73,7 @@ def generation(request: GenerateRequest | EmbedRequest) -> Attributes:
         names.REQUEST_MODEL: clean(request.model),
         names.RESPONSE_ID: request.request_id,
     }
-    if isinstance(request, EmbedRequest):
+    if not isinstance(request, GenerateRequest):
         return found
     sampling = request.sampling
     found |= {

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind
 from appliance.common.errors import ApplianceError
 from appliance.common.figures import NS
 from appliance.common.outcomes import FAILED, outcome_of
-from appliance.gateway.generate_request import CallContext, EmbedRequest, GenerateRequest
+from appliance.gateway.generate_request import AnyRequest, CallContext
 from appliance.gateway.telemetry import attributes, names
 from appliance.gateway.telemetry.attributes import Value
 from appliance.gateway.telemetry.metrics import FinishedRequest
@@ -91,7 +91,7 @@ class RequestTrace:
         """Return now by this request's clock, in which ``begin`` and ``end`` take other moments."""
         return self._wall_ns + time.monotonic_ns() - self._mono_ns
 
-    def describe(self, request: GenerateRequest | EmbedRequest) -> None:
+    def describe(self, request: AnyRequest) -> None:
         """Open the generation span; phases begun from now on are its children."""
         if self._generation is not None or self._finished:
             return

@@ -103,7 +103,7 @@ class DoorGauges:
             count(names.EVICTED_CONNECTIONS, evicted, front_end=front_end)
         count(names.DELAYED_HANDSHAKES, self._counted.since(("delayed",), self.handshakes.delayed))
         yield Level(names.WAITING_HANDSHAKES, self.handshakes.waiting, {})
-        yield Level(names.WAITING_STRANGERS, self.starts.strangers_waiting, {"what": "request"})
+        yield Level(names.WAITING_STRANGERS, len(self.starts.strangers), {"what": "request"})
         yield Level(names.WAITING_STRANGERS, self.stranger_time.waiting, {"what": "connection"})
 
 

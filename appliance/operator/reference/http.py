@@ -13,6 +13,7 @@ from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
 from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
+from appliance.gateway.http.openai import MAX_PROMPTS
 from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
 from isolation.ipc import messages as wire
 from isolation.ipc.sampling import PARAMETERS
@@ -29,6 +30,9 @@ ROUTE_MEANINGS = {
     "/v1/chat/completions": "Answer to a conversation, whole or as a stream.",
     "/v1/completions": "Continuation of a text or of token ids, whole or as a stream.",
     "/v1/embeddings": "One vector for each text, from a model with `runner: embed`.",
+    "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
+    "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
+    "/version": "Version of the appliance.",
     "/v1/models": "Models that the caller's tenant may use.",
     "/v1/models/{model:path}": "One of these models.",
     "/health": "The same as /health/ready, where routers look for it.",
@@ -120,12 +124,24 @@ CHAT: tuple[Field, ...] = (
         "Conversation: `role` (system, developer, user, assistant), `content` (text or text parts), `name`.",
     ),
     ("max_completion_tokens", "tokens", "as max_tokens", "Newer name of `max_tokens`."),
+    (
+        "chat_template_kwargs",
+        f"object of at most {limits.MAX_ARGUMENTS} texts, numbers, true or false",
+        "none",
+        "Arguments of the model's chat template, such as `enable_thinking`. One that it does not know is a 400.",
+    ),
     ("logprobs", "true or false", "false", "Whether each output token has its log-probability."),
     ("top_logprobs", f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}", "0", "Alternatives beside it; needs `logprobs`."),
 )
 
 COMPLETION: tuple[Field, ...] = (
-    ("prompt", "text or list of token ids", "required", "What the model continues."),
+    (
+        "prompt",
+        f"text, list of token ids, or a list of at most {MAX_PROMPTS} of them",
+        "required",
+        "What the model continues. Each of several prompts is a request of the tenant's rate; choice i of prompt k has "
+        "the index k times n plus i. Several are not streamed.",
+    ),
     ("echo", "true or false", "false", "Whether the prompt stands before the answer."),
     ("logprobs", f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}", "none", "Log-probabilities with so many alternatives."),
 )
@@ -140,6 +156,24 @@ EMBEDDINGS: tuple[Field, ...] = (
         "First numbers of the vector, for a model with `truncates: true`.",
     ),
     ("encoding_format", "float or base64", "float", "Form of a vector; base64 is of little-endian 32-bit floats."),
+)
+
+TOKENIZE: tuple[Field, ...] = (
+    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
+    ("prompt", "text", "or messages", "What is made token ids, as /v1/completions would."),
+    ("messages", f"list of 1 to {limits.MAX_MESSAGES}", "or prompt", "Conversation, as /v1/chat/completions takes it."),
+    (
+        "add_special_tokens",
+        "true or false",
+        "true",
+        "Whether the tokenizer's own special tokens stand around a prompt; without effect on messages.",
+    ),
+    ("chat_template_kwargs", "as in chat", "none", "Arguments of the model's chat template, with messages."),
+)
+
+DETOKENIZE: tuple[Field, ...] = (
+    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
+    ("tokens", "list of token ids", "required", "What is made text; half a character shows as U+FFFD."),
 )
 
 REQUEST_HEADERS = {
@@ -180,6 +214,8 @@ def render() -> str:
         section("Fields of /v1/chat/completions", table(header, _coded(CHAT))),
         section("Fields of /v1/completions", table(header, _coded(COMPLETION))),
         section("Fields of /v1/embeddings", table(header, _coded(EMBEDDINGS))),
+        section("Fields of /tokenize", table(header, _coded(TOKENIZE))),
+        section("Fields of /detokenize", table(header, _coded(DETOKENIZE))),
         section("Request headers", table(("header", "meaning"), [[code(k), v] for k, v in REQUEST_HEADERS.items()])),
         section("Response headers", table(("header", "meaning"), [[code(k), v] for k, v in RESPONSE_HEADERS.items()])),
         section(

@@ -297,7 +297,7 @@ def test_template_arguments_are_those_the_template_reads() -> None:
     assert unmark(render(source, template_kwargs={"enable_thinking": True})) == "<s>1True"
     for name in ("messages", "bos_token", "tools", "raise_exception", "tokenize"):
         code, reason = refusal(source, template_kwargs={name: "x"})
-        assert (code, reason) == (FailureCode.INVALID, f"this model's chat template has no argument '{name}'")
+        assert (code, reason) == (FailureCode.UNKNOWN_ARGUMENT, f"this model's chat template has no argument '{name}'")
     source = "{{ add_generation_prompt }}"
     assert render(source, template_kwargs={"add_generation_prompt": False}) == "False"
 

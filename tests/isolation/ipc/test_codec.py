@@ -126,7 +126,7 @@ def test_random_payloads_give_a_message_or_a_remote_error(payload, kind, request
         (HEADER.pack(17, Kind.DRAIN, m.PROTOCOL_VERSION, 0), "claims a length"),
         (b"", "outside the protocol"),
         (frame(Kind.HELLO, struct.pack("<HB", 1, 9)), "9 is not a valid Role"),
-        (frame(Kind.ENCODE, struct.pack("<BI", 3, 1)), "not a valid SourceKind"),
+        (frame(Kind.ENCODE, struct.pack("<BI", 4, 1)), "not a valid SourceKind"),
         (frame(Kind.ENCODE, struct.pack("<BI", 1, 1) + b"\xff"), "not UTF-8"),
         (frame(Kind.ENCODE, struct.pack("<BI", 1, (1 << 20) + 1)), "max_tokens"),
         (frame(Kind.DECODED, b"\xc3"), "not UTF-8"),

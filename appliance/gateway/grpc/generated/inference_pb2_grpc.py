@@ -45,10 +45,20 @@ class InferenceServiceStub:
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.CountTokens = channel.unary_unary(
+                '/athanor.inference.v1.InferenceService/CountTokens',
+                request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
+                response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/athanor.inference.v1.InferenceService/ListModels',
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/athanor.inference.v1.InferenceService/GetModel',
+                request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
 
 
@@ -73,8 +83,23 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountTokens(self, request, context):
+        """Counts the tokens of an input as Generate with this input would, without an answer of the model. The response's
+        initial metadata carries `x-request-id`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that the caller's tenant may use, by name. The list is short and comes whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """Describes one of these models. NOT_FOUND for one that does not exist, and for one that the tenant may not use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,10 +118,20 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
+            'CountTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTokens,
+                    request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.FromString,
+                    response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
+                    response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -165,6 +200,33 @@ class InferenceService:
             _registered_method=True)
 
     @staticmethod
+    def CountTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.inference.v1.InferenceService/CountTokens',
+            athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
+            athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListModels(request,
             target,
             options=(),
@@ -181,6 +243,33 @@ class InferenceService:
             '/athanor.inference.v1.InferenceService/ListModels',
             athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.inference.v1.InferenceService/GetModel',
+            athanor_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+            athanor_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,7 @@ from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.generate_request import (
     CallContext,
+    ChatPrompt,
     Delta,
     Embeddings,
     EmbedRequest,
@@ -30,6 +31,8 @@ from appliance.gateway.generate_request import (
     Sink,
     Started,
     TextPrompt,
+    Tokenized,
+    TokenizerRequest,
     TokenLogprob,
 )
 from appliance.gateway.grpc.servicer import STALL_S
@@ -74,6 +77,7 @@ class ScriptedService:
         """Tenants whose answers are padded."""
         self.requests: list[GenerateRequest] = []
         self.embeds: list[EmbedRequest] = []
+        self.tokenizer_requests: list[TokenizerRequest] = []
         self.contexts: list[CallContext] = []
         self.principals: list[Principal] = []
         self.refusals: list[tuple[CallContext, Exception, str | None]] = []
@@ -126,6 +130,26 @@ class ScriptedService:
         lengths = [len(one.text if isinstance(one, TextPrompt) else one.token_ids) for one in request.inputs]
         vectors = tuple(array("f", [place, length, 1 / 3]) for place, length in enumerate(lengths))
         return Embeddings(vectors, sum(lengths))
+
+    async def tokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> Tokenized:
+        """An id for each character of the source: its code point."""
+        await self._asked(principal, request, context)
+        prompt = request.prompt
+        text = prompt.source.decode() if isinstance(prompt, ChatPrompt) else prompt.text
+        return Tokenized(array("I", map(ord, text)), 4096)
+
+    async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
+        """A character for each id."""
+        await self._asked(principal, request, context)
+        return "".join(map(chr, request.prompt.token_ids))
+
+    async def _asked(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> None:
+        self.principals.append(principal)
+        self.tokenizer_requests.append(request)
+        self.contexts.append(context)
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
 
     @staticmethod
     async def _writable(sink: Sink) -> None:

@@ -20,13 +20,13 @@ from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import Operation
 from appliance.gateway.grpc import message_mapping
 from appliance.gateway.grpc.generated import inference_pb2 as pb
-from appliance.gateway.http import openai, openai_embeddings, structured, unsupported
+from appliance.gateway.http import openai, openai_embeddings, structured, tokenizer_routes, unsupported
 from isolation.ipc.grammar import MAX_GRAMMAR_BYTES
 from isolation.ipc.sampling import PARAMETERS
 
 STAMP = Stamp("req_1", None, 7)
 
-CHAT, TEXT, EMBED = "chat", "text", "embed"
+CHAT, TEXT, EMBED, COUNT = "chat", "text", "embed", "count"
 """Which request the fields of a case stand in."""
 
 
@@ -67,7 +67,34 @@ BIG = "x" * (MAX_GRAMMAR_BYTES + 1)
 SCALARS = [one for one in PARAMETERS if one.name != "seed"]
 """The seed has no wrong value over gRPC."""
 
+
+def arguments(**values: Any) -> pb.Conversation:
+    """A conversation with arguments of the chat template."""
+    conversation = pb.Conversation(messages=[USER])
+    conversation.template_arguments.update(values)
+    return conversation
+
+
+def argued(name: str, **values: Any) -> Case:
+    """A mistake in the arguments of the chat template."""
+    given = {"messages": [SAID], "chat_template_kwargs": values}
+    at = "conversation.template_arguments"
+    return Case(name, given, "chat_template_kwargs", {"conversation": arguments(**values)}, at, CHAT)
+
+
 CASES = [
+    argued("an argument that is a list", effort=["low"]),
+    argued("a long argument", effort="x" * 1_025),
+    Case(
+        "an argument that is nothing",
+        {"messages": [SAID], "chat_template_kwargs": {"effort": None}},
+        "chat_template_kwargs",
+        {"conversation": arguments(effort=float("inf"))},
+        "conversation.template_arguments",
+        CHAT,
+    ),
+    argued("many arguments", **{f"a{number}": 1.0 for number in range(17)}),
+    Case("nothing to count", {}, "prompt", {}, "input", COUNT),
     *(
         Case(
             f"{one.name} too large",
@@ -223,11 +250,16 @@ CASES = [
 
 def by_http(case: Case) -> InvalidRequestError:
     """The error of the case's JSON."""
-    least = {CHAT: {"messages": [SAID]}, TEXT: {"prompt": "x"}, EMBED: {"input": "x"}}[case.kind]
+    least = {CHAT: {"messages": [SAID]}, TEXT: {"prompt": "x"}, EMBED: {"input": "x"}, COUNT: {}}[case.kind]
     body = json.dumps({"model": "m", **least, **case.http}).encode()
     operation = Operation.CHAT if case.kind == CHAT else Operation.TEXT_COMPLETION
     with pytest.raises(InvalidRequestError) as refused:
-        openai_embeddings.parse(body, STAMP) if case.kind == EMBED else openai.parse(operation, body, STAMP)
+        if case.kind == EMBED:
+            openai_embeddings.parse(body, STAMP)
+        elif case.kind == COUNT:
+            tokenizer_routes.parse_tokenize(body, STAMP)
+        else:
+            openai.parse(operation, body, STAMP)
     return refused.value
 
 
@@ -237,11 +269,14 @@ def by_grpc(case: Case) -> InvalidRequestError:
         CHAT: {},
         TEXT: {} if "token_ids" in case.grpc else {"text": "x"},
         EMBED: {"inputs": [pb.EmbedInput(text="x")]},
+        COUNT: {},
     }
     fields = {"model": "m", **least[case.kind], **case.grpc}
     with pytest.raises(InvalidRequestError) as refused:
         if case.kind == EMBED:
             message_mapping.to_embed_request(pb.EmbedRequest(**fields), STAMP)
+        elif case.kind == COUNT:
+            message_mapping.to_tokenizer_request(pb.CountTokensRequest(**fields), STAMP)
         else:
             message_mapping.to_request(pb.GenerateRequest(**fields), STAMP)
     return refused.value
@@ -253,7 +288,8 @@ def test_each_api_names_its_own_field(case: Case) -> None:
     http, grpc = by_http(case), by_grpc(case)
     assert type(http) is type(grpc)
     assert (http.param, grpc.param) == (case.http_param, case.grpc_param)
-    assert exists(case.grpc_param, (pb.EmbedRequest if case.kind == EMBED else pb.GenerateRequest).DESCRIPTOR)
+    messages = {EMBED: pb.EmbedRequest, COUNT: pb.CountTokensRequest}
+    assert exists(case.grpc_param, messages.get(case.kind, pb.GenerateRequest).DESCRIPTOR)
     assert identifiers(grpc.message) <= GRPC_NAMES, grpc.message
     assert identifiers(http.message) <= HTTP_NAMES, http.message
     assert len(http.message) < 500 and len(grpc.message) < 500, "what was sent is not repeated"
@@ -318,11 +354,12 @@ def unmet(errors: list[InvalidRequestError], module: ModuleType) -> set[str]:
 
 def test_the_table_is_whole() -> None:
     """Every ``raise`` of the common validation, and of the message mapping, is met by a case. Over HTTP embeddings
-    without a text are refused before; half a surrogate pair is refused by protobuf itself."""
+    without a text are refused before; half a surrogate pair is refused by protobuf itself; HTTP has no message for one
+    model."""
     http, grpc = [by_http(case) for case in CASES], [by_grpc(case) for case in CASES]
     assert unmet(http, request_builder) == {"build_embed", "utf8"}
     assert unmet(grpc, request_builder) == {"utf8"}
-    assert unmet(grpc, message_mapping) == set()
+    assert unmet(grpc, message_mapping) == {"to_model"}
     assert "checked" in unmet(grpc[:1], request_builder), "control: a table of one case leaves something out"
 
 

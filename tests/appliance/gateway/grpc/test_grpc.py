@@ -281,6 +281,45 @@ async def test_models(running, channel):
     assert [(model.name, model.max_context_tokens) for model in answer.models] == [(MODEL, 4096), ("org/other", 8192)]
 
 
+async def test_one_model(running, channel):
+    """One of those by its name; another's name is NOT_FOUND with the resource."""
+    stub, proof = InferenceServiceStub(channel), proof_of(running)
+    answer = await stub.GetModel(pb.GetModelRequest(model="org/other"), metadata=proof)
+    assert (answer.model.name, answer.model.max_context_tokens) == ("org/other", 8192)
+    error = await refused(stub.GetModel(pb.GetModelRequest(model="nope"), metadata=proof))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert detail_of(error, details.ResourceInfo).resource_name == "nope"
+
+
+async def test_tokens_are_counted(running, channel):
+    """A text's and a conversation's tokens, with their ids where asked for, and the request's id in the metadata."""
+    stub, proof = InferenceServiceStub(channel), proof_of(running)
+    call = stub.CountTokens(pb.CountTokensRequest(model=MODEL, text="hi", include_token_ids=True), metadata=proof)
+    answer = await call
+    assert (answer.input_tokens, list(answer.token_ids.ids), answer.max_context_tokens) == (2, [104, 105], 4096)
+    assert dict(await call.initial_metadata())["x-request-id"] == answer.request_id
+    conversation = pb.Conversation(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="hi")])
+    answer = await stub.CountTokens(pb.CountTokensRequest(model=MODEL, conversation=conversation), metadata=proof)
+    assert answer.input_tokens == len('{"messages":[{"role":"user","content":"hi"}]}') and not answer.token_ids.ids
+    assert running.service.contexts[0].route == f"/{SERVICE}/CountTokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": MODEL}, "input"),
+        ({"model": "", "text": "a"}, "model"),
+        ({"model": MODEL, "conversation": pb.Conversation()}, "conversation.messages"),
+    ],
+)
+async def test_what_cannot_be_counted_is_named(running, channel, fields, param):
+    """INVALID_ARGUMENT with the field's path."""
+    call = InferenceServiceStub(channel).CountTokens(pb.CountTokensRequest(**fields), metadata=proof_of(running))
+    error = await refused(call)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [one.field for one in detail_of(error, details.BadRequest).field_violations] == [param]
+
+
 async def test_health_follows_readiness(running, channel):
     """Check needs no credential and changes with the gateway's word; an unknown service is NOT_FOUND."""
     stub = health_pb2_grpc.HealthStub(channel)

@@ -86,6 +86,34 @@ async def test_what_the_text_sandbox_refuses_is_blamed_on_the_caller_s_field(
         assert refused.value.param == prompt.param
 
 
+async def test_an_argument_that_the_template_lacks_is_blamed_on_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the messages, whichever API they came by; the arguments reach the sandbox as they were sent."""
+
+    async def refuse(*_: object) -> Failed:
+        return Failed(1, FailureCode.UNKNOWN_ARGUMENT, "no argument 'effort'")
+
+    monkeypatch.setattr(TextClient, "_ask", refuse)
+    client = TextClient(ModelSandboxes("m"), lambda: 1, "alpha")
+    over_http = http(Operation.CHAT, messages=CHAT, chat_template_kwargs={"effort": "low", "budget": 3, "think": False})
+    conversation = pb.Conversation(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="hi")])
+    conversation.template_arguments.update({"effort": "low", "budget": 3, "think": False})
+    over_grpc = to_request(pb.GenerateRequest(model="m", conversation=conversation), STAMP)
+    for request, param in ((over_http, "chat_template_kwargs"), (over_grpc, "conversation.template_arguments")):
+        assert json.loads(request.prompt.source)["template_kwargs"] == {"effort": "low", "budget": 3, "think": False}
+        with pytest.raises(InvalidRequestError, match="no argument 'effort'") as refused:
+            await client.encode(request.prompt, time.monotonic() + 1)
+        assert refused.value.param == param
+
+
+def test_a_number_that_is_none_is_no_argument() -> None:
+    """Protobuf carries infinities, JSON does not."""
+    conversation = pb.Conversation(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="hi")])
+    conversation.template_arguments.update({"budget": float("inf")})
+    with pytest.raises(InvalidRequestError) as refused:
+        to_request(pb.GenerateRequest(model="m", conversation=conversation), STAMP)
+    assert refused.value.param == "conversation.template_arguments"
+
+
 LIMITS = "limits: {max_context_tokens: 8, max_output_tokens: 6}"
 
 

@@ -90,7 +90,7 @@ def test_the_door_tells_what_waits_there() -> None:
     """Levels and counters of the tenants' ports have labels that their metrics take."""
     handshakes, starts = Handshakes(time.monotonic), Starts(time.monotonic)
     places = {"http": Places(4, 8, 2)}
-    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(lambda: 0)), Desk()
+    gauges, desk = DoorGauges(places, handshakes, starts, StrangerTime(starts.strangers)), Desk()
     slot = places["http"].admit("192.0.2.1")
     desk.look(gauges)
     assert slot is not None and desk.gauges[names.CONNECTIONS, "http", "stranger"] == 1
