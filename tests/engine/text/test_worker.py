@@ -164,7 +164,7 @@ def test_slices_fit_a_frame(tiny, tmp_path, load) -> None:
 def test_memory_that_runs_out_fails_the_job_only(mini, monkeypatch) -> None:
     """A job too large for the worker's memory is the worker's fault and no reason to end it."""
 
-    def full(*_: object) -> None:
+    def full(*_: object, **_names: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:

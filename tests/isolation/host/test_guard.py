@@ -34,8 +34,8 @@ orphan = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); time.slee
 subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
 subprocess.run([sys.executable, "-c", orphan])
 open(made.path / "file", "w").close()
-print(made.path, os.getpid(), flush=True)
 try:
+    print(made.path, os.getpid(), flush=True)  # inside: what it prints is answered by a signal
     time.sleep(600)
 finally:
     print("cleaned", flush=True)
