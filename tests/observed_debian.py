@@ -303,11 +303,13 @@ class Operator:
         return {one["metric"]["alertname"] for one in self.query('ALERTS{alertstate="pending"}')}
 
     def episodes(self) -> dict[str, int]:
-        """How many times each alert has begun to fire, for whatever labels."""
+        """How many times each alert has begun to fire, for whatever labels; what falls silent for less than two minutes
+        has not ended."""
         moments: dict[str, list[float]] = {}
         for one in self.query('ALERTS{alertstate="firing"}[3h]'):
             moments.setdefault(one["metric"]["alertname"], []).extend(moment for moment, _ in one["values"])
-        gap = 4 * 15 / FACTOR
+        # Windows are shorter and restarts are not: one cause may let its alert fire, fall silent and fire again.
+        gap = 120.0
         return {
             name: 1 + sum(after - before > gap for before, after in zip(sorted(found), sorted(found)[1:], strict=False))
             for name, found in moments.items()
