@@ -101,3 +101,39 @@ def test_policy_trace_and_account(own_appliance: Appliance) -> None:
     assert ask(appliance, "/tokenize", "beta", prompt="a").status_code == 200
     answer = appliance.openai().completions.create(model=MODEL, prompt="a", max_tokens=1)
     assert isinstance(answer, openai.types.Completion)
+
+
+def test_arguments_reach_the_model_s_chat_template(appliance: Appliance) -> None:
+    """One that the template reads changes the prompt, over both APIs; one that it does not know is a 400 with its name.
+    Control: the prompt without arguments."""
+    plain = ask(appliance, "/tokenize", messages=MESSAGES).json()["count"]
+    bare = ask(appliance, "/tokenize", messages=MESSAGES, chat_template_kwargs={"add_generation_prompt": False})
+    assert 0 < bare.json()["count"] < plain
+    unknown = ask(appliance, "/v1/chat/completions", messages=MESSAGES, chat_template_kwargs={"effort": "low"})
+    error = unknown.json()["error"]
+    assert (unknown.status_code, error["param"]) == (400, "chat_template_kwargs") and "'effort'" in error["message"]
+    conversation = inference_pb2.Conversation(
+        messages=[
+            inference_pb2.ChatMessage(role=inference_pb2.ROLE_SYSTEM, content=MESSAGES[0]["content"]),
+            inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, content=MESSAGES[1]["content"]),
+        ]
+    )
+    conversation.template_arguments.update({"add_generation_prompt": False})
+    with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
+        counted = inference_pb2_grpc.InferenceServiceStub(channel).CountTokens(
+            inference_pb2.CountTokensRequest(model=MODEL, conversation=conversation),
+            metadata=[("authorization", f"Bearer {appliance.key('alpha')}")],
+            timeout=30,
+        )
+    assert counted.input_tokens == bare.json()["count"]
+
+
+def test_several_prompts_are_answered_as_each_alone(appliance: Appliance) -> None:
+    """Greedy answers to five prompts in one request are those to each of them, in order, and usage is the sum."""
+    client = appliance.openai()
+    prompts = ["The sandbox", "A tenant", "What is Athanor?", "How do I", TEXT]
+    together = client.completions.create(model=MODEL, prompt=prompts, max_tokens=8, temperature=0)
+    alone = [client.completions.create(model=MODEL, prompt=one, max_tokens=8, temperature=0) for one in prompts]
+    assert [one.text for one in together.choices] == [one.choices[0].text for one in alone]
+    assert together.usage is not None
+    assert together.usage.total_tokens == sum(one.usage.total_tokens for one in alone if one.usage is not None)

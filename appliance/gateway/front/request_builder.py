@@ -40,7 +40,7 @@ MAX_ARGUMENTS = 16
 """Arguments of the chat template in one request."""
 
 MAX_ARGUMENT_CHARS = 1_024
-"""Characters of an argument that is a text."""
+"""Characters of an argument, as text."""
 
 MAX_NAME_BYTES = 64
 """Bytes of a speaker's name."""
@@ -259,11 +259,11 @@ def _checked_arguments(arguments: Mapping[str, object], param: str) -> dict[str,
     check_most(len(arguments), MAX_ARGUMENTS, param, "entries")
     for name, value in arguments.items():
         utf8(name, param)
-        if isinstance(value, str):
-            check_most(len(value), MAX_ARGUMENT_CHARS, param, "characters in one entry")
-            utf8(value, param)
-        elif not isinstance(value, bool | int | float):
+        if not isinstance(value, str | bool | int | float):
             raise InvalidRequestError(f"{param} must hold texts, numbers, true or false", param=param)
+        text = str(value)
+        check_most(len(text), MAX_ARGUMENT_CHARS, param, "characters in one entry")
+        utf8(text, param)
     return dict(arguments)
 
 

@@ -18,13 +18,14 @@ from appliance.gateway.front.allowance import Allowance, Rate
 from appliance.gateway.front.starts import Begin, Waiting
 
 SHARE = Rate(burst=0.02, per_s=0.15)
-"""Seconds of reading, and as many each second: a seventh of the loop, and some 300 health checks on new connections."""
+"""Seconds of reading at once, and as many more each second: a seventh of the loop."""
 
 TURN_S = 0.002
 """Seconds of reading in one turn of the event loop, and one piece more; a tenant's token waits no longer."""
 
 MOST_BEGINNING = 128
-"""Strangers' requests that wait to begin, at which networks that have one are not read: half a second's."""
+"""Strangers' requests that wait to begin, at which networks that have one are not read: what begins in two thirds of a
+second."""
 
 MOST_OF_ONE = 8
 """Requests of one network that wait to begin, at which it is not read, however few wait in all."""
@@ -34,7 +35,7 @@ LOOK_S = 0.01
 
 
 class StrangerTime:
-    """The turns in which strangers' connections are read; one for both front ends."""
+    """The turns in which strangers' HTTP/2 connections are read; a gateway has one."""
 
     def __init__(self, beginning: Waiting, clock: Callable[[], float] = time.perf_counter, share: Rate = SHARE) -> None:
         """``beginning``: strangers' requests that wait to begin; ``clock``: seconds, to measure what a read takes."""

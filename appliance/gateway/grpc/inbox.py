@@ -15,8 +15,8 @@ TURN_BYTES = 16 << 10
 """Bytes of one connection that are read before the event loop turns: a few milliseconds of the smallest frames."""
 
 STRANGER_TURN_BYTES = 256
-"""Bytes that are read before the event loop turns while no credential came: a dozen calls, which are charged before
-more are read."""
+"""Bytes that are read before the event loop turns while no credential came: a few calls, which are charged before more
+are read."""
 
 
 class Inbox:

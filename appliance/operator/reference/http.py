@@ -140,7 +140,7 @@ COMPLETION: tuple[Field, ...] = (
         f"text, list of token ids, or a list of at most {MAX_PROMPTS} of them",
         "required",
         "What the model continues. Each of several prompts is a request of the tenant's rate; choice i of prompt k has "
-        "the index k times n plus i. Several are not streamed.",
+        "the index k times n plus i, and its seed is the request's plus that. Several are not streamed.",
     ),
     ("echo", "true or false", "false", "Whether the prompt stands before the answer."),
     ("logprobs", f"whole number, 0 to {wire.MAX_TOP_LOGPROBS}", "none", "Log-probabilities with so many alternatives."),

@@ -24,7 +24,7 @@ PIECE_CALLS = 4
 """Health checks in one piece, at most."""
 
 NEWCOMER_S = 1.0
-"""Longest wait of a newcomer's health check beside them, in seconds: 0.05 to 0.15 of a quiet machine."""
+"""Longest wait of a newcomer's health check beside them, in seconds; 0.34 on two busy cores."""
 
 
 class Clock:
@@ -154,19 +154,19 @@ async def flooded(running: Running) -> AsyncIterator[None]:
 
 async def test_a_flood_of_calls_waits_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of health checks from many networks, each within its allowance: few more than ``MOST_BEGINNING``, of
-    each network a piece, are ever read and not begun. Control: without the bounds, twice as many are and more."""
+    each network a piece, are ever read and not begun. Control: without the bounds more are, sooner or later."""
     most = MOST_BEGINNING + NETWORKS * PIECE_CALLS
-    assert await most_waiting() <= most
+    assert await most_waiting(most, 3.0) <= most
     monkeypatch.setattr(module, "MOST_BEGINNING", 1 << 30)
     monkeypatch.setattr(module, "MOST_OF_ONE", 1 << 30)
-    assert await most_waiting() > 2 * most
+    assert await most_waiting(most, 30.0) > most
 
 
-async def most_waiting() -> int:
-    """The most requests of strangers that waited to begin during a flood."""
+async def most_waiting(enough: int, seconds: float) -> int:
+    """The most requests of strangers that waited to begin in the first seconds of a flood, or more than enough."""
     async with serving() as running, flooded(running):
-        most, end = 0, time.monotonic() + 3.0
-        while time.monotonic() < end:
+        most, end = 0, time.monotonic() + seconds
+        while most <= enough and time.monotonic() < end:
             most = max(most, len(running.front_ends.starts.strangers))
             await asyncio.sleep(0.002)
         return most

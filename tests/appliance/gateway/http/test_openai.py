@@ -226,6 +226,7 @@ REFUSED_CHAT = [
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": {}}}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": None}}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": "x" * 1_025}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": 10**2_000}}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": "\ud800"}}),
     ("chat_template_kwargs", {"chat_template_kwargs": {str(number): 1 for number in range(17)}}),
     ("add_generation_prompt", {"add_generation_prompt": 0}),
