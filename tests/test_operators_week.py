@@ -397,7 +397,8 @@ def test_friday_what_dies_comes_back(container, operator, who) -> None:
     assert counts.pop("answered") > 0
     assert set(counts) <= documented, counts
     container.until(lambda: container.states() == ["active", "active"], 30)
-    assert operator.problems() == []
+    # What failed meanwhile is a problem for a minute, as `athanor status` says; then nothing is.
+    container.until(lambda: operator.problems() == [], 90)
 
 
 def test_friday_a_backup_is_restored(container, operator) -> None:
