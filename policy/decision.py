@@ -45,6 +45,8 @@ class Obligations:
     deterministic: Determinism
     public_prefixes: tuple[str, ...] = ()
     """Ids of this model's public prefixes with which the request may begin."""
+    reasoning: bool = True
+    """Whether the answer may show the model's reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,7 @@ def _obligations(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Ob
         priority=tenant.priority,
         deterministic=tenant.deterministic,
         public_prefixes=tuple([name for name in tenant.public if policy.public[name].model == access.model]),
+        reasoning=tenant.features.reasoning,
     )
 
 
@@ -194,7 +195,11 @@ def _counted(access: AccessRequest, tokens: int) -> str:
     return f"at least {text}" if access.uncounted else text
 
 
-_FEATURES = {Feature.STRUCTURED_OUTPUT: "structured output", Feature.TOKENIZE: "the tokenizer alone"}
+_FEATURES = {
+    Feature.STRUCTURED_OUTPUT: "structured output",
+    Feature.TOKENIZE: "the tokenizer alone",
+    Feature.TOOLS: "tools",
+}
 """Feature -> what a denial calls it."""
 
 _CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt)

@@ -91,6 +91,7 @@ class Feature(StrEnum):
 
     STRUCTURED_OUTPUT = "structured_output"
     TOKENIZE = "tokenize"
+    TOOLS = "tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,10 @@ class Features:
     """Whether a request may supply a grammar for its output."""
     tokenize: bool = True
     """Whether the tenant may ask for the token ids of a text, and for the text of token ids."""
+    tools: bool = True
+    """Whether a request may offer tools for the model to call."""
+    reasoning: bool = True
+    """Whether answers show what a model wrote to itself; without it those tokens are charged and not shown."""
 
     def grants(self, feature: Feature) -> bool:
         """Return whether the tenant has it."""

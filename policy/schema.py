@@ -120,6 +120,14 @@ class FeaturesSchema(_Strict):
         default=True,
         description="Token ids of a text, their number, and the text of token ids, without an answer of the model.",
     )
+    tools: bool = Field(
+        default=True,
+        description="Tools that a request offers for the model to call; the caller runs them, never the appliance.",
+    )
+    reasoning: bool = Field(
+        default=True,
+        description="The reasoning of models that reason, in answers. Without it its tokens are charged and not shown.",
+    )
 
 
 class KvSchema(_Strict):

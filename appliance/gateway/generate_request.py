@@ -14,6 +14,7 @@ from typing import Protocol
 
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
+from isolation.ipc.output import Thinking
 from isolation.ipc.sampling import Sampling
 
 
@@ -62,6 +63,20 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """Tools that an output may call."""
+
+    source: bytes
+    """JSON of them as the text sandbox reads it (``engine.text.output.tools``)."""
+    names: frozenset[str]
+    """Those that may be called."""
+    held: bool = False
+    """Whether calls are held to the tools' schemas by a grammar, or have to be made."""
+    param: str = field(default="tools", compare=False)
+    """Name by which the caller knows the field, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What the output shall follow: bytes that nobody on the host reads."""
 
@@ -69,6 +84,8 @@ class Grammar:
     source: bytes
     whitespace: Whitespace = Whitespace.COMPACT
     """Between the tokens of JSON; without effect for other kinds."""
+    thinking: Thinking = Thinking.NONE
+    """Where the prompt leaves the model's reasoning; without effect for a kind that is not ``TOOLS``."""
     param: str = field(default="structured_outputs", compare=False)
     """Name of the field by which the caller sent it, for errors."""
 
@@ -112,6 +129,8 @@ class GenerateRequest:
     """What the caller asks for; the tenant's own holds where that is less urgent, or None was given."""
     grammar: Grammar | None = None
     """What the output shall follow, if anything."""
+    tools: Tools | None = None
+    """What the output may call; does not go with a grammar."""
     prompt_logprobs: int = -1
     """As ``logprobs``, for the prompt."""
     echo: bool = False
@@ -190,6 +209,8 @@ class FinishReason(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    """It has calls, and all are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +242,22 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A call that begins, or more of its arguments, or the news that it is none."""
+
+    index: int
+    """Which call of the output, from 0."""
+    name: str = ""
+    """The tool's name, where the call begins."""
+    call_id: str = ""
+    """Its id, where it begins."""
+    arguments: str = ""
+    """More JSON text of its arguments."""
+    refused: bool = False
+    """Whether it turned out to be none: its text follows as content."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text (whole characters, possibly empty) and the tokens that carried it."""
 
@@ -228,6 +265,10 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+    reasoning: str = ""
+    """New text that the model wrote to itself; before ``text``."""
+    calls: tuple[CallDelta, ...] = ()
+    """What became of calls; behind ``text``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +289,8 @@ class ChoiceFinished:
     reason: FinishReason
     stop: str | None = None
     """The stop string that ended it, if one did."""
+    refused: str | None = None
+    """Why text that begins like a call is none, where there was some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +305,10 @@ class Finished:
     stop: str | None = None
     """The stop string that ended it, if one did."""
     choice: int = 0
+    refused: str | None = None
+    """As in ``ChoiceFinished``."""
+    reasoning_tokens: int = 0
+    """Output tokens that are reasoning."""
 
 
 Event = Started | PromptTokens | Delta | ChoiceFinished | Finished

@@ -140,6 +140,8 @@ FIELDS = (
     "whitespace",
     "structured_outputs",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
     "chat_template",
     "chat_template_kwargs",
     "stream_options",
@@ -167,6 +169,27 @@ GRAMMARS: tuple[Any, ...] = (
     {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}},
     {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": list(range(300))}}},
     {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "(a+)+b"}}},
+)
+
+TOOLS: tuple[Any, ...] = (
+    [{"type": "function", "function": {"name": "now"}}],
+    [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"type": "object", "$ref": "#"}}}],
+    [{"type": "function", "function": {"name": '"\n</tool_call>'}}],
+    [{"type": "custom"}, {}],
+    [{"type": "function", "function": {"name": "x" * 65, "parameters": []}}],
+)
+CHOICES: tuple[Any, ...] = (
+    "none",
+    "auto",
+    "required",
+    {"type": "function", "function": {"name": "now"}},
+    {"type": "x"},
+)
+CALLS: tuple[Any, ...] = (
+    [{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
+    [{"id": "", "function": {"name": "now", "arguments": "{"}}],
+    [{}],
+    "now",
 )
 
 
@@ -291,11 +314,15 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
     elif chats:
         roles = ("user", "system", "assistant", "tool", "", 3)
         document["messages"] = [{"role": draw.choice(roles), "content": text(draw)} for _ in range(draw.randint(0, 3))]
+        for message in document["messages"]:
+            if draw.random() < 0.2:
+                message |= draw.choice(({"tool_calls": draw.choice(CALLS)}, {"tool_call_id": text(draw)}))
     else:
         document["input"] = prompt(draw)
     for _ in range(draw.choice((0, 1, 1, 2, 4))):
         name = draw.choice(FIELDS)
-        document[name] = draw.choice(GRAMMARS) if name == "response_format" else value(draw)
+        known = {"response_format": GRAMMARS, "tools": TOOLS, "tool_choice": CHOICES}.get(name)
+        document[name] = value(draw) if known is None or draw.random() < 0.1 else draw.choice(known)
     if draw.random() < 0.05:
         document["model"] = value(draw)
     # Expensive requests are rare: the goal is to break the engine, not to keep it busy.
@@ -368,7 +395,10 @@ def message(draw: random.Random) -> pb.GenerateRequest:
             made.token_ids.ids.extend(draw.choice(ids) for _ in range(draw.randint(0, 9)))
         case _:
             for _ in range(draw.randint(0, 3)):
-                made.conversation.messages.add(role=draw.randrange(4), content=sound(text(draw)))
+                made.conversation.messages.add(role=draw.randrange(6), content=sound(text(draw)))
+            if draw.random() < 0.3:
+                made.conversation.tools.add(name=draw.choice(("now", "", "x" * 65)), strict=draw.random() < 0.5)
+                made.tool_choice.mode = draw.choice((0, 1, 2, 3, 99))  # type: ignore[assignment]
     made.max_output_tokens = draw.choice((1, 2, 4, 8))
     if draw.random() < 0.5:
         return made

@@ -31,12 +31,17 @@ from engine.model.checkpoint.safetensors import parse_header
 from engine.text.conversation import parse_conversation
 from engine.text.files import read_text_files
 from engine.text.marks import ControlTokens
+from engine.text.output.detect import FORMATS
+from engine.text.output.format import OutputFormat
+from engine.text.output.reader import OutputReaders
+from engine.text.output.tools import parse_tools
 from engine.text.template import ChatTemplate, parse_template
 from engine.text.tokenizer import Tokenizer
 from isolation.ipc.codec import decode, encode
 from isolation.ipc.engine import StepOutput, Submit
 from isolation.ipc.errors import RemoteProtocolError
-from isolation.ipc.messages import MAX_FRAME_BYTES
+from isolation.ipc.messages import MAX_FRAME_BYTES, Finish
+from isolation.ipc.output import ReadOutput, Thinking
 from isolation.ipc.ring import CONTROL_BYTES, RingReader
 from isolation.ipc.sampling import Sampling
 from isolation.ipc.segment import Layout, standard_layout
@@ -163,6 +168,24 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
 )
 
+
+def _output(data: bytes) -> None:
+    """Read the bytes as an output in the format that their first one chooses, cut where the second says; some as the
+    tools of an output."""
+    form = FORMATS[data[0] % len(FORMATS)] if data else FORMATS[0]
+    readers = OutputReaders(OutputFormat(form, ("<think>", "</think>")), {}, [bytes([byte]) for byte in range(256)])
+    body = array("I", list(data[2:]))
+    at = data[1] % (len(body) + 1) if len(data) > 1 else 0
+    tools = data[2:] if data and data[0] & 0x10 else _TOOLS
+    first = ReadOutput(1, 0, Thinking.POSSIBLE, Finish.NONE, body[:at], tools, begins=True)
+    last = ReadOutput(1, 0, Thinking.NONE, Finish.STOP, body[at:], b"")
+    for job in (first, last):
+        encode(readers.read(job))
+
+
+_TOOLS = _json({"tools": [{"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}]})
+_CALL = b'\x00\x00<tool_call>\n{"name": "f", "arguments": {"a": "\\u00e9", "b": [1, -2.5e3, null]}}\n</tool_call>'
+
 TARGETS: dict[str, Target] = {
     "wire": Target(_wire, (RemoteProtocolError,), (encode(_SUBMIT), encode(_STEP))),
     "ring": Target(_ring, (RemoteProtocolError,), (len(_PLAIN).to_bytes(8, "little") + bytes(8) + _PLAIN,)),
@@ -192,5 +215,12 @@ TARGETS: dict[str, Target] = {
         (EngineError,),
         (_json({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}),),
     ),
+    "output": Target(
+        _output,
+        (EngineError,),
+        tuple(bytes((number,)) + _CALL[1:] for number in range(len(FORMATS)))
+        + tuple(bytes((number, 7)) + "".join(form.markers).encode() + b"f(a=1)" for number, form in enumerate(FORMATS)),
+    ),
+    "tools": Target(parse_tools, (EngineError,), (_TOOLS,)),
 }
 """By name."""

@@ -35,6 +35,7 @@ from isolation.ipc.errors import ProtocolError, RemoteProtocolError, RingFull, S
 from isolation.ipc.grammar import Advance, CloseGrammar, OpenGrammar
 from isolation.ipc.memory_order import LOOK_AGAIN_AT_MOST_S, LOOK_AGAIN_S
 from isolation.ipc.messages import Failed, FailureCode, Role
+from isolation.ipc.output import CloseOutput, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.sweeping import Rounds, Sweeper
 from isolation.ipc.text import Decode, Encode, ReadVocabulary
@@ -121,9 +122,11 @@ def serve(worker: TextWorker, channel: Channel, grammars: GrammarLine | None, ro
 def _take(message: Message, worker: TextWorker, channel: Channel, grammars: GrammarLine | None) -> None:
     if isinstance(message, OpenGrammar | Advance | CloseGrammar):
         _hand_over(message, channel, grammars)
-    elif isinstance(message, Encode | Decode | ReadVocabulary):
+    elif isinstance(message, Encode | Decode | ReadVocabulary | ReadOutput):
         _send(channel, worker.answer(message))
         _relay(channel, grammars)
+    elif isinstance(message, CloseOutput):
+        worker.close_output(message.request)
     elif isinstance(message, Ping):
         _send(channel, Pong(message.number))
     else:

@@ -18,6 +18,7 @@ from typing import Any
 from engine.errors import RequestRejectedError
 from engine.text.grammar_matcher import CompiledGrammar, Row
 from engine.text.reasons import presentable
+from engine.text.token_bytes import Words
 from isolation.ipc.codec import decode
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.grammar import OpenGrammar
@@ -41,12 +42,12 @@ EXIT_DEFECT = 1
 _READ_BYTES = 1 << 16
 
 
-def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int, held_bytes: int) -> int:
+def run_child(tokenizer: Any, words: Words, commands: int, results: int, held_bytes: int) -> int:
     """Compile, then serve until the keeper closes its end; return the exit status. The memory limit stays in force.
 
     Args:
         tokenizer: result of ``build_tokenizer``.
-        mask_bytes: bytes of a mask.
+        words: of the model.
         commands: pipe from which commands are read.
         results: pipe to which results are written.
         held_bytes: address space that the process starts with.
@@ -60,7 +61,7 @@ def run_child(tokenizer: Any, mask_bytes: int, commands: int, results: int, held
     assert isinstance(job, OpenGrammar)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
-        grammar = CompiledGrammar(tokenizer, job.kind, job.source, mask_bytes, job.whitespace)
+        grammar = CompiledGrammar(tokenizer, job.kind, job.source, words, job.whitespace, job.thinking)
     except RequestRejectedError as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
         reason = presentable(error.reason).encode()

@@ -180,7 +180,7 @@ class Keeper:
         if job.request in self._by_request:
             self._fail(job.request, FailureCode.INVALID, "the request follows a grammar already")
             return
-        form = bytes((job.kind, job.whitespace))
+        form = bytes((job.kind, job.whitespace, job.thinking))
         key = (job.tenant, hashlib.blake2b(form + job.source, digest_size=32).digest())
         process = self.processes.get(key)
         if process is not None:

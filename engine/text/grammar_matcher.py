@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestRejectedError
+from engine.text.output.grammar import tools_grammar
+from engine.text.token_bytes import Words
 from isolation.ipc.grammar import GrammarKind, MaskState, Whitespace
 from isolation.ipc.messages import FailureCode
+from isolation.ipc.output import Thinking
 
 WHITESPACE = {Whitespace.COMPACT: "", Whitespace.FLEXIBLE: r"[ ]|\n[ \t]{0,24}"}
 """What may stand between the tokens of a JSON text, besides nothing; a schema's ``x-guidance`` has its own, if any.
@@ -48,23 +51,29 @@ class CompiledGrammar:
         tokenizer: Any,
         kind: GrammarKind,
         source: bytes,
-        mask_bytes: int,
+        words: Words,
         whitespace: Whitespace = Whitespace.COMPACT,
+        thinking: Thinking = Thinking.NONE,
     ) -> None:
-        """Compile the source; ``mask_bytes`` is the width of its masks.
+        """Compile the source; ``words`` are the model's, of which ``tokenizer`` was made.
 
         Raises:
             RequestRejectedError: ``INVALID``, with the compiler's message.
         """
         import llguidance
 
-        self._mask_bytes = mask_bytes
-        self._nothing = bytes(mask_bytes)
+        self._mask_bytes = words.mask_bytes
+        self._nothing = bytes(words.mask_bytes)
         self._end = tokenizer.eos_token
         self._runs: dict[int, _Run] = {}
         limits = llguidance.LLParserLimits(verbose_errors=False)
         try:
-            grammar = _translated(kind, source, whitespace)
+            if kind is GrammarKind.TOOLS:
+                grammar = llguidance.LLMatcher.grammar_from_lark(
+                    tools_grammar(words.form, words.spelling, source, thinking)
+                )
+            else:
+                grammar = _translated(kind, source, whitespace)
         except (ValueError, RecursionError) as error:
             raise RequestRejectedError(FailureCode.INVALID, str(error)) from error
         self._fresh = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)

@@ -257,7 +257,7 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
             os.close(size.file)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             narrow(narrower)
-            _be_grammar(tokenizer, words.mask_bytes, fds[0], fds[1], held_bytes)
+            _be_grammar(tokenizer, words, fds[0], fds[1], held_bytes)
         for fd in fds:
             os.close(fd)
         try:
@@ -266,11 +266,11 @@ def _fork_on(keeper: LocalSocket, words: Words) -> int:
             return EXIT_DONE
 
 
-def _be_grammar(tokenizer: Any, mask_bytes: int, commands: int, results: int, held_bytes: int) -> NoReturn:
+def _be_grammar(tokenizer: Any, words: Words, commands: int, results: int, held_bytes: int) -> NoReturn:
     """Run a grammar process from its start to its end."""
     status = EXIT_DEFECT
     try:
-        status = run_child(tokenizer, mask_bytes, commands, results, held_bytes)
+        status = run_child(tokenizer, words, commands, results, held_bytes)
     except BrokenPipeError:
         status = EXIT_DONE
     finally:

@@ -90,6 +90,11 @@ class ChatTemplate:
         self._parts = self._wants_parts()
         self._check_composition()
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template reads tools."""
+        return "tools" in self._variables
+
     def render(self, conversation: Conversation) -> str:
         """Render the conversation as text in which exactly the template's own control tokens are marked.
 
@@ -113,7 +118,7 @@ class ChatTemplate:
         return self._control.settle(rendered)
 
     def _check_variables(self, conversation: Conversation) -> None:
-        if conversation.tools is not None and "tools" not in self._variables:
+        if conversation.tools is not None and not self.takes_tools:
             raise _rejected("this model's chat template has no place for tools")
         for name in conversation.template_kwargs:
             # The template is the allow-list: a variable that it never reads has no effect and is an error.

@@ -8,10 +8,12 @@ grammar can request one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import RequestRejectedError
+from engine.text.output.format import OutputFormat
+from engine.text.output.spelling import Spelling
 
 _END = b"\xffend"
 """Bytes of the appended id; 0xFF marks a token without text."""
@@ -25,6 +27,10 @@ class Words:
     """Bytes by token id; concatenation gives the text."""
     fragment: Callable[[str], list[int]]
     """Tokenises a piece of text; may raise ``RequestRejectedError``."""
+    form: OutputFormat = field(default_factory=OutputFormat)
+    """Format of the model's outputs."""
+    spelling: Spelling = field(default_factory=lambda: Spelling((), {}))
+    """Markers of that format in the model's tokens."""
 
     @property
     def mask_bytes(self) -> int:

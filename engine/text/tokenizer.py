@@ -132,6 +132,10 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return {names.get(name, name): token_id for name, token_id in vocabulary.items()}
 
+    def special(self) -> dict[str, int]:
+        """Return ids by text of the tokens that the model declares special."""
+        return {text: token_id for text, token_id in self.tokens().items() if token_id in self.special_ids}
+
     def _checked(self, text: str, max_tokens: int, *, add_special_tokens: bool, control: int) -> array[int]:
         # Too long even if every token stood for as much text as one can; avoids the encoding, where there is a bound.
         bound = (max_tokens + 1) * self._most_characters

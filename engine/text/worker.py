@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -9,12 +10,17 @@ from engine.config import TextConfig
 from engine.errors import ModelLoadError, RequestRejectedError
 from engine.text.conversation import Conversation, check_text, parse_conversation
 from engine.text.files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TextFiles, read_text_files
+from engine.text.marks import unmark
+from engine.text.output.detect import find_format
+from engine.text.output.history import fit_calls
+from engine.text.output.reader import OutputReaders
 from engine.text.reasons import presentable
 from engine.text.template import ChatTemplate, parse_template
 from engine.text.token_bytes import Words
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
 from isolation.ipc.messages import MAX_FRAME_BYTES, MAX_VOCABULARY_ENTRIES, Failed, FailureCode, TextReady
+from isolation.ipc.output import OutputRead, ReadOutput
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind
 from isolation.ipc.text import Vocabulary as VocabularySlice
 
@@ -24,8 +30,8 @@ FRAME_ROOM_BYTES = 1_024
 LENGTH_BYTES = 8
 """Bytes of a frame that one entry takes besides its text, rounded up."""
 
-TextJob: TypeAlias = Encode | Decode | ReadVocabulary
-TextResult: TypeAlias = Encoded | Decoded | VocabularySlice | Failed
+TextJob: TypeAlias = Encode | Decode | ReadVocabulary | ReadOutput
+TextResult: TypeAlias = Encoded | Decoded | VocabularySlice | OutputRead | Failed
 
 
 class TextWorker:
@@ -47,10 +53,16 @@ class TextWorker:
             for name, template in parsed.items()
         }
         self._vocabulary = Vocabulary(self._tokenizer)
+        self._takes_tools = self._vocabulary.exact and any(one.takes_tools for one in self._templates.values())
+        form = find_format(literals, takes_tools=self._takes_tools)
+        self._outputs = OutputReaders(form, self._tokenizer.special(), self._vocabulary.entries)
 
     def words(self) -> Words | None:
         """Return the tokenizer facts that grammars need; None when the table of token bytes is not exact."""
-        return Words(self._vocabulary.entries, self._tokenizer.fragment) if self._vocabulary.exact else None
+        if not self._vocabulary.exact:
+            return None
+        outputs = self._outputs
+        return Words(self._vocabulary.entries, self._tokenizer.fragment, outputs.form, outputs.spelling)
 
     def ready(self) -> TextReady:
         """Return this model's text capabilities."""
@@ -59,6 +71,8 @@ class TextWorker:
             has_chat_template=DEFAULT_TEMPLATE in self._templates,
             exact_vocabulary=self._vocabulary.exact,
             strip_leading_space=self._vocabulary.strip_leading_space,
+            calls=self._outputs.form.calls is not None and self._takes_tools,
+            thinks=self._outputs.form.thinks and self._vocabulary.exact,
         )
 
     def answer(self, job: TextJob) -> TextResult:
@@ -68,17 +82,26 @@ class TextWorker:
                 return self._encode(job)
             if isinstance(job, Decode):
                 return self._decode(job)
+            if isinstance(job, ReadOutput):
+                return self._outputs.read(job)
             return self._read_vocabulary(job)
         except RequestRejectedError as error:
             return Failed(job.request, error.code, presentable(error.reason))
         except MemoryError:
             return Failed(job.request, FailureCode.INTERNAL, "the text worker ran out of memory")
 
+    def close_output(self, request: int) -> None:
+        """Forget an output; an unknown one is ignored."""
+        self._outputs.close(request)
+
     def _encode(self, job: Encode) -> Encoded:
         if job.kind is SourceKind.CHAT:
             conversation = parse_conversation(job.source)
+            messages = fit_calls(conversation.messages, self._outputs.form.calls)
+            conversation = replace(conversation, messages=messages)
             rendered = self._template_for(conversation).render(conversation)
-            return Encoded(job.request, self._tokenizer.encode_marked(rendered, job.max_tokens))
+            thinking = self._outputs.form.state_after(unmark(rendered))
+            return Encoded(job.request, self._tokenizer.encode_marked(rendered, job.max_tokens), thinking)
         try:
             text = job.source.decode("utf-8")
         except UnicodeDecodeError as error:

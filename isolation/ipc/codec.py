@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 
-from isolation.ipc import embed, engine, grammar, kv, ping, public, spill, text
+from isolation.ipc import embed, engine, grammar, kv, output, ping, public, spill, text
 from isolation.ipc.embed import Embed, Embedding
 from isolation.ipc.engine import Abort, Drain, StepOutput, Submit
 from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
@@ -21,20 +21,23 @@ from isolation.ipc.frame import HEADER, HEADER_BYTES, Frame
 from isolation.ipc.grammar import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, TextReady
+from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 EngineRequest = Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes
-TextRequest = Encode | Decode | ReadVocabulary | OpenGrammar | Advance | CloseGrammar
+TextRequest = Encode | Decode | ReadVocabulary | ReadOutput | CloseOutput | OpenGrammar | Advance | CloseGrammar
 HostMessage = Configure | Drain | Ping | EngineRequest | TextRequest | Fetched | Forget
-TextAnswer = Encoded | Decoded | Vocabulary | Failed
+TextAnswer = Encoded | Decoded | Vocabulary | OutputRead | Failed
 EngineAnswer = StepOutput | Embedding | KvUsage | PublicUsage
 GuestMessage = Hello | EngineReady | TextReady | Pong | EngineAnswer | TextAnswer | Masks | Keep | Fetch
 Message = HostMessage | GuestMessage
 
-_ARMS = engine.ARMS + embed.ARMS + text.ARMS + grammar.ARMS + kv.ARMS + public.ARMS + spill.ARMS + ping.ARMS
+_ARMS = (
+    engine.ARMS + embed.ARMS + text.ARMS + output.ARMS + grammar.ARMS + kv.ARMS + public.ARMS + spill.ARMS + ping.ARMS
+)
 _BY_MESSAGE = {arm.message: arm for arm in _ARMS}
 _BY_KIND = {int(arm.kind): arm for arm in _ARMS}
 

@@ -53,6 +53,9 @@ class Kind(IntEnum):
     READ_VOCABULARY = 36
     VOCABULARY = 37
     FAILED = 38
+    READ_OUTPUT = 39
+    OUTPUT_READ = 40
+    CLOSE_OUTPUT = 41
     EMBED = 50
     EMBEDDING = 51
     KV_QUOTAS = 56

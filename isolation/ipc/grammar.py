@@ -30,6 +30,7 @@ from isolation.ipc.frame import (
     take_array,
     take_bytes,
 )
+from isolation.ipc.output import Thinking
 
 MAX_GRAMMAR_BYTES = 256 << 10
 """Bytes of the grammar in one ``OpenGrammar``: twice the largest published JSON schemas that one answers by."""
@@ -52,6 +53,8 @@ class GrammarKind(IntEnum):
     """A grammar in llguidance's dialect of Lark."""
     CHOICE = 5
     """A JSON array of strings, one of which is the output."""
+    TOOLS = 6
+    """JSON of tools (``engine.text.output.tools``): the output is an answer or calls, in the model's format."""
 
 
 class Whitespace(IntEnum):
@@ -90,6 +93,8 @@ class OpenGrammar:
     it."""
     whitespace: Whitespace = Whitespace.COMPACT
     """Without effect for a kind that is not JSON Schema."""
+    thinking: Thinking = Thinking.NONE
+    """Where the prompt leaves the model's reasoning; without effect for a kind that is not ``TOOLS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,12 @@ class Masks:
         return len(self.words) // len(self.requests) if self.requests else 0
 
 
-_OPEN = Record(f"kind:B keep:? whitespace:B tenant:{GRAMMAR_TENANT_BYTES}s", kind=GrammarKind, whitespace=Whitespace)
+_OPEN = Record(
+    f"kind:B keep:? whitespace:B thinking:B tenant:{GRAMMAR_TENANT_BYTES}s",
+    kind=GrammarKind,
+    whitespace=Whitespace,
+    thinking=Thinking,
+)
 _ADVANCE = struct.Struct("<I")
 _MASKS = struct.Struct("<II")
 _WORD_BYTES = 4

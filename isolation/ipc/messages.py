@@ -1,8 +1,8 @@
 """Protocol of a sandbox border: its order, its bounds, its shared words, and the handshake's messages.
 
-A family of messages has a module: ``engine``, ``logprob``, ``embed``, ``text``, ``grammar``, ``kv``, ``public``,
-``ping`` and ``spill`` hold types and codec side by side, ``sampling`` the numbers of a draw. All are frozen, typed and
-bounded.
+A family of messages has a module: ``engine``, ``logprob``, ``embed``, ``text``, ``output``, ``grammar``, ``kv``,
+``public``, ``ping`` and ``spill`` hold types and codec side by side, ``sampling`` the numbers of a draw. All are
+frozen, typed and bounded.
 
 Two peers speak over one channel: the *host* (supervisor during the handshake, gateway after it)
 and the *guest* (the program in a sandbox). A message is one frame. Every message that concerns a
@@ -13,9 +13,9 @@ Order: guest ``Hello``, host ``Configure``, guest ``EngineReady`` or ``TextReady
 
 * engine: host ``Submit | Embed | Abort | Masks | KvQuotas | PublicPrefixes``, guest ``StepOutput | Embedding |
   KvUsage | PublicUsage``;
-* text: host ``Encode | Decode | ReadVocabulary``, guest ``Encoded | Decoded | Vocabulary | Failed``; and, answered as
-  they come and not in that order, host ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed``
-  (``grammar``);
+* text: host ``Encode | Decode | ReadVocabulary | ReadOutput``, guest ``Encoded | Decoded | Vocabulary | OutputRead |
+  Failed``; host ``CloseOutput``, which has no answer; and, answered as they come and not in that order, host
+  ``OpenGrammar | Advance | CloseGrammar``, guest ``Masks | Failed`` (``grammar``);
 * spill, without ``Configure``: guest ``Keep | Fetch``, host ``Fetched | Forget`` (``spill``);
 * engine and text: host ``Ping``, guest ``Pong`` at once (``ping``); host ``Drain``, after which the guest finishes and
   leaves.
@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Raised by one whenever a frame of the last version would be read differently."""
 WAITS_LINE = "waits for its host"
 """What a guest says on stderr when it has come to its meeting point before its host: everything is imported, and
@@ -155,6 +155,10 @@ class TextReady:
     """Whether the id-to-bytes table decodes as the tokenizer does (the guest tries samples)."""
     strip_leading_space: bool
     """Whether a decoded text loses its first character when a space (SentencePiece's prefix)."""
+    calls: bool = False
+    """Whether its outputs can call tools."""
+    thinks: bool = False
+    """Whether its outputs may hold reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from isolation.ipc.errors import LocalProtocolError, RemoteProtocolError
 from isolation.ipc.grammar import Advance, CloseGrammar, Masks, OpenGrammar
 from isolation.ipc.kv import KvQuotas, KvUsage
 from isolation.ipc.messages import PROTOCOL_VERSION, Configure, EngineReady, Failed, Hello, Role, TextReady
+from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.ping import Ping, Pong
 from isolation.ipc.public import PublicPrefixes, PublicUsage
 from isolation.ipc.spill import Fetch, Fetched, Forget, Keep
@@ -69,8 +70,8 @@ def _opening(ready: type[Message]) -> dict[tuple[State, Side], _Moves]:
 
 _ENGINE_RESULTS = (StepOutput, Embedding, KvUsage, PublicUsage, Pong)
 _ENGINE_NEWS = (Abort, Masks, KvQuotas, PublicPrefixes, Ping)
-_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, Failed, Masks, Pong)
-_TEXT_JOBS = (Encode, Decode, ReadVocabulary, OpenGrammar, Advance, CloseGrammar)
+_TEXT_RESULTS = (Encoded, Decoded, Vocabulary, OutputRead, Failed, Masks, Pong)
+_TEXT_JOBS = (Encode, Decode, ReadVocabulary, ReadOutput, CloseOutput, OpenGrammar, Advance, CloseGrammar)
 
 TRANSITIONS: MappingProxyType[Role, dict[tuple[State, Side], _Moves]] = MappingProxyType(
     {

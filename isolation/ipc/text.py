@@ -43,6 +43,7 @@ from isolation.ipc.messages import (
     Role,
     TextReady,
 )
+from isolation.ipc.output import Thinking
 
 
 class SourceKind(IntEnum):
@@ -73,6 +74,8 @@ class Encoded:
 
     request: int
     token_ids: array[int]
+    thinking: Thinking = Thinking.NONE
+    """Where a conversation leaves the model's reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class Vocabulary:
 
 
 _ENGINE_READY = Record("vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B")
-_TEXT_READY = Record("vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:?")
+_TEXT_READY = Record("vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:? calls:? thinks:?")
 _VOCABULARY = struct.Struct("<II")
 _LENGTH_BYTES = 2
 
@@ -194,7 +197,9 @@ ARMS = (
     record_codec(Kind.ENGINE_READY, EngineReady, _ENGINE_READY, _check_engine_ready, names_request=False),
     record_codec(Kind.TEXT_READY, TextReady, _TEXT_READY, _check_text_ready, names_request=False),
     record_codec(Kind.ENCODE, Encode, Record("kind:B max_tokens:I", kind=SourceKind), _check_encode, tail="source"),
-    record_codec(Kind.ENCODED, Encoded, Record(), _check_ids, tail="token_ids", typecode="I"),
+    record_codec(
+        Kind.ENCODED, Encoded, Record("thinking:B", thinking=Thinking), _check_ids, tail="token_ids", typecode="I"
+    ),
     record_codec(Kind.DECODE, Decode, Record(), _check_ids, tail="token_ids", typecode="I"),
     record_codec(Kind.DECODED, Decoded, Record(), _check_decoded, tail="text"),
     record_codec(Kind.READ_VOCABULARY, ReadVocabulary, Record("start:I")),

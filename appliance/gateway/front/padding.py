@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from appliance.gateway.generate_request import Delta
+from appliance.gateway.generate_request import CallDelta, Delta
 
 MOST_RECORD_BYTES = 64 << 10
 """Bytes of a record for several choices with many log-probabilities: 1.3 MB/s, some ten thousand numbers a second."""
@@ -125,6 +125,8 @@ def merged(deltas: Iterable[Delta]) -> list[Delta]:
             tuple(token for one in own for token in one.token_ids),
             tuple(entry for one in own for entry in one.logprobs),
             choice,
+            "".join(one.reasoning for one in own),
+            _joined([call for one in own for call in one.calls]),
         )
         for choice, own in parts.items()
     ]
@@ -134,7 +136,11 @@ def cut(delta: Delta, fits: Callable[[Delta], bool]) -> Iterator[Delta]:
     """Yield the delta in parts that fit; a delta of a single token that does not is yielded whole. Text and tokens are
     halved separately, so a part's text need not be that of its tokens."""
     tokens, scored, text = len(delta.token_ids), len(delta.logprobs), len(delta.text)
-    if fits(delta) or max(tokens, scored, text) <= 1:
+    reasoning, calls = len(delta.reasoning), len(delta.calls)
+    if calls == 1 and len(delta.calls[0].arguments) > 1 and max(tokens, scored, text, reasoning) <= 1:
+        delta = replace(delta, calls=_split(delta.calls[0]))
+        calls = len(delta.calls)
+    if fits(delta) or max(tokens, scored, text, reasoning, calls) <= 1:
         yield delta
         return
     for first in (True, False):
@@ -143,8 +149,28 @@ def cut(delta: Delta, fits: Callable[[Delta], bool]) -> Iterator[Delta]:
             text=delta.text[_half(text, first=first)],
             token_ids=delta.token_ids[_half(tokens, first=first)],
             logprobs=delta.logprobs[_half(scored, first=first)],
+            reasoning=delta.reasoning[_half(reasoning, first=first)],
+            calls=delta.calls[_half(calls, first=first)],
         )
         yield from cut(part, fits)
+
+
+def _joined(calls: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
+    """Join pieces of one call that follow each other."""
+    joined: list[CallDelta] = []
+    for call in calls:
+        last = joined[-1] if joined else None
+        if last is not None and last.index == call.index and not call.refused and not last.refused:
+            joined[-1] = replace(last, arguments=last.arguments + call.arguments)
+        else:
+            joined.append(call)
+    return tuple(joined)
+
+
+def _split(call: CallDelta) -> tuple[CallDelta, CallDelta]:
+    middle = (len(call.arguments) + 1) // 2
+    rest = CallDelta(call.index, arguments=call.arguments[middle:], refused=call.refused)
+    return replace(call, arguments=call.arguments[:middle], refused=False), rest
 
 
 def _half(count: int, *, first: bool) -> slice:

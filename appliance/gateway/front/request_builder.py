@@ -90,12 +90,28 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnCall:
+    """A call of a tool that the model made earlier; the fields are checked."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """The JSON of an object."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of a conversation."""
 
     role: str
     content: str
     name: str | None = None
+    calls: tuple[TurnCall, ...] = ()
+    """Calls that an assistant's message makes."""
+    call_id: str | None = None
+    """The call that a tool's message answers."""
+    reasoning: str | None = None
+    """What the model wrote to itself before an assistant's message."""
 
 
 BOUNDS: Mapping[str, tuple[int, int, int]] = {
@@ -179,7 +195,30 @@ def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateReque
         raise InvalidRequestError(
             "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
         )
+    _check_tools(request, choices)
     return request
+
+
+def _check_tools(request: GenerateRequest, choices: str) -> None:
+    tools = request.tools
+    if tools is None:
+        return
+    if request.grammar is not None:
+        raise InvalidRequestError(
+            f"{request.grammar.param} does not go with {tools.param}: an output calls tools or follows a grammar; "
+            "send a request for each",
+            param=request.grammar.param,
+        )
+    if request.choices > 1 and tools.held:
+        raise InvalidRequestError(
+            f"{choices} is {request.choices}, and an output whose calls are held to their schemas is asked for one at "
+            "a time; send a request for each",
+            param=choices,
+        )
+    if request.ignore_eos:
+        raise InvalidRequestError(
+            f"ignore_eos does not go with {tools.param}, since an output ends with its calls", param="ignore_eos"
+        )
 
 
 def build_embed(
@@ -228,9 +267,11 @@ def chat_prompt(
     param: str,
     arguments: Mapping[str, object] | None = None,
     arguments_param: str = "chat_template_kwargs",
+    tools: Sequence[Mapping[str, Any]] = (),
+    tools_param: str = "tools",
 ) -> ChatPrompt:
     """Return a conversation as the text sandbox takes it. ``arguments``: of the model's chat template, such as
-    ``enable_thinking``; whether it has them, the sandbox finds out.
+    ``enable_thinking``; whether it has them, the sandbox finds out. ``tools``: those that the model is told of.
 
     Raises:
         InvalidRequestError: no message, too many, or text that is not Unicode or too long; arguments that are no short
@@ -241,13 +282,24 @@ def chat_prompt(
     check_most(len(turns), MAX_MESSAGES, param, "entries")
     rows = []
     for index, turn in enumerate(turns):
-        row = {"role": turn.role, "content": turn.content}
+        row: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        if turn.calls:
+            row["tool_calls"] = [
+                {"id": one.call_id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+                for one in turn.calls
+            ]
+        if turn.call_id is not None:
+            row["tool_call_id"] = turn.call_id
+        if turn.reasoning is not None:
+            row["reasoning_content"] = turn.reasoning
         if turn.name is not None:
             if len(utf8(turn.name, f"{param}[{index}].name")) > MAX_NAME_BYTES:
                 raise InvalidRequestError(f"a name may have {MAX_NAME_BYTES} bytes", param=f"{param}[{index}].name")
             row["name"] = turn.name
         rows.append(row)
     document: dict[str, object] = {"messages": rows}
+    if tools:
+        document["tools"] = tools
     if arguments:
         document["template_kwargs"] = _checked_arguments(arguments, arguments_param)
     source = utf8(compact_json(document), param)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
 
 from appliance.common.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.front import request_builder
-from appliance.gateway.front.request_builder import Stamp, Turn
+from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
+from appliance.gateway.front.tool_builder import (
+    MAX_CALLS,
+    MAX_TOOLS,
+    ToolChoice,
+    ToolSpec,
+    arguments_object,
+    build_tools,
+    checked_call_id,
+    checked_tools,
+    shown_tools,
+)
 from appliance.gateway.generate_request import (
     ChatPrompt,
     ChoiceFinished,
@@ -33,21 +45,28 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
     TokenLogprob,
     TokenPrompt,
+    Tools,
 )
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 
+_TOOLS = "conversation.tools"
+_MODES = (pb.TOOL_MODE_UNSPECIFIED, pb.TOOL_MODE_AUTO, pb.TOOL_MODE_NONE, pb.TOOL_MODE_REQUIRED)
 _NAMES = {"stop_ids": "stop_token_ids"}
 """Field of ``GenerateRequest`` -> field of the message, where they differ."""
-_ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+_ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant", pb.ROLE_TOOL: "tool"}
 _PRIORITIES = {pb.PRIORITY_HIGH: Priority.HIGH, pb.PRIORITY_NORMAL: Priority.NORMAL, pb.PRIORITY_LOW: Priority.LOW}
 _WHITESPACES = {
     pb.WHITESPACE_UNSPECIFIED: None,
     pb.WHITESPACE_COMPACT: Whitespace.COMPACT,
     pb.WHITESPACE_FLEXIBLE: Whitespace.FLEXIBLE,
 }
-_REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: pb.FINISH_REASON_TOOL_CALLS,
+}
 
 
 def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
@@ -56,7 +75,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
     Raises:
         InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
     """
-    operation, prompt = _prompt(message)
+    operation, prompt, tools = _prompt(message)
     given = {field.name: value for field, value in message.sampling.ListFields()}
     request = GenerateRequest(
         request_id=stamp.request_id,
@@ -74,6 +93,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         stream=True,
         priority=_priority(message),
         grammar=_grammar(message),
+        tools=tools,
         prompt_logprobs=_asked(message, "prompt_logprobs"),
         choices=_asked(message, "choices"),
         choices_param="choices",
@@ -90,6 +110,13 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
             token_ids=event.token_ids,
             logprobs=[_logprob(entry) for entry in event.logprobs],
             choice=event.choice,
+            reasoning=event.reasoning,
+            tool_calls=[
+                pb.ToolCallDelta(
+                    index=call.index, id=call.call_id, name=call.name, arguments=call.arguments, refused=call.refused
+                )
+                for call in event.calls
+            ],
         )
         return pb.GenerateResponse(delta=delta)
     if isinstance(event, Started):
@@ -103,7 +130,9 @@ def to_response(event: Event, request: GenerateRequest) -> pb.GenerateResponse:
     if isinstance(event, PromptTokens):
         return pb.GenerateResponse(prompt=pb.Prompt(tokens=[_prompt_token(token) for token in event.tokens]))
     if isinstance(event, ChoiceFinished):
-        ended = pb.ChoiceFinished(choice=event.choice, reason=_REASONS[event.reason], stop=event.stop)
+        ended = pb.ChoiceFinished(
+            choice=event.choice, reason=_REASONS[event.reason], stop=event.stop, tool_call_error=event.refused
+        )
         return pb.GenerateResponse(choice_finished=ended)
     return pb.GenerateResponse(finished=_finished(event))
 
@@ -154,7 +183,9 @@ def to_tokenizer_request(message: pb.CountTokensRequest, stamp: Stamp) -> tuple[
         request_id=stamp.request_id,
         operation=TokenizerOperation.TOKENIZE,
         model=message.model,
-        prompt=_conversation(message.conversation) if chat else request_builder.text_prompt(message.text, "text"),
+        prompt=_conversation(message.conversation, _specs(message.conversation))
+        if chat
+        else request_builder.text_prompt(message.text, "text"),
         deadline=stamp.deadline,
     )
     return request, message.include_token_ids
@@ -198,25 +229,71 @@ def _asked(message: pb.GenerateRequest, name: Literal["choices", "logprobs", "pr
     return request_builder.asked(name, getattr(message, name) if message.HasField(name) else None, name)
 
 
-def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt]:
-    kind = message.WhichOneof("input")
+def _prompt(message: pb.GenerateRequest) -> tuple[Operation, Prompt, Tools | None]:
+    kind, choice = message.WhichOneof("input"), _tool_choice(message.tool_choice)
     if kind == "conversation":
-        return Operation.CHAT, _conversation(message.conversation)
+        specs = _specs(message.conversation)
+        tools = build_tools(specs, choice, _TOOLS)
+        return Operation.CHAT, _conversation(message.conversation, specs if choice.calls else ()), tools
+    if message.HasField("tool_choice"):
+        raise InvalidRequestError("tool_choice goes with a conversation", param="tool_choice")
     if kind == "text":
-        return Operation.TEXT_COMPLETION, request_builder.text_prompt(message.text, "text")
+        return Operation.TEXT_COMPLETION, request_builder.text_prompt(message.text, "text"), None
     if kind == "token_ids":
-        return Operation.TEXT_COMPLETION, request_builder.token_prompt(message.token_ids.ids, "token_ids.ids")
+        ids = request_builder.token_prompt(message.token_ids.ids, "token_ids.ids")
+        return Operation.TEXT_COMPLETION, ids, None
     raise InvalidRequestError("one of conversation, text and token_ids is required", param="input")
 
 
-def _conversation(message: pb.Conversation) -> ChatPrompt:
+def _specs(message: pb.Conversation) -> Sequence[ToolSpec]:
+    request_builder.check_most(len(message.tools), MAX_TOOLS, _TOOLS, "entries")
+    specs = []
+    for index, tool in enumerate(message.tools):
+        at = f"{_TOOLS}[{index}]"
+        parameters = _struct(tool.parameters, f"{at}.parameters") if tool.HasField("parameters") else None
+        description = tool.description if tool.HasField("description") else None
+        specs.append(ToolSpec(tool.name, description, parameters, tool.strict, at))
+    return checked_tools(specs, _TOOLS)
+
+
+def _tool_choice(message: pb.ToolChoice) -> ToolChoice:
+    if message.mode not in _MODES:
+        raise InvalidRequestError(
+            "tool_choice.mode must be TOOL_MODE_AUTO, TOOL_MODE_NONE or TOOL_MODE_REQUIRED", param="tool_choice.mode"
+        )
+    request_builder.check_most(len(message.only), MAX_TOOLS, "tool_choice.only", "entries")
+    return ToolChoice(
+        calls=message.mode != pb.TOOL_MODE_NONE,
+        required=message.mode == pb.TOOL_MODE_REQUIRED,
+        only=tuple(message.only) or None,
+        parallel=message.parallel if message.HasField("parallel") else True,
+        param="tool_choice",
+    )
+
+
+def _conversation(message: pb.Conversation, tools: Sequence[ToolSpec]) -> ChatPrompt:
     turns = [_turn(turn, f"conversation.messages[{i}]") for i, turn in enumerate(message.messages)]
     at = "conversation.template_arguments"
+    arguments = _struct(message.template_arguments, at) if message.HasField("template_arguments") else None
+    shown = shown_tools(tools)
+    return request_builder.chat_prompt(turns, "conversation.messages", arguments, at, shown, _TOOLS)
+
+
+def _struct(message: Struct, at: str) -> dict[str, Any]:
+    """The JSON object of a message; numbers that are whole are integers."""
     try:
-        arguments = MessageToDict(message.template_arguments) if message.HasField("template_arguments") else None
+        found: dict[str, Any] = _whole_numbers(MessageToDict(message))
     except ValueError:  # infinities and NaN, which JSON has not
         raise InvalidRequestError(f"{at} holds a number that is none", param=at) from None
-    return request_builder.chat_prompt(turns, "conversation.messages", arguments, at)
+    return found
+
+
+def _whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _whole_numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_whole_numbers(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _priority(message: pb.GenerateRequest | pb.EmbedRequest) -> Priority | None:
@@ -259,8 +336,37 @@ def _form(asked: pb.StructuredOutput) -> Grammar:
 def _turn(message: pb.ChatMessage, at: str) -> Turn:
     role = _ROLES.get(message.role)
     if role is None:
-        raise InvalidRequestError(f"{at}.role must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT", param=f"{at}.role")
-    return Turn(role, message.content, message.name if message.HasField("name") else None)
+        raise InvalidRequestError(
+            f"{at}.role must be ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT or ROLE_TOOL", param=f"{at}.role"
+        )
+    return Turn(
+        role,
+        message.content,
+        message.name if message.HasField("name") else None,
+        _calls(message, f"{at}.tool_calls"),
+        _call_id(message, f"{at}.tool_call_id"),
+        message.reasoning if message.HasField("reasoning") else None,
+    )
+
+
+def _calls(message: pb.ChatMessage, at: str) -> tuple[TurnCall, ...]:
+    if message.tool_calls and message.role != pb.ROLE_ASSISTANT:
+        raise InvalidRequestError(f"{at} is for messages of ROLE_ASSISTANT", param=at)
+    request_builder.check_most(len(message.tool_calls), MAX_CALLS, at, "entries")
+    return tuple(
+        TurnCall(
+            checked_call_id(call.id, f"{at}[{index}].id"),
+            call.name,
+            arguments_object(call.arguments, f"{at}[{index}].arguments"),
+        )
+        for index, call in enumerate(message.tool_calls)
+    )
+
+
+def _call_id(message: pb.ChatMessage, at: str) -> str | None:
+    if message.HasField("tool_call_id") != (message.role == pb.ROLE_TOOL):
+        raise InvalidRequestError(f"{at} is required in messages of ROLE_TOOL, and for them alone", param=at)
+    return checked_call_id(message.tool_call_id, at) if message.HasField("tool_call_id") else None
 
 
 def _logprob(entry: TokenLogprob) -> pb.TokenLogprob:
@@ -275,6 +381,15 @@ def _prompt_token(entry: PromptToken) -> pb.PromptToken:
 
 def _finished(event: Finished) -> pb.Finished:
     counted = pb.Usage(
-        input_tokens=event.input_tokens, cached_input_tokens=event.cached_tokens, output_tokens=event.output_tokens
+        input_tokens=event.input_tokens,
+        cached_input_tokens=event.cached_tokens,
+        output_tokens=event.output_tokens,
+        reasoning_tokens=event.reasoning_tokens,
     )
-    return pb.Finished(reason=_REASONS[event.reason], usage=counted, stop=event.stop, choice=event.choice)
+    return pb.Finished(
+        reason=_REASONS[event.reason],
+        usage=counted,
+        stop=event.stop,
+        choice=event.choice,
+        tool_call_error=event.refused,
+    )

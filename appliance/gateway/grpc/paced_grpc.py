@@ -36,6 +36,9 @@ TAG = _varint(pb.GenerateResponse.PADDING_FIELD_NUMBER << 3 | 2, 2)
 OVERHEAD_BYTES = len(TAG) + LENGTH_BYTES
 """What the padding takes before its first byte."""
 
+SEQUENCE_BYTES = 8
+"""What a message's number takes at most: its tag and a number of 42 bits."""
+
 
 def fill_message(message: Message, size: int) -> bytes:
     """The message as bytes, filled up to ``size`` or, where it is longer, to a multiple of it."""
@@ -59,6 +62,8 @@ class PacedMessages:
         self._hurries = False
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
+        self._number = 0
+        """Messages so far."""
 
     def hurry(self) -> None:
         """End soon after the end of what is to be said."""
@@ -123,9 +128,12 @@ class PacedMessages:
         if deltas:
             parts = [part for one in merged(deltas) for part in cut(one, self._fits)]
             self._waiting.extendleft(reversed(parts[1:]))
-            return fill_message(self._render(parts[0]), self._size)
-        message = self._render(self._waiting.popleft()) if self._waiting else pb.GenerateResponse()
+            message = self._render(parts[0])
+        else:
+            message = self._render(self._waiting.popleft()) if self._waiting else pb.GenerateResponse()
+        message.sequence = self._number
+        self._number += 1
         return fill_message(message, self._size)
 
     def _fits(self, delta: Delta) -> bool:
-        return self._render(delta).ByteSize() <= self._size - OVERHEAD_BYTES
+        return self._render(delta).ByteSize() <= self._size - OVERHEAD_BYTES - SEQUENCE_BYTES

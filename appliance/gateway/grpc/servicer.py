@@ -281,8 +281,11 @@ class GrpcFrontEnd:
 
     async def _stream(self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest) -> None:
         async with aclosing(events):
+            number = 0
             async for event in events:
-                await call.wire.write(message_mapping.to_response(event, asked))
+                message = message_mapping.to_response(event, asked)
+                message.sequence, number = number, number + 1
+                await call.wire.write(message)
 
     async def _stream_padded(
         self, call: _Call, events: AsyncGenerator[Event, None], asked: GenerateRequest, ticks: Ticks

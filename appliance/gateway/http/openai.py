@@ -17,8 +17,9 @@ from appliance.common.errors import InvalidRequestError
 from appliance.common.strict_json import JsonError, parse_json
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp, Turn
+from appliance.gateway.front.tool_builder import shown_tools
 from appliance.gateway.generate_request import GenerateRequest, Operation, Prompt
-from appliance.gateway.http import structured, unsupported
+from appliance.gateway.http import openai_tools, structured, unsupported
 from appliance.gateway.http.unsupported import refuse_unsupported
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import NAMES, PARAMETERS
@@ -40,7 +41,9 @@ _COMMON = frozenset(
     }
 ).union(NAMES, structured.FIELDS)
 _SERVED = {
-    Operation.CHAT: _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"},
+    Operation.CHAT: _COMMON
+    | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+    | openai_tools.FIELDS,
     Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
 }
 
@@ -50,13 +53,10 @@ _NAMES = {"stop_ids": "stop_token_ids", "choices": "n"}
 _TIERS = {"auto": None, "default": None, "scale": None, "priority": Priority.HIGH, "flex": Priority.LOW}
 """OpenAI's service tier -> the priority asked for; None is the tenant's own."""
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """OpenAI's role -> the role that chat templates know."""
 
-_TOOL_ROLES = ("tool", "function")
-"""Roles of results, which no template here is given."""
-
-_MESSAGE_SERVED = frozenset({"role", "content", "name"})
+_MESSAGE_SERVED = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 
 MAX_PROMPTS = 128
 """Prompts of one request, each of which is a request of the tenant's rate."""
@@ -100,13 +100,16 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     """
     document = document_of(body)
     refuse_unsupported(document, unsupported.FIELDS)
+    if operation is not Operation.CHAT:
+        refuse_unsupported(document, unsupported.COMPLETION_FIELDS)
     ignored: dict[str, None] = {}
+    tools = openai_tools.offered(document) if operation is Operation.CHAT else openai_tools.Offered()
     several = None if operation is Operation.CHAT else _several(document)
     request = GenerateRequest(
         request_id=stamp.request_id,
         operation=operation,
         model=model_of(document),
-        prompt=prompt_of(operation, document, ignored) if several is None else several[0],
+        prompt=prompt_of(operation, document, ignored, tools) if several is None else several[0],
         sampling=request_builder.sampling_of(_sampling(document), stamp),
         max_tokens=_max_tokens(operation, document),
         max_tokens_param="max_completion_tokens"
@@ -120,6 +123,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         stream=_typed(document, "stream", bool) or False,
         priority=_priority(document),
         grammar=structured.grammar_of(document),
+        tools=tools.tools,
         prompt_logprobs=_prompt_logprobs(operation, document),
         echo=_echo(operation, document),
         choices=request_builder.asked("choices", _typed(document, "n", int), "n"),
@@ -292,8 +296,13 @@ def _stream_options(document: Mapping[str, Any], stream: bool, ignored: dict[str
     return bool(include_usage)
 
 
-def prompt_of(operation: Operation, document: Mapping[str, Any], ignored: dict[str, None]) -> Prompt:
-    """The conversation, text or token ids of a document; names what has no effect in ``ignored``.
+def prompt_of(
+    operation: Operation,
+    document: Mapping[str, Any],
+    ignored: dict[str, None],
+    tools: openai_tools.Offered = openai_tools.Offered(),  # noqa: B008 - frozen
+) -> Prompt:
+    """The conversation with its tools, text or token ids of a document; names what has no effect in ``ignored``.
 
     Raises:
         InvalidRequestError: there is none, or it is malformed; ``param`` names the field.
@@ -303,7 +312,8 @@ def prompt_of(operation: Operation, document: Mapping[str, Any], ignored: dict[s
         if messages is None:
             raise InvalidRequestError("messages is required", param="messages")
         turns = [_turn(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
-        return request_builder.chat_prompt(turns, "messages", _typed(document, "chat_template_kwargs", dict))
+        arguments = _typed(document, "chat_template_kwargs", dict)
+        return request_builder.chat_prompt(turns, "messages", arguments, tools=shown_tools(tools.shown))
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
@@ -322,15 +332,25 @@ def _turn(message: object, at: str, ignored: dict[str, None]) -> Turn:
     refuse_unsupported(message, unsupported.MESSAGE_FIELDS, f"{at}.")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        instead = "; send what a tool gave as a message of the user" if role in _TOOL_ROLES else ""
-        raise InvalidRequestError(f"{at}.role must be one of {', '.join(_ROLES)}{instead}", param=f"{at}.role")
+        raise InvalidRequestError(f"{at}.role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
     name = message.get("name")
     if name is not None and not isinstance(name, str):
         raise InvalidRequestError(f"{at}.name must be a string", param=f"{at}.name")
     for key, value in message.items():
         if value is not None and key not in _MESSAGE_SERVED and key not in unsupported.MESSAGE_FIELDS:
             ignored[f"messages.{key}"] = None
-    return Turn(_ROLES[role], _content(message.get("content"), role, f"{at}.content"), name)
+    content = _content(message.get("content"), role, f"{at}.content")
+    if role == "tool":
+        call_id = openai_tools.call_id_of(message.get("tool_call_id"), f"{at}.tool_call_id")
+        return Turn("tool", content, name, call_id=call_id)
+    if role != "assistant":
+        return Turn(_ROLES[role], content, name)
+    calls = message.get("tool_calls")
+    reasoning = message.get("reasoning_content")
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise InvalidRequestError(f"{at}.reasoning_content must be a string", param=f"{at}.reasoning_content")
+    found = openai_tools.calls_of(calls, f"{at}.tool_calls") if calls is not None else ()
+    return Turn("assistant", content, name, found, reasoning=reasoning)
 
 
 def _content(content: object, role: str, at: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from appliance.common.errors import ApplianceError
 from appliance.gateway.front.padding import Padding
 from appliance.gateway.generate_request import (
+    CallDelta,
     ChoiceFinished,
     Delta,
     Event,
@@ -33,6 +34,12 @@ LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
 
 OWNER = "athanor"
+
+REASONING = "reasoning_content"
+"""Name of what the model wrote to itself, in messages and deltas, as in vLLM."""
+
+REFUSED = "tool_call_error"
+"""Our own field of a choice: why text in it that begins like a call is none."""
 
 _OBJECTS = {
     (Operation.CHAT, False): "chat.completion",
@@ -104,6 +111,11 @@ class Writer:
 
     def delta(self, delta: Delta) -> bytes:
         """Return the event for new text; empty when there is none yet (part of a character)."""
+        if delta.reasoning or delta.calls:
+            return self._parts(delta)
+        return self._text(delta)
+
+    def _text(self, delta: Delta) -> bytes:
         if self._logprobs:
             if not delta.text and not delta.logprobs:
                 return b""
@@ -111,9 +123,22 @@ class Writer:
             return sse.event(self._chunk(delta.choice, delta.text, rendered, None))
         return self._templates[delta.choice].fill(delta.text) if delta.text else b""
 
+    def _parts(self, delta: Delta) -> bytes:
+        """Return the events of a delta with reasoning or calls: reasoning, text, calls."""
+        events = []
+        if delta.reasoning:
+            events.append(sse.event(self._own_chunk(delta.choice, {REASONING: delta.reasoning})))
+        events.append(self._text(delta))
+        if calls := [_call_chunk(call) for call in delta.calls if not call.refused]:
+            events.append(sse.event(self._own_chunk(delta.choice, {"tool_calls": calls})))
+        return b"".join(events)
+
     def ended(self, event: ChoiceFinished | Finished) -> bytes:
         """The event for the end of one choice."""
-        return sse.event(self._chunk(event.choice, "", None, event.reason.value))
+        chunk = self._chunk(event.choice, "", None, event.reason.value)
+        if event.refused is not None:
+            chunk["choices"][0][REFUSED] = event.refused
+        return sse.event(chunk)
 
     def closing(self, finished: Finished) -> list[bytes]:
         """Return the last events: reason, usage where asked for, end mark."""
@@ -125,19 +150,23 @@ class Writer:
     def collected(self, events: Sequence[PromptTokens | Delta | ChoiceFinished], finished: Finished) -> dict[str, Any]:
         """The whole answer as one object, in which ``Rows`` may stand for lists."""
         prompt = next((event for event in events if isinstance(event, PromptTokens)), PromptTokens("", ()))
-        reasons = {event.choice: event.reason for event in events if isinstance(event, ChoiceFinished)}
-        reasons[finished.choice] = finished.reason
+        ends: dict[int, ChoiceFinished | Finished] = {
+            event.choice: event for event in events if isinstance(event, ChoiceFinished)
+        }
+        ends[finished.choice] = finished
         choices = []
         for index in range(self._choices):
             deltas = [event for event in events if isinstance(event, Delta) and event.choice == index]
-            choices.append(self._collected(index, prompt, deltas, reasons[index].value))
+            choices.append(self._collected(index, prompt, deltas, ends[index]))
         answer = {**self._head, "choices": choices, "usage": usage(finished)}
         if self._scored:
             # Where vLLM has it: chat beside the choices, completions in the choice.
             (answer if self._chat else choices[0])["prompt_logprobs"] = Rows(_scored, prompt.tokens)
         return answer
 
-    def _collected(self, index: int, prompt: PromptTokens, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
+    def _collected(
+        self, index: int, prompt: PromptTokens, deltas: Sequence[Delta], end: ChoiceFinished | Finished
+    ) -> dict[str, Any]:
         text = prompt.text + "".join(delta.text for delta in deltas)
         logprobs = None
         if self._logprobs:
@@ -145,10 +174,11 @@ class Writer:
             logprobs = self._rendered([*echoed, *(entry for delta in deltas for entry in delta.logprobs)], index, Rows)
         choice: dict[str, Any] = {"index": self._first + index}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            choice["message"] = _message(text, deltas)
         else:
             choice["text"] = text
-        return choice | {"logprobs": logprobs, "finish_reason": reason}
+        choice |= {"logprobs": logprobs, "finish_reason": end.reason.value}
+        return choice if end.refused is None else choice | {REFUSED: end.refused}
 
     def _template(self, index: int) -> sse.ChunkTemplate:
         return sse.ChunkTemplate.around(lambda text: self._chunk(index, text, None, None))
@@ -161,6 +191,9 @@ class Writer:
             choice["text"] = text
         choice |= {"logprobs": logprobs, "finish_reason": reason}
         return self._with_choice(choice)
+
+    def _own_chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._with_choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def _with_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._with_usage({**self._head, "choices": [choice]})
@@ -198,12 +231,49 @@ def joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def usage(finished: Finished) -> dict[str, Any]:
     """OpenAI's usage object."""
+    thought = finished.reasoning_tokens
+    details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
     return {
         "prompt_tokens": finished.input_tokens,
         "completion_tokens": finished.output_tokens,
         "total_tokens": finished.input_tokens + finished.output_tokens,
         "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+        **details,
     }
+
+
+def _call_chunk(call: CallDelta) -> dict[str, Any]:
+    """A piece of a call in a chunk."""
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.call_id, "type": "function", "function": function}
+
+
+def _message(text: str, deltas: Sequence[Delta]) -> dict[str, Any]:
+    """The whole message of a choice of a chat."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    if reasoning:
+        message[REASONING] = reasoning
+    calls = _whole_calls([call for delta in deltas for call in delta.calls])
+    if calls:
+        message |= {"content": text or None, "tool_calls": calls}
+    return message
+
+
+def _whole_calls(pieces: Sequence[CallDelta]) -> list[dict[str, Any]]:
+    """The calls of a choice, without those that turned out to be none."""
+    refused = {piece.index for piece in pieces if piece.refused}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if piece.index in refused:
+            continue
+        if piece.name:
+            function = {"name": piece.name, "arguments": ""}
+            calls[piece.index] = {"id": piece.call_id, "type": "function", "function": function}
+        calls[piece.index]["function"]["arguments"] += piece.arguments
+    return list(calls.values())
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:

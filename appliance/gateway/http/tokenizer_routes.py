@@ -23,14 +23,16 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
     TokenPrompt,
 )
-from appliance.gateway.http import unsupported
+from appliance.gateway.http import openai_tools, unsupported
 from appliance.gateway.http.openai import document_of, model_of, prompt_of
 from appliance.gateway.http.unsupported import refuse_unsupported
 
 IDS_AT_ONCE = 4_096
 """Token ids written in one piece of JSON: some 30 KiB, less than a millisecond."""
 
-_TOKENIZE = frozenset({"model", "prompt", "messages", "chat_template_kwargs", "add_special_tokens"})
+_TOKENIZE = (
+    frozenset({"model", "prompt", "messages", "chat_template_kwargs", "add_special_tokens"}) | openai_tools.FIELDS
+)
 _DETOKENIZE = frozenset({"model", "tokens"})
 
 
@@ -54,7 +56,10 @@ def parse_tokenize(body: bytes, stamp: Stamp) -> ParsedTokenizer:
         raise InvalidRequestError("give one of prompt and messages", param="prompt")
     ignored: dict[str, None] = {}
     operation = Operation.CHAT if document.get("messages") is not None else Operation.TEXT_COMPLETION
-    prompt = prompt_of(operation, document, ignored)
+    tools = openai_tools.offered(document) if operation is Operation.CHAT else openai_tools.Offered()
+    if operation is not Operation.CHAT:
+        refuse_unsupported(document, unsupported.COMPLETION_FIELDS)
+    prompt = prompt_of(operation, document, ignored, tools)
     if isinstance(prompt, TokenPrompt):
         raise InvalidRequestError("prompt holds token ids already; /detokenize makes text of them", param="prompt")
     framed = document.get("add_special_tokens")

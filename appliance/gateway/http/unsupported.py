@@ -19,7 +19,8 @@ class Unsupported:
     """Values, besides null, false and empty ones, that ask for nothing."""
 
 
-_TOOLS = "describe the tools in a system message, and get a call's arguments with response_format"
+_TOOLS = "offer the functions as tools, and answer a call with a message of the role tool"
+_CHAT = "tools are for /v1/chat/completions"
 _MODALITY = "answers are text; leave it out"
 _CONSTRAIN = "constrain the answer with structured_outputs (choice, regex or grammar)"
 _TEMPLATE = "lay the conversation out yourself and send it as the prompt of /v1/completions"
@@ -28,8 +29,6 @@ _INSTRUCTION = "put the instruction that the model was trained with before each 
 
 FIELDS: Mapping[str, Unsupported] = {
     "best_of": Unsupported("ask for n answers and choose one of them", (1,)),
-    "tools": Unsupported(_TOOLS),
-    "tool_choice": Unsupported(_TOOLS, ("none", "auto")),
     "functions": Unsupported(_TOOLS),
     "function_call": Unsupported(_TOOLS, ("none", "auto")),
     "logit_bias": Unsupported(_CONSTRAIN),
@@ -50,15 +49,19 @@ FIELDS: Mapping[str, Unsupported] = {
 }
 """Fields of a request for text."""
 
+COMPLETION_FIELDS: Mapping[str, Unsupported] = {
+    "tools": Unsupported(_CHAT),
+    "tool_choice": Unsupported(_CHAT, ("none", "auto")),
+}
+"""Fields of a request for a completion, besides."""
+
 MESSAGE_FIELDS: Mapping[str, Unsupported] = {
-    "tool_calls": Unsupported("write the call into the message's content"),
-    "function_call": Unsupported("write the call into the message's content"),
+    "function_call": Unsupported("write the call into tool_calls"),
     "audio": Unsupported("send a transcript as the message's content"),
 }
 """Fields of one message."""
 
 TOKENIZE_FIELDS: Mapping[str, Unsupported] = {
-    "tools": Unsupported(_TOOLS),
     "chat_template": Unsupported(_TEMPLATE),
     "add_generation_prompt": Unsupported(_TEMPLATE, (True,)),
     "continue_final_message": Unsupported(_TEMPLATE),

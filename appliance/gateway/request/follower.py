@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.gateway.generate_request import (
     ChoiceFinished,
@@ -157,7 +157,7 @@ class Follower:
                     delta, used = await text.decode(token_ids, logprobs, finish)
                     self._count(choice, used)
                     yield delta
-                if text.stopped is None and finish is Finish.NONE:
+                if not text.over and finish is Finish.NONE:
                     stream.raise_if_lost()
                     continue
                 yield self._end(choice, finish)
@@ -203,7 +203,7 @@ class Follower:
             delta, used = text.push(token_ids, logprobs, finish)
             self._count(0, used)
             sink.delta(delta)
-        return text.stopped is not None or finish is not Finish.NONE
+        return text.over or finish is not Finish.NONE
 
     def charge(self) -> None:
         """Sum up the output tokens to charge: those shown, and those that arrived unread for a caller who left or did
@@ -224,12 +224,14 @@ class Follower:
         """End one output, in the engine too; returns its last event."""
         self._open.remove(choice)
         self._abort(self._streams[choice])
-        stopped = self._texts[choice].stopped
-        reason = FinishReason.LENGTH if stopped is None and finish is Finish.LENGTH else FinishReason.STOP
+        text = self._texts[choice]
+        reason = text.reason(finish)
         if self._open:
-            return ChoiceFinished(choice, reason, stopped)
+            return ChoiceFinished(choice, reason, text.stopped, text.refused)
         self._outcome.output_tokens = sum(self._used)
-        return self._progress.finished(reason, stopped, choice)
+        thought = sum(one.reasoning_tokens for one in self._texts)
+        finished = self._progress.finished(reason, text.stopped, choice)
+        return replace(finished, refused=text.refused, reasoning_tokens=thought)
 
 
 async def woken(wake: asyncio.Event) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
-from appliance.gateway.generate_request import Delta, TokenLogprob
+from appliance.gateway.generate_request import Delta, FinishReason, TokenLogprob
 from appliance.gateway.request.assembler import Assembler, StopScanner
 from appliance.gateway.sandboxes.text_link import VocabularyTable
 from isolation.ipc.logprob import TokenLogprobs
@@ -25,17 +26,76 @@ Decoder = Callable[["array[int]"], Awaitable[str]]
 """Asks the text sandbox for the text of token ids."""
 
 
-class LocalText:
+class OutputText(Protocol):
+    """Text of one output: decoded in this process, decoded in the text sandbox, or read there."""
+
+    refused: str | None
+    """Why text that begins like a call is none, where there was some."""
+    reasoning_tokens: int
+    """Output tokens so far that are reasoning."""
+
+    @property
+    def stopped(self) -> str | None:
+        """Stop string that ended the text, if one did."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the output ends here, whatever the engine does."""
+        ...
+
+    def reason(self, finish: Finish) -> FinishReason:
+        """Return why the output ended; ``finish`` is the engine's reason."""
+        ...
+
+    async def decode(self, token_ids: list[int], logprobs: Logprobs, finish: Finish) -> tuple[Delta, int]:
+        """Return the delta of these tokens and how many of them count; ``finish`` says how the last one ends the
+        output.
+
+        Raises:
+            ApplianceError: the text sandbox could not make it.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the text, before its output has ended or behind it."""
+        ...
+
+
+class PlainText:
+    """What outputs without calls and reasoning have in common."""
+
+    __slots__ = ("stopped",)
+    refused: str | None = None
+    reasoning_tokens = 0
+
+    def __init__(self) -> None:
+        self.stopped: str | None = None
+        """Stop string that ended the text, if one did."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the output ends here, whatever the engine does."""
+        return self.stopped is not None
+
+    def reason(self, finish: Finish) -> FinishReason:
+        """Return why the output ended; ``finish`` is the engine's reason."""
+        return FinishReason.LENGTH if finish is Finish.LENGTH and self.stopped is None else FinishReason.STOP
+
+    def close(self) -> None:
+        """End the text; nothing is held elsewhere."""
+
+
+class LocalText(PlainText):
     """Output text by the host's own vocabulary table: a batch is decoded at once, without waiting."""
 
-    __slots__ = ("_assembler", "_choice", "_table", "stopped")
+    __slots__ = ("_assembler", "_choice", "_table")
 
     def __init__(self, assembler: Assembler, table: VocabularyTable, choice: int = 0) -> None:
+        super().__init__()
         self._assembler = assembler
         self._table = table
         self._choice = choice
-        self.stopped: str | None = None
-        """Stop string that ended the text, if one did."""
 
     def push(self, token_ids: list[int], logprobs: Logprobs, finish: Finish) -> tuple[Delta, int]:
         """Return the delta of these tokens and how many of them count; ``finish`` says how the last one ends the
@@ -50,7 +110,7 @@ class LocalText:
         if finish is not Finish.NONE and self.stopped is None:
             text += assembler.finish()
             self.stopped = assembler.stopped
-        return _delta(text, token_ids[:used], logprobs, self._table, self._choice), used
+        return made_delta(text, token_ids[:used], logprobs, self._table, self._choice), used
 
     async def decode(self, token_ids: list[int], logprobs: Logprobs, finish: Finish) -> tuple[Delta, int]:
         """Decode a batch; see ``LocalText.push``."""
@@ -67,7 +127,7 @@ class LocalText:
         return text, count
 
 
-class RemoteText:
+class RemoteText(PlainText):
     """Output text of a tokenizer whose vocabulary table is not exact: the text sandbox decodes token by token.
 
     Incremental detokenization with a window: the tokens since the last whole character are decoded with and without the
@@ -75,6 +135,7 @@ class RemoteText:
     """
 
     def __init__(self, decoder: Decoder, stops: Sequence[str], table: VocabularyTable | None, choice: int = 0) -> None:
+        super().__init__()
         self._decoder = decoder
         self._scanner = StopScanner(stops)
         self._table = table
@@ -82,7 +143,6 @@ class RemoteText:
         self._ids: array[int] = array("I")
         self._prefix = 0
         self._shown = 0
-        self.stopped: str | None = None
 
     async def decode(self, token_ids: list[int], logprobs: Logprobs, finish: Finish) -> tuple[Delta, int]:
         """Decode a batch; see ``LocalText.push``."""
@@ -96,7 +156,7 @@ class RemoteText:
             before, after = await self._window()
             text += self._scanner.push(after[len(before) :]) + self._scanner.flush()
         self.stopped = self._scanner.stopped
-        return _delta(text, token_ids[:used], logprobs, self._table, self._choice), used
+        return made_delta(text, token_ids[:used], logprobs, self._table, self._choice), used
 
     async def _push(self, token: int) -> str:
         self._ids.append(token)
@@ -112,11 +172,8 @@ class RemoteText:
         return before, await self._decoder(self._ids[self._prefix :])
 
 
-OutputText = LocalText | RemoteText
-"""Text of one output, decoded in this process or in the text sandbox."""
-
-
-def _delta(text: str, shown: list[int], logprobs: Logprobs, table: VocabularyTable | None, choice: int) -> Delta:
+def made_delta(text: str, shown: list[int], logprobs: Logprobs, table: VocabularyTable | None, choice: int) -> Delta:
+    """Return the delta of some tokens with their text."""
     if not logprobs:
         return Delta(text, tuple(shown), (), choice)
     found = tuple(

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from appliance.common.errors import (
     ContextLengthError,
@@ -16,21 +17,26 @@ from appliance.common.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from appliance.gateway.generate_request import Event, GenerateRequest, Sink, TokenPrompt
+from appliance.gateway.generate_request import Event, GenerateRequest, Grammar, Operation, Sink, TokenPrompt
 from appliance.gateway.request.assembler import Assembler
 from appliance.gateway.request.follower import Follower, RunProgress
 from appliance.gateway.request.ledger import Reservation
 from appliance.gateway.request.lifecycle import Lifecycle
 from appliance.gateway.request.output import LocalText, OutputText, RemoteText
 from appliance.gateway.request.prompt_report import MAX_NUMBERS, PromptReport
+from appliance.gateway.request.read_text import ReadText
 from appliance.gateway.request.suspects import fingerprint
 from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
 from appliance.gateway.sandboxes.grammars import GrammarRun
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
+from appliance.gateway.sandboxes.output_reading import OutputReading
 from appliance.gateway.sandboxes.stream import TokenStream
+from appliance.gateway.sandboxes.text_client import TextClient
 from isolation.ipc.engine import Submit
+from isolation.ipc.grammar import GrammarKind
 from isolation.ipc.messages import EngineReady
+from isolation.ipc.output import Thinking
 from policy.decision import Obligations
 from policy.model import Determinism, Feature, Retention
 
@@ -41,6 +47,9 @@ class Session:
     def __init__(self, life: Lifecycle, request: GenerateRequest) -> None:
         self.life = life
         self._request = request
+        self._thinking = Thinking.NONE
+        self._reads = False
+        """Whether the text sandbox reads the output, as it may hold calls or reasoning."""
 
     async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
         """Yield the request's events; deltas go into the sink instead, where there is one and the text can be decoded
@@ -50,11 +59,12 @@ class Session:
             ApplianceError: typed, at any point.
         """
         life, request = self.life, self._request
-        feature = None if request.grammar is None else Feature.STRUCTURED_OUTPUT
-        reservation = life.admit(request.max_tokens, request.choices, feature=feature)
+        reservation = life.admit(request.max_tokens, request.choices, feature=_feature(request))
         life.place(reservation)
         with life.encoding(reservation, request.max_tokens) as client:
+            await self._check_calls(client)
             token_ids = await client.encode(request.prompt, life.until)
+            self._thinking = client.thinking
             life.outcome.input_tokens = len(token_ids)
         # From here on, and for a replay, the ids are enough; the text may be megabytes.
         request = self._request = replace(request, prompt=TokenPrompt(token_ids, request.prompt.param))
@@ -109,7 +119,7 @@ class Session:
             choices=request.choices,
             deterministic=self._deterministic(obligations),
             priority=self.life.priority(obligations.priority),
-            structured=request.grammar is not None,
+            structured=self._followed() is not None,
         )
 
     def _deterministic(self, obligations: Obligations) -> bool:
@@ -132,10 +142,37 @@ class Session:
             )
         return wanted
 
+    async def _check_calls(self, client: TextClient) -> None:
+        """Find out whether the text sandbox reads the output.
+
+        Raises:
+            ApplianceError: the model has no calls, and the request has tools.
+        """
+        request = self._request
+        if request.operation is not Operation.CHAT:
+            return
+        ready = await client.capabilities(self.life.until)
+        if request.tools is not None and not ready.calls:
+            raise InvalidRequestError(
+                "this model's outputs have no calls of tools, or none that are known here; leave tools out, or get "
+                "the arguments with response_format",
+                param=request.tools.param,
+            )
+        if request.tools is not None:
+            self.life.trace.annotate(tools=len(request.tools.names))
+        self._reads = request.tools is not None or ready.thinks
+
+    def _followed(self) -> Grammar | None:
+        """Return the grammar that the output follows, if any."""
+        tools = self._request.tools
+        if tools is None or not tools.held:
+            return self._request.grammar
+        return Grammar(GrammarKind.TOOLS, tools.source, thinking=self._thinking, param=tools.param)
+
     @asynccontextmanager
     async def _grammar(self, reservation: Reservation) -> AsyncIterator[GrammarRun | None]:
         """Have the request's grammar compiled for one attempt, where it has one."""
-        grammar = self._request.grammar
+        grammar = self._followed()
         if grammar is None:
             yield None
             return
@@ -165,7 +202,8 @@ class Session:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(max(0.0, life.until - time.monotonic()), _expire, streams)
         progress = RunProgress(visit, life.outcome, life.trace)
-        texts = [self._output_text(choice) for choice in range(len(streams))]
+        make_text = partial(self._read_text, reservation) if self._reads else self._output_text
+        texts: list[OutputText] = [make_text(choice) for choice in range(len(streams))]
         prompt = self._prompt_report(submit.token_ids, streams[0])
         follower = Follower(streams, texts, life.outcome, progress, visit.engine.abort, prompt)
         try:
@@ -173,6 +211,8 @@ class Session:
                 yield follower
         finally:
             timer.cancel()
+            for text in texts:
+                text.close()
             visit.engine.abort_all(streams)
             follower.charge()
 
@@ -190,12 +230,33 @@ class Session:
         text = self._output_text(0, stops=()) if request.echo else None
         return PromptReport(token_ids, stream.scores, self.life.pair.text.table, text)
 
+    def _read_text(self, reservation: Reservation, choice: int) -> OutputText:
+        life, request = self.life, self._request
+        tools = request.tools
+        reading = OutputReading(
+            life.text_client(),
+            life.dependencies.next_id(),
+            tools.source if tools is not None else b"",
+            self._thinking,
+            life.until,
+        )
+        names = tools.names if tools is not None else frozenset[str]()
+        shown = reservation.obligations.reasoning
+        return ReadText(reading, names, request.stop, life.pair.text.table, choice, shows_reasoning=shown)
+
     def _output_text(self, choice: int, stops: tuple[str, ...] | None = None) -> OutputText:
         text = self.life.pair.text
         table, stops = text.table, self._request.stop if stops is None else stops
         if table is None or (text.text is not None and not text.text.ready.exact_vocabulary):
             return RemoteText(self.life.text_client().decode, stops, table, choice)
         return LocalText(Assembler(table, stops), table, choice)
+
+
+def _feature(request: GenerateRequest) -> Feature | None:
+    """Return what the policy may withhold of a request."""
+    if request.tools is not None:
+        return Feature.TOOLS
+    return None if request.grammar is None else Feature.STRUCTURED_OUTPUT
 
 
 def _expire(streams: list[TokenStream]) -> None:

@@ -344,4 +344,6 @@ def _text_ready(told: dict[str, int]) -> TextReady:
         has_chat_template=bool(told["has_chat_template"]),
         exact_vocabulary=bool(told["exact_vocabulary"]),
         strip_leading_space=bool(told["strip_leading_space"]),
+        calls=bool(told["calls"]),
+        thinks=bool(told["thinks"]),
     )

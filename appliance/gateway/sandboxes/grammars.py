@@ -161,7 +161,9 @@ class Grammars:
         self._opening[tenant] += 1
         self._runs[request] = run
         try:
-            self._send(OpenGrammar(request, tenant, grammar.kind, grammar.source, keep, grammar.whitespace))
+            self._send(
+                OpenGrammar(request, tenant, grammar.kind, grammar.source, keep, grammar.whitespace, grammar.thinking)
+            )
             self._watch()
             await run.first
         except BaseException:

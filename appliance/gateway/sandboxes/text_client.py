@@ -25,9 +25,10 @@ from appliance.gateway.generate_request import ChatPrompt, Grammar, Prompt, Toke
 from appliance.gateway.sandboxes.grammars import GrammarLostError, GrammarRun, printable_reason
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
-from appliance.gateway.sandboxes.text_link import Answer, Job, TextFullError, TextLostError
+from appliance.gateway.sandboxes.text_link import Answer, Job, TextFullError, TextLink, TextLostError
 from isolation.ipc.grammar import GRAMMAR_TENANT_BYTES
-from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Failed, FailureCode
+from isolation.ipc.messages import MAX_TOKENS_PER_REQUEST, Failed, FailureCode, TextReady
+from isolation.ipc.output import Thinking
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, SourceKind
 
 OPEN_WAIT_S = 8.0
@@ -52,6 +53,8 @@ class TextClient:
         self._next_id = next_id
         self._tenant = tenant
         self._most_tokens = most_tokens
+        self.thinking = Thinking.NONE
+        """Where the last conversation leaves the model's reasoning."""
         self.text_tokens = 0
         """Tokens that the sandbox made of the prompts, or gave them up at: what they cost it."""
 
@@ -68,7 +71,7 @@ class TextClient:
         else:
             kind, source = SourceKind.TEXT if prompt.framed else SourceKind.BARE, prompt.text.encode()
         try:
-            answer = await self._ask(lambda: Encode(self._next_id(), kind, source, self.most_counted), until)
+            answer = await self.ask(lambda _: Encode(self._next_id(), kind, source, self.most_counted), until)
         except QuarantinedError:
             self.text_tokens += self.most_counted
             raise
@@ -79,9 +82,18 @@ class TextClient:
             raise _refusal(answer, prompt.param)
         assert isinstance(answer, Encoded)
         self.text_tokens += len(answer.token_ids)
+        self.thinking = answer.thinking
         if not answer.token_ids:
             raise InvalidRequestError("the prompt has no tokens", param=prompt.param)
         return answer.token_ids
+
+    async def capabilities(self, until: float) -> TextReady:
+        """Return what the model's text sandbox can do.
+
+        Raises:
+            ApplianceError: none was there in time.
+        """
+        return (await self._model.wait_text(until)).ready
 
     async def follow(self, grammar: Grammar, namespace: bytes, until: float, *, keep: bool = True) -> GrammarRun:
         """Have the grammar compiled, or found compiled for this namespace, ready to be followed by one request.
@@ -114,7 +126,7 @@ class TextClient:
         if max(prompt.token_ids) >= vocabulary:
             raise InvalidRequestError(f"a token id is beyond the vocabulary of {vocabulary}", param=prompt.param)
         self.text_tokens += len(prompt.token_ids)
-        answer = await self._ask(lambda: Decode(self._next_id(), prompt.token_ids), until)
+        answer = await self.ask(lambda _: Decode(self._next_id(), prompt.token_ids), until)
         if isinstance(answer, Failed):
             if answer.code is FailureCode.TOO_LONG:
                 raise InvalidRequestError(
@@ -133,7 +145,7 @@ class TextClient:
         """
         if not token_ids:
             return ""
-        answer = await self._ask(lambda: Decode(self._next_id(), token_ids), time.monotonic() + 60.0)
+        answer = await self.ask(lambda _: Decode(self._next_id(), token_ids), time.monotonic() + 60.0)
         if isinstance(answer, Failed):
             raise InternalError("the tokenizer met a defect with this answer")
         assert isinstance(answer, Decoded)
@@ -146,13 +158,18 @@ class TextClient:
         capacity = self._model.capacity
         return min(self._most_tokens, capacity.max_context if capacity is not None else MAX_TOKENS_PER_REQUEST)
 
-    async def _ask(self, make_job: Callable[[], Job], until: float) -> Answer:
+    async def ask(self, make_job: Callable[[TextLink], Job], until: float) -> Answer:
+        """Return a sandbox's answer to a job, made for the sandbox that it is sent to.
+
+        Raises:
+            ApplianceError: it was not answered in time.
+        """
         blamed = 0
         while True:
             link = await self._model.wait_text(until)
             try:
                 async with asyncio.timeout(until - time.monotonic()):
-                    return await link.ask(make_job(), self._tenant)
+                    return await link.ask(make_job(link), self._tenant)
             except TimeoutError:
                 raise DeadlineExceededError("the request's deadline passed in tokenising") from None
             except TextFullError:

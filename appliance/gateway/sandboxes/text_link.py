@@ -23,6 +23,7 @@ from isolation.ipc.codec import Message
 from isolation.ipc.errors import LocalProtocolError
 from isolation.ipc.grammar import Masks
 from isolation.ipc.messages import MAX_ENTRY_BYTES, MAX_VOCABULARY_ENTRIES, Failed, TextReady
+from isolation.ipc.output import CloseOutput, OutputRead, ReadOutput
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, Vocabulary
 
 JOB_TIMEOUT_S = 5.0
@@ -49,8 +50,8 @@ MAX_VOCABULARY = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
 """Bytes of all entries of a table: 64 for each of ``MAX_VOCABULARY``."""
 
-Job = Encode | Decode | ReadVocabulary
-Answer = Encoded | Decoded | Vocabulary | Failed
+Job = Encode | Decode | ReadVocabulary | ReadOutput
+Answer = Encoded | Decoded | Vocabulary | OutputRead | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,11 @@ class TextLink(SandboxLink):
                 if not queue:
                     del self._queues[tenant]
 
+    def close_output(self, request: int) -> None:
+        """Have the sandbox forget an output that it reads."""
+        if not self._link.closed:
+            self._tell(CloseOutput(request))
+
     def check_alive(self, limit_s: float) -> None:
         """Probe a sandbox that works on no text, and end one that has answered no probe for ``limit_s`` seconds. To be
         called every few seconds."""
@@ -221,7 +227,7 @@ class TextLink(SandboxLink):
             return
         if isinstance(message, Failed) and self.grammars.refused(message):
             return
-        if not isinstance(message, Encoded | Decoded | Vocabulary | Failed):
+        if not isinstance(message, Encoded | Decoded | Vocabulary | OutputRead | Failed):
             self._break(f"sent {type(message).__name__}")
             return
         oldest = next(iter(self._sent), None)
@@ -281,4 +287,6 @@ def _answers(message: Answer, job: Job) -> bool:
         return isinstance(message, Encoded) and len(message.token_ids) <= job.max_tokens
     if isinstance(job, Decode):
         return isinstance(message, Decoded) and len(message.text) <= MAX_ENTRY_BYTES * len(job.token_ids)
+    if isinstance(job, ReadOutput):
+        return isinstance(message, OutputRead)
     return isinstance(message, Vocabulary)

@@ -27,7 +27,7 @@ def life(source: str, *commands: bytes, look: bool = False) -> tuple[list[int], 
         os.close(to_child)
         if look:
             open("/proc/self/statm").close()
-        os._exit(run_child(tokenizer, WORDS.mask_bytes, orders, results, 4 * GIB))
+        os._exit(run_child(tokenizer, WORDS, orders, results, 4 * GIB))
     for fd in (orders, results, tell):
         os.close(fd)
     job = OpenGrammar(1, bytes(16), GrammarKind.REGEX, source.encode())

@@ -26,7 +26,7 @@ def compiled(words):
 
     def compiled(kind: GrammarKind, source: object, whitespace: Whitespace = Whitespace.COMPACT) -> CompiledGrammar:
         data = source if isinstance(source, bytes) else json.dumps(source).encode()
-        return CompiledGrammar(tokenizer, kind, data, words.mask_bytes, whitespace)
+        return CompiledGrammar(tokenizer, kind, data, words, whitespace)
 
     return compiled
 

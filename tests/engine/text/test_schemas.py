@@ -50,7 +50,7 @@ def spelt(
     """An answer whose tokens are drawn from those that are allowed, as by a model whose logits say nothing; ends are
     taken where they are allowed, and one of the shortest ``short`` of the time, so that it comes to an end."""
     source = json.dumps(schema).encode()
-    grammar = CompiledGrammar(tokenizer, GrammarKind.JSON_SCHEMA, source, words.mask_bytes, whitespace)
+    grammar = CompiledGrammar(tokenizer, GrammarKind.JSON_SCHEMA, source, words, whitespace)
     row = grammar.open(1)
     text = b""
     for _ in range(MOST_TOKENS):

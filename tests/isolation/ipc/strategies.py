@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from isolation.ipc import grammar as g
 from isolation.ipc import kv as k
 from isolation.ipc import messages as m
+from isolation.ipc import output as o
 from isolation.ipc import ping as pi
 from isolation.ipc import public as pu
 from isolation.ipc import spill as sp
@@ -165,7 +166,7 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
     m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans(), st.booleans()),
-    m.TextReady: st.builds(m.TextReady, count, st.booleans(), st.booleans(), st.booleans()),
+    m.TextReady: st.builds(m.TextReady, count, *[st.booleans()] * 5),
     Submit: submit,
     Abort: st.builds(Abort, u64),
     Embed: st.builds(
@@ -187,7 +188,27 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     Drain: st.just(Drain()),
     StepOutput: step_output(),
     Encode: st.builds(Encode, u64, st.sampled_from(t.SourceKind), utf8, st.integers(0, m.MAX_TOKENS_PER_REQUEST)),
-    Encoded: st.builds(Encoded, u64, ids),
+    Encoded: st.builds(Encoded, u64, ids, st.sampled_from(o.Thinking)),
+    o.ReadOutput: ids.flatmap(
+        lambda tokens: st.builds(
+            o.ReadOutput,
+            u64,
+            st.integers(0, len(tokens)),
+            st.sampled_from(o.Thinking),
+            st.sampled_from(m.Finish),
+            st.just(tokens),
+            utf8,
+            st.booleans(),
+        )
+    ),
+    o.OutputRead: st.builds(
+        o.OutputRead,
+        u64,
+        st.booleans(),
+        st.integers(0, m.MAX_TOKENS_PER_REQUEST),
+        st.lists(st.builds(o.Part, st.sampled_from(o.PartKind), u32, st.text(max_size=20)), max_size=5).map(tuple),
+    ),
+    o.CloseOutput: st.builds(o.CloseOutput, u64),
     Decode: st.builds(Decode, u64, ids),
     Decoded: st.builds(Decoded, u64, utf8),
     ReadVocabulary: st.builds(ReadVocabulary, u64, u32),
@@ -240,7 +261,7 @@ SAMPLES: tuple[Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, m.Role.ENGINE),
     m.Configure(b'{"model_dir": "/model"}'),
     m.EngineReady(128_256, 8192, 16, 4096, True, True),
-    m.TextReady(128_256, True, False, True),
+    m.TextReady(128_256, True, False, True, True, False),
     Submit(
         request=7,
         namespace=bytes(range(32)),
@@ -289,7 +310,10 @@ SAMPLES: tuple[Message, ...] = (
     ),
     StepOutput(),
     Encode(1, t.SourceKind.CHAT, b'{"messages": []}', 100),
-    Encoded(1, array("I", [5, 6, 7])),
+    Encoded(1, array("I", [5, 6, 7]), o.Thinking.BEGUN),
+    o.ReadOutput(6, 1, o.Thinking.POSSIBLE, m.Finish.LENGTH, array("I", [5, 6]), b'{"tools": []}', True),
+    o.OutputRead(6, True, 3, (o.Part(o.PartKind.CALL, 0, "f"), o.Part(o.PartKind.ARGUMENTS, 1, "{}"))),
+    o.CloseOutput(6),
     Decode(2, array("I", [5])),
     Decoded(2, "h\u00e9".encode()),
     ReadVocabulary(3, 8192),

@@ -9,6 +9,7 @@ import pytest
 from isolation.ipc import grammar as g
 from isolation.ipc import kv as k
 from isolation.ipc import messages as m
+from isolation.ipc import output as o
 from isolation.ipc import ping as pi
 from isolation.ipc import public as pu
 from isolation.ipc import spill as sp
@@ -64,6 +65,8 @@ ALLOWED = {
         Encode: State.READY,
         Decode: State.READY,
         ReadVocabulary: State.READY,
+        o.ReadOutput: State.READY,
+        o.CloseOutput: State.READY,
         g.OpenGrammar: State.READY,
         g.Advance: State.READY,
         g.CloseGrammar: State.READY,
@@ -74,6 +77,7 @@ ALLOWED = {
         Encoded: State.READY,
         Decoded: State.READY,
         Vocabulary: State.READY,
+        o.OutputRead: State.READY,
         m.Failed: State.READY,
         g.Masks: State.READY,
         pi.Pong: State.READY,
@@ -83,6 +87,7 @@ ALLOWED = {
         Encoded: State.DRAINING,
         Decoded: State.DRAINING,
         Vocabulary: State.DRAINING,
+        o.OutputRead: State.DRAINING,
         m.Failed: State.DRAINING,
         g.Masks: State.DRAINING,
         pi.Pong: State.DRAINING,

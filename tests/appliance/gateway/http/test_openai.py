@@ -213,9 +213,6 @@ REFUSED_CHAT = [
     ("prompt_logprobs", {"prompt_logprobs": 21}),
     ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     ("best_of", {"best_of": 2}),
-    ("tools", {"tools": [{"type": "function"}]}),
-    ("tool_choice", {"tool_choice": "required"}),
-    ("tool_choice", {"tool_choice": {"type": "function"}}),
     ("functions", {"functions": [{}]}),
     ("logit_bias", {"logit_bias": {"1": 2}}),
     ("audio", {"audio": {"voice": "a"}}),
@@ -292,7 +289,6 @@ REFUSED_CHAT = [
     ("messages[0].content[0]", {"messages": [{"role": "user", "content": ["x"]}]}),
     ("messages[0].name", {"messages": [{"role": "user", "content": "x", "name": 1}]}),
     ("messages[0].name", {"messages": [{"role": "user", "content": "x", "name": "n" * 65}]}),
-    ("messages[0].tool_calls", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}),
     ("messages", {"messages": [{"role": "user", "content": "\udfff"}]}),
 ]
 

@@ -78,7 +78,7 @@ async def test_what_the_text_sandbox_refuses_is_blamed_on_the_caller_s_field(
     async def refuse(*_: object) -> Failed:
         return Failed(1, code, "because")
 
-    monkeypatch.setattr(TextClient, "_ask", refuse)
+    monkeypatch.setattr(TextClient, "ask", refuse)
     client = TextClient(ModelSandboxes("m"), lambda: 1, "alpha")
     for prompt in (GENERATE[0][0].prompt, GENERATE[1][0].prompt, GENERATE[4][0].prompt, EMBED[0][0].inputs[0]):
         with pytest.raises(kind) as refused:
@@ -92,7 +92,7 @@ async def test_an_argument_that_the_template_lacks_is_blamed_on_the_arguments(mo
     async def refuse(*_: object) -> Failed:
         return Failed(1, FailureCode.UNKNOWN_ARGUMENT, "no argument 'effort'")
 
-    monkeypatch.setattr(TextClient, "_ask", refuse)
+    monkeypatch.setattr(TextClient, "ask", refuse)
     client = TextClient(ModelSandboxes("m"), lambda: 1, "alpha")
     over_http = http(Operation.CHAT, messages=CHAT, chat_template_kwargs={"effort": "low", "budget": 3, "think": False})
     conversation = pb.Conversation(messages=[pb.ChatMessage(role=pb.ROLE_USER, content="hi")])

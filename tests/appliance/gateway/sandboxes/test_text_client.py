@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -32,13 +33,13 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer | ApplianceError) 
     """Have every job answered so; gives the list of the jobs."""
     jobs: list[Job] = []
 
-    async def ask(_client: TextClient, make_job: Callable[[], Job], _until: float) -> Answer:
-        jobs.append(make_job())
+    async def ask(_client: TextClient, make_job: Callable[[Any], Job], _until: float) -> Answer:
+        jobs.append(make_job(None))
         if isinstance(answer, ApplianceError):
             raise answer
         return answer
 
-    monkeypatch.setattr(TextClient, "_ask", ask)
+    monkeypatch.setattr(TextClient, "ask", ask)
     return jobs
 
 

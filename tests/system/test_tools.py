@@ -1,0 +1,203 @@
+"""Tools through the whole appliance, as agents use them: calls that parse, streams, results, ends, losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jsonschema
+import openai
+import pytest
+
+from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.grpc.generated import inference_pb2_grpc
+from tests.system.conftest import Appliance, running
+from tests.system.tool_models import FAMILIES, make_models
+
+pytestmark = pytest.mark.runsc
+
+CALLING = tuple(name for name in FAMILIES if name != "thinking")
+SEARCH = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "maxLength": 10},
+        "kind": {"enum": ["log", "trace"]},
+        "limits": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["query", "kind", "limits"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"search": SEARCH, "now": NOTHING}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+    for name, schema in SCHEMAS.items()
+]
+LOOSE: list[Any] = [{"type": "function", "function": {"name": name}} for name in SCHEMAS]
+QUESTION: list[Any] = [{"role": "user", "content": "What does the log say?"}]
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """A demo that serves a model of each family; two of them have random weights."""
+    folder = tmp_path_factory.mktemp("tools")
+    models = make_models(folder, random=("llama3", "thinking"))
+    served = [argument for model in models for argument in ("--model", str(model))]
+    with running(folder / "state", *served, "--checkpoints", "off") as started:
+        yield started
+
+
+def ask(appliance: Appliance, model: str, **fields: Any) -> Any:
+    """The answer to a question with tools."""
+    given = {"messages": QUESTION, "tools": TOOLS, "max_tokens": 400, "temperature": 1.0, **fields}
+    return appliance.openai().chat.completions.create(model=model, **given)
+
+
+def checked(calls: Any) -> list[tuple[str, str]]:
+    """Names and arguments of calls, once they satisfy their tools' schemas."""
+    found = [(one.function.name, one.function.arguments) for one in calls or ()]
+    for name, arguments in found:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    return found
+
+
+def check_calls(appliance: Appliance, model: str, seed: int) -> None:
+    """Ask for one call that is held to its schema."""
+    (choice,) = ask(
+        appliance, model, seed=seed, tool_choice="required", parallel_tool_calls=False, temperature=1.5
+    ).choices
+    assert choice.finish_reason == "tool_calls" and len(checked(choice.message.tool_calls)) == 1
+    assert choice.model_extra == {} and choice.message.content is None
+
+
+@pytest.mark.parametrize("model", CALLING)
+def test_calls_that_are_held_satisfy_their_schemas(tooled: Appliance, model: str) -> None:
+    """Hot answers of a small or random model: each is one call, and satisfies the schema of its tool."""
+    for seed in range(5):
+        check_calls(tooled, model, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", CALLING)
+def test_a_thousand_calls_satisfy_their_schemas(tooled: Appliance, model: str) -> None:
+    """A third of them for each family."""
+    for seed in range(334):
+        check_calls(tooled, model, seed)
+
+
+@pytest.mark.parametrize("model", CALLING)
+def test_a_stream_gives_what_the_whole_answer_has(tooled: Appliance, model: str) -> None:
+    """Several calls, their arguments in several pieces, the same as in one object with the same seed."""
+    fields = {"seed": 11, "tool_choice": "required", "temperature": 0.7}
+    whole = ask(tooled, model, **fields).choices[0]
+    calls: dict[int, list[str]] = {}
+    pieces, reason, content = 0, None, ""
+    for chunk in ask(tooled, model, stream=True, **fields):
+        (choice,) = chunk.choices
+        reason, content = choice.finish_reason, content + (choice.delta.content or "")
+        for piece in choice.delta.tool_calls or ():
+            pieces += 1
+            call = calls.setdefault(piece.index, ["", ""])
+            call[0] += piece.function.name or ""
+            call[1] += piece.function.arguments or ""
+    assert [(one.function.name, one.function.arguments) for one in whole.message.tool_calls or ()] == [
+        (name, arguments) for name, arguments in calls.values()
+    ]
+    assert (reason, content) == (whole.finish_reason, whole.message.content or "")
+    assert pieces > len(calls)
+
+
+@pytest.mark.parametrize("model", CALLING)
+def test_an_agent_s_turn_goes_round(tooled: Appliance, model: str) -> None:
+    """Two calls of one message and both results reach the model, whoever made the ids; it answers, and the prompt holds
+    the results. Control: without them it is shorter."""
+    (choice,) = ask(
+        tooled, model, seed=1, tool_choice={"type": "function", "function": {"name": "now"}}, parallel_tool_calls=False
+    ).choices
+    first = choice.message.model_dump(exclude_none=True)
+    other = {"id": "toolu_01AbCdEf", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+    first["tool_calls"].append(other)
+    results = [
+        {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "12:00"},
+        {"role": "tool", "tool_call_id": other["id"], "content": "nothing"},
+    ]
+    answered = ask(tooled, model, messages=[*QUESTION, first, *results], max_tokens=5, tool_choice="none")
+    asked = ask(tooled, model, max_tokens=5, tool_choice="none")
+    assert answered.choices[0].message.tool_calls is None
+    assert answered.usage.prompt_tokens > asked.usage.prompt_tokens
+
+
+def test_a_call_that_is_cut_says_so(tooled: Appliance) -> None:
+    """Too few tokens for any call: the reason is ``length``, never ``tool_calls``."""
+    for tokens in (1, 8, 14):
+        (choice,) = ask(tooled, "hermes", max_tokens=tokens, tool_choice="required").choices
+        assert choice.finish_reason == "length"
+
+
+def test_a_model_that_may_answer_does(tooled: Appliance) -> None:
+    """Free to choose, the embedded model's weights answer as they would without tools in the prompt; a model without
+    calls says so by the name of the field."""
+    for tools in (TOOLS, LOOSE):
+        (choice,) = ask(tooled, "hermes", tools=tools, temperature=0).choices
+        assert choice.finish_reason == "stop" and choice.message.content and choice.message.tool_calls is None
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(tooled, "athanor-mini")
+    assert refused.value.param == "tools" and "no calls of tools" in refused.value.message
+
+
+def test_reasoning_is_told_from_the_answer(tooled: Appliance) -> None:
+    """A model whose prompt begins inside its reasoning, and that never ends it: all of it is reasoning, each token is
+    counted as such, and the content is empty. Control: another model has none."""
+    answer = ask(tooled, "thinking", tools=[], max_tokens=40, seed=2)
+    message = answer.choices[0].message
+    assert not message.content and message.model_extra["reasoning_content"]
+    assert answer.usage.completion_tokens_details.reasoning_tokens == answer.usage.completion_tokens == 40
+    other = ask(tooled, "hermes", tools=[], max_tokens=40, seed=2)
+    assert other.choices[0].message.model_extra == {} and other.usage.completion_tokens_details is None
+
+
+def test_a_reading_outlives_its_sandbox(tooled: Appliance) -> None:
+    """The text sandbox is killed in the middle of an answer: another one reads on from where it had come to, and the
+    answer is that of an undisturbed request, with nothing lost and nothing said twice."""
+    fields = {"tools": LOOSE, "max_tokens": 600, "seed": 5, "temperature": 1.0}
+    whole = ask(tooled, "thinking", **fields).choices[0].message.model_extra["reasoning_content"]
+    before = next(one for one in tooled.status()["models"] if one["name"] == "thinking")["text"]["generation"]
+    told = ""
+    for number, chunk in enumerate(ask(tooled, "thinking", stream=True, **fields)):
+        if number == 3:
+            os.kill(tooled.sandbox_pid("text", "thinking"), signal.SIGKILL)
+        (choice,) = chunk.choices
+        told += (choice.delta.model_extra or {}).get("reasoning_content", "")
+    assert told == whole and len(whole) > 200
+    after = next(one for one in tooled.status()["models"] if one["name"] == "thinking")["text"]["generation"]
+    assert after > before
+
+
+def test_grpc_has_the_same_calls(tooled: Appliance) -> None:
+    """Tools, a choice, calls as they come in numbered messages, and the reason; a strict schema holds."""
+    tool = pb.Tool(name="search", strict=True, description="Searches")
+    tool.parameters.update(SEARCH)
+    request = pb.GenerateRequest(
+        model="hermes",
+        conversation=pb.Conversation(
+            messages=[pb.ChatMessage(role=pb.ROLE_USER, content="?")], tools=[tool, pb.Tool(name="now")]
+        ),
+        tool_choice=pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED, only=["search"], parallel=False),
+        max_output_tokens=400,
+    )
+    with grpc.insecure_channel(tooled.ready["grpc"]) as channel:
+        events = list(
+            inference_pb2_grpc.InferenceServiceStub(channel).Generate(
+                request, metadata=[("authorization", f"Bearer {tooled.key('alpha')}")], timeout=60
+            )
+        )
+    assert [event.sequence for event in events] == list(range(len(events)))
+    pieces = [piece for event in events for piece in event.delta.tool_calls]
+    assert (pieces[0].name, pieces[0].id[:5], {piece.index for piece in pieces}) == ("search", "call_", {0})
+    jsonschema.validate(json.loads("".join(piece.arguments for piece in pieces)), SEARCH)
+    assert events[-1].finished.reason == pb.FINISH_REASON_TOOL_CALLS
