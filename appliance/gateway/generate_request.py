@@ -29,8 +29,8 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation: JSON object ``{"messages": [...], "template_kwargs": {...}?}``, UTF-8, shape checked, content not
-    read."""
+    """A conversation: JSON object ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?, "hints": {...}?}``,
+    UTF-8, shape checked, content not read."""
 
     source: bytes
     param: str = field(default="messages", compare=False)

@@ -142,6 +142,17 @@ FIELDS = (
     "tools",
     "tool_choice",
     "parallel_tool_calls",
+    "system",
+    "stop_sequences",
+    "thinking",
+    "instructions",
+    "max_output_tokens",
+    "reasoning",
+    "reasoning_effort",
+    "previous_response_id",
+    "text",
+    "include",
+    "metadata",
     "chat_template",
     "chat_template_kwargs",
     "stream_options",
@@ -157,7 +168,7 @@ FIELDS = (
     "add_special_tokens",
     "tokens",
 )
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 TOKENIZING = ("/tokenize", "/detokenize")
 IDS = (0, 1, 5, 300, 511, 512, 9_999, -1, 2**31)
 GRAMMARS: tuple[Any, ...] = (
@@ -190,6 +201,13 @@ CALLS: tuple[Any, ...] = (
     [{"id": "", "function": {"name": "now", "arguments": "{"}}],
     [{}],
     "now",
+)
+ITEMS: tuple[Any, ...] = (
+    [{"role": "user", "content": "hi"}],
+    [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}, {"type": "input_image"}]}],
+    [{"type": "function_call", "call_id": "call_1", "name": "now", "arguments": "{"}],
+    [{"type": "function_call_output", "call_id": "call_1", "output": "x"}, {"type": "reasoning", "summary": []}],
+    [{"type": "item_reference", "id": "msg_1"}, 7],
 )
 
 
@@ -265,13 +283,15 @@ async def _ask(
 
 
 def _is_typed(answer: bytes) -> bool:
-    """Return whether an error is OpenAI's object without internal details."""
+    """Return whether an error is OpenAI's object, or Anthropic's, without internal details."""
     try:
-        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        document = json.loads(answer.partition(b"\r\n\r\n")[2])
+        error = document["error"]
     except (ValueError, KeyError, TypeError):
         return False
     leaks = ("Traceback", ".py", "/usr/", "/proc/", "0x")
-    return set(error) == {"message", "type", "param", "code"} and not any(one in error["message"] for one in leaks)
+    fields = {"message", "type"} if document.get("type") == "error" else {"message", "type", "param", "code"}
+    return set(error) == fields and not any(one in error["message"] for one in leaks)
 
 
 async def _rpc(appliance: RealAppliance, channel: grpc.aio.Channel, draw: random.Random, found: Responses) -> None:
@@ -306,7 +326,7 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
             return "/v1/completions", {**document, "prompt": ids}
         return "/v1/chat/completions", {**document, "messages": [{"role": "user", "content": text(draw)}]}
     path = draw.choices(GENERATING + TOKENIZING, [4] * len(GENERATING) + [1] * len(TOKENIZING))[0]
-    chats = path == "/v1/chat/completions" or (path == "/tokenize" and draw.random() < 0.5)
+    chats = path in ("/v1/chat/completions", "/v1/messages") or (path == "/tokenize" and draw.random() < 0.5)
     if path == "/detokenize":
         document["tokens"] = prompt(draw)
     elif path in ("/v1/completions", "/tokenize") and not chats:
@@ -318,7 +338,7 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
             if draw.random() < 0.2:
                 message |= draw.choice(({"tool_calls": draw.choice(CALLS)}, {"tool_call_id": text(draw)}))
     else:
-        document["input"] = prompt(draw)
+        document["input"] = draw.choice(ITEMS) if path == "/v1/responses" and draw.random() < 0.5 else prompt(draw)
     for _ in range(draw.choice((0, 1, 1, 2, 4))):
         name = draw.choice(FIELDS)
         known = {"response_format": GRAMMARS, "tools": TOOLS, "tool_choice": CHOICES}.get(name)

@@ -14,6 +14,8 @@ _TEXT = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
 BODIES: Mapping[str, dict[str, Any]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/completions": _TEXT,
+    "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 2},
+    "/v1/messages": _CHAT,
     "/v1/embeddings": {"model": EMBED_MODEL, "input": ["hi"]},
 }
 """A valid body of every route that takes one."""

@@ -35,7 +35,7 @@ MAX_KWARG_CHARACTERS = 1_024
 _ROLE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _MESSAGE_TEXTS = ("name", "tool_call_id", "reasoning_content")
 _MESSAGE_KEYS = frozenset((*_MESSAGE_TEXTS, "role", "content", "tool_calls"))
-_TOP_KEYS = frozenset(("messages", "tools", "template_kwargs"))
+_TOP_KEYS = frozenset(("messages", "tools", "template_kwargs", "hints"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,12 @@ class Conversation:
     """Messages with ``role``; ``content`` is one text or absent; ``tool_calls`` have parsed arguments."""
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    hints: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """As ``template_kwargs``; those that the template does not read have no effect."""
 
 
 def parse_conversation(source: bytes) -> Conversation:
-    """Parse ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?}``.
+    """Parse ``{"messages": [...], "tools": [...]?, "template_kwargs": {...}?, "hints": {...}?}``.
 
     A message's content is a text or a list of ``{"type": "text", "text": ...}``, whose texts are joined with a line
     break. Tool call arguments that are a JSON object in a string are parsed, because templates expect the object. A
@@ -66,14 +68,15 @@ def parse_conversation(source: bytes) -> Conversation:
         raise RequestRejectedError(FailureCode.INVALID, "the conversation is not JSON in UTF-8") from error
     _check_values(data)
     if not isinstance(data, dict) or not data.keys() <= _TOP_KEYS:
-        _refuse("the conversation is not an object with messages, tools and template_kwargs")
+        _refuse("the conversation is not an object with messages, tools, template_kwargs and hints")
     messages = _list("messages", data.get("messages"), MAX_MESSAGES)
     if not messages:
         _refuse("the conversation has no messages")
     return Conversation(
         [_message(f"messages[{index}]", message) for index, message in enumerate(messages)],
         _tools(data.get("tools")),
-        _template_kwargs(data.get("template_kwargs")),
+        _arguments("template_kwargs", data.get("template_kwargs")),
+        _arguments("hints", data.get("hints")),
     )
 
 
@@ -179,13 +182,13 @@ def _tools(value: object) -> list[dict[str, Any]] | None:
     return [_object(f"tools[{index}]", tool) for index, tool in enumerate(tools)] or None
 
 
-def _template_kwargs(value: object) -> dict[str, str | int | float | bool]:
-    kwargs = {} if value is None else _object("template_kwargs", value)
+def _arguments(where: str, value: object) -> dict[str, str | int | float | bool]:
+    kwargs = {} if value is None else _object(where, value)
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
-        _refuse(f"template_kwargs has more than {MAX_TEMPLATE_KWARGS} entries")
+        _refuse(f"{where} has more than {MAX_TEMPLATE_KWARGS} entries")
     for name, part in kwargs.items():
         if not isinstance(part, str | int | float) or len(str(part)) > MAX_KWARG_CHARACTERS:
-            _refuse(f"template_kwargs.{name[:64]} is not a short text, a number or a boolean")
+            _refuse(f"{where}.{name[:64]} is not a short text, a number or a boolean")
     return kwargs
 
 

@@ -122,9 +122,12 @@ class ChatTemplate:
             raise _rejected("this model's chat template has no place for tools")
         for name in conversation.template_kwargs:
             # The template is the allow-list: a variable that it never reads has no effect and is an error.
-            if name not in self._variables or name in self._special or name in _OWN_VARIABLES:
+            if not self._has_argument(name):
                 reason = f"this model's chat template has no argument {name[:64]!r}"
                 raise RequestRejectedError(FailureCode.UNKNOWN_ARGUMENT, reason)
+
+    def _has_argument(self, name: str) -> bool:
+        return name in self._variables and name not in self._special and name not in _OWN_VARIABLES
 
     def _rendered(self, conversation: Conversation) -> str:
         values = self._special | {
@@ -132,6 +135,7 @@ class ChatTemplate:
             "tools": conversation.tools,
             "documents": None,
             "add_generation_prompt": True,
+            **{name: value for name, value in conversation.hints.items() if self._has_argument(name)},
             **conversation.template_kwargs,
         }
         chunks = []

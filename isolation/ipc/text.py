@@ -52,7 +52,7 @@ class SourceKind(IntEnum):
     TEXT = 1
     """UTF-8 text, tokenised as it is, with the tokenizer's own special tokens added."""
     CHAT = 2
-    """UTF-8 JSON for the template: ``{"messages": [], "tools": []?, "template_kwargs": {}?}``."""
+    """UTF-8 JSON for the template: ``{"messages": [], "tools": []?, "template_kwargs": {}?, "hints": {}?}``."""
     BARE = 3
     """UTF-8 text, tokenised as it is, with nothing added."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import grpc
 import jsonschema
 import openai
@@ -16,7 +17,7 @@ import pytest
 
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated import inference_pb2_grpc
-from tests.system.conftest import Appliance, running
+from tests.system.conftest import PLAIN, Appliance, running
 from tests.system.tool_models import FAMILIES, make_models
 
 pytestmark = pytest.mark.runsc
@@ -176,6 +177,59 @@ def test_a_reading_outlives_its_sandbox(tooled: Appliance) -> None:
     assert told == whole and len(whole) > 200
     after = next(one for one in tooled.status()["models"] if one["name"] == "thinking")["text"]["generation"]
     assert after > before
+
+
+def test_an_agent_of_the_messages_api_goes_round(tooled: Appliance) -> None:
+    """Anthropic's client: a call that is held to its schema, the same streamed, its result, and the answer."""
+    tools: list[Any] = [{"name": name, "input_schema": schema, "strict": True} for name, schema in SCHEMAS.items()]
+    client = anthropic.Anthropic(
+        base_url=tooled.ready["http"],
+        api_key=tooled.key("alpha"),
+        max_retries=0,
+        http_client=anthropic.DefaultHttpxClient(verify=PLAIN),
+    )
+    asked: dict[str, Any] = {
+        "model": "hermes",
+        "max_tokens": 300,
+        "messages": QUESTION,
+        "tools": tools,
+        "tool_choice": {"type": "tool", "name": "search", "disable_parallel_tool_use": True},
+    }
+    with client, client.messages.stream(**asked) as stream:
+        said = stream.get_final_message()
+        (call,) = said.content
+        assert (said.stop_reason, call.type) == ("tool_use", "tool_use")
+        jsonschema.validate(call.input, SEARCH)
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "nothing"}]}
+        told = [*QUESTION, {"role": "assistant", "content": said.content}, result]
+        answer = client.messages.create(**{**asked, "messages": told, "tool_choice": {"type": "auto"}, "max_tokens": 5})
+        counted = client.messages.count_tokens(model="hermes", messages=told, tools=tools)
+    used = answer.usage
+    assert counted.input_tokens == used.input_tokens + used.cache_read_input_tokens
+    assert used.cache_read_input_tokens > 0
+
+
+def test_an_agent_of_the_responses_api_goes_round(tooled: Appliance) -> None:
+    """OpenAI's client: a call that is held to its schema, the same streamed, its output, and the answer."""
+    tools: list[Any] = [
+        {"type": "function", "name": name, "parameters": schema, "strict": True} for name, schema in SCHEMAS.items()
+    ]
+    client = tooled.openai()
+    asked: dict[str, Any] = {"model": "hermes", "tools": tools, "parallel_tool_calls": False, "max_output_tokens": 300}
+    with client.responses.stream(**asked, input=QUESTION, tool_choice="required") as stream:
+        said = stream.get_final_response()
+    (call,) = said.output
+    assert (said.status, call.type) == ("completed", "function_call")
+    jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    items = [
+        *QUESTION,
+        {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},
+        {"type": "function_call_output", "call_id": call.call_id, "output": "nothing"},
+    ]
+    answer = client.responses.create(**{**asked, "input": items, "max_output_tokens": 16, "temperature": 0})
+    assert answer.output_text and answer.usage is not None
+    counted = client.responses.input_tokens.count(model="hermes", input=items, tools=tools)
+    assert counted.input_tokens == answer.usage.input_tokens
 
 
 def test_grpc_has_the_same_calls(tooled: Appliance) -> None:

@@ -269,9 +269,11 @@ def chat_prompt(
     arguments_param: str = "chat_template_kwargs",
     tools: Sequence[Mapping[str, Any]] = (),
     tools_param: str = "tools",
+    hints: Mapping[str, object] | None = None,
 ) -> ChatPrompt:
     """Return a conversation as the text sandbox takes it. ``arguments``: of the model's chat template, such as
     ``enable_thinking``; whether it has them, the sandbox finds out. ``tools``: those that the model is told of.
+    ``hints``: arguments that a template gets if it has them.
 
     Raises:
         InvalidRequestError: no message, too many, or text that is not Unicode or too long; arguments that are no short
@@ -302,9 +304,17 @@ def chat_prompt(
         document["tools"] = tools
     if arguments:
         document["template_kwargs"] = _checked_arguments(arguments, arguments_param)
+    if hints:
+        document["hints"] = hints
     source = utf8(compact_json(document), param)
     check_most(len(source), MAX_SOURCE_BYTES, param, "bytes")
     return ChatPrompt(source, param, arguments_param)
+
+
+def thinking_hints(*, thinks: bool, effort: str | None = None) -> dict[str, object]:
+    """Return the arguments by which chat templates know whether, and how hard, the model shall reason."""
+    hints: dict[str, object] = {"enable_thinking": thinks, "thinking": thinks}
+    return hints if effort is None else {**hints, "reasoning_effort": effort}
 
 
 def _checked_arguments(arguments: Mapping[str, object], param: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from appliance.common.errors import (
     ApplianceError,
@@ -24,15 +25,18 @@ from appliance.gateway.front.auth import Auth, Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.front.cut import shutting_down
 from appliance.gateway.front.defect import defect
-from appliance.gateway.front.request_builder import traceparent
+from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Operation, Principal, Service
-from appliance.gateway.http import header_fields
+from appliance.gateway.http import header_fields, messages_objects, openai, openai_objects, responses_objects
 from appliance.gateway.http.body import Body, ClientGoneError
+from appliance.gateway.http.dialect import ErrorForm, Parsed
 from appliance.gateway.http.exchange import Exchange
-from appliance.gateway.http.generate import Generation
+from appliance.gateway.http.generate import Generation, ParseCount
 from appliance.gateway.http.head import RequestHead
+from appliance.gateway.http.messages_request import parse_count, parse_message
 from appliance.gateway.http.openai_objects import model_list, model_object
 from appliance.gateway.http.protocol import HttpConnection
+from appliance.gateway.http.responses_request import parse_input_tokens, parse_response
 from appliance.gateway.http.settings import HttpSettings
 
 CONNECTIONS_RETRY_S = 1.0
@@ -106,9 +110,10 @@ class HttpFrontEnd:
         # HEAD is a GET whose answer's body is left out (RFC 9110, section 9.3.2).
         route = found.get("GET" if exchange.head.method == "HEAD" else exchange.head.method)
         exchange.context = self._context(exchange, route)
+        exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
-            exchange.principal = self._resolver.resolve(exchange.head.values("authorization"))
+            exchange.principal = self._resolver.resolve(_proofs(exchange))
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding
             _claim(exchange, exchange.principal.tenant)
@@ -149,11 +154,27 @@ class HttpFrontEnd:
 
     async def chat(self, exchange: Exchange) -> None:
         """``POST /v1/chat/completions``."""
-        await self._generate(exchange, Operation.CHAT)
+        await self._generate(exchange, partial(openai.parse, Operation.CHAT))
 
     async def complete(self, exchange: Exchange) -> None:
         """``POST /v1/completions``."""
-        await self._generate(exchange, Operation.TEXT_COMPLETION)
+        await self._generate(exchange, partial(openai.parse, Operation.TEXT_COMPLETION))
+
+    async def respond(self, exchange: Exchange) -> None:
+        """``POST /v1/responses``."""
+        await self._generate(exchange, parse_response)
+
+    async def message(self, exchange: Exchange) -> None:
+        """``POST /v1/messages``."""
+        await self._generate(exchange, parse_message)
+
+    async def count_response(self, exchange: Exchange) -> None:
+        """``POST /v1/responses/input_tokens``."""
+        await self._count(exchange, parse_input_tokens, {"object": "response.input_tokens"})
+
+    async def count_message(self, exchange: Exchange) -> None:
+        """``POST /v1/messages/count_tokens``."""
+        await self._count(exchange, parse_count, {})
 
     async def embed(self, exchange: Exchange) -> None:
         """``POST /v1/embeddings``."""
@@ -200,15 +221,24 @@ class HttpFrontEnd:
         ready = self._ready() and not self._draining
         await exchange.answer(200 if ready else 503, {"status": "ready" if ready else "not ready"}, new_request_id())
 
-    async def _generate(self, exchange: Exchange, operation: Operation) -> None:
+    async def _generate(self, exchange: Exchange, parse: Callable[[bytes, Stamp], Parsed]) -> None:
         if self._over:
             raise shutting_down()
-        await self._generation.serve(exchange, _principal(exchange), operation)
+        await self._generation.serve(exchange, _principal(exchange), parse)
+
+    async def _count(self, exchange: Exchange, parse: ParseCount, answer: dict[str, str]) -> None:
+        if self._over:
+            raise shutting_down()
+        await self._generation.count(exchange, _principal(exchange), parse, answer)
 
 
 ROUTES = (
     Route("POST", "/v1/chat/completions", Auth.TENANT, HttpFrontEnd.chat),
     Route("POST", "/v1/completions", Auth.TENANT, HttpFrontEnd.complete),
+    Route("POST", "/v1/responses", Auth.TENANT, HttpFrontEnd.respond),
+    Route("POST", "/v1/responses/input_tokens", Auth.TENANT, HttpFrontEnd.count_response),
+    Route("POST", "/v1/messages", Auth.TENANT, HttpFrontEnd.message),
+    Route("POST", "/v1/messages/count_tokens", Auth.TENANT, HttpFrontEnd.count_message),
     Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
     Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize),
     Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize),
@@ -242,6 +272,23 @@ def _no_route(path: str) -> str:
         return f"no such route; take /{rest}, which is not under /v1"
     served = ", ".join(f"{route.method} {route.path}" for route in ROUTES if route.auth is Auth.TENANT)
     return f"no such route; served are {served}"
+
+
+def _errors_under(path: str) -> ErrorForm:
+    """The form of errors of the API whose path this is, whether there is such a route or not: a stranger does not learn
+    that from it."""
+    if (path + "/").startswith("/v1/messages/"):
+        return messages_objects.ERRORS
+    if (path + "/").startswith("/v1/responses/"):
+        return responses_objects.ERRORS
+    return openai_objects.ERRORS
+
+
+def _proofs(exchange: Exchange) -> tuple[str, ...]:
+    """The caller's keys: clients of the Messages API send theirs in a header of its own."""
+    given = exchange.head.values("authorization")
+    own = exchange.head.values("x-api-key") if exchange.errors is messages_objects.ERRORS else ()
+    return (*given, *(f"Bearer {key}" for key in own))
 
 
 def _claim(exchange: Exchange, tenant: str) -> None:

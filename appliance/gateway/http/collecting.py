@@ -28,10 +28,12 @@ AT_ONCE = 16
 Events = AsyncGenerator[Event, None]
 
 
-async def started(events: Events) -> None:
+async def started(events: Events) -> Started:
     """Wait until the session's request runs."""
-    if not isinstance(await anext(events, None), Started):
+    first = await anext(events, None)
+    if not isinstance(first, Started):
         raise RuntimeError("the session's first event is not Started")
+    return first
 
 
 async def collect(events: Events) -> tuple[list[PromptTokens | Delta | ChoiceFinished], Finished]:

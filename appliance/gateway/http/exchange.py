@@ -15,7 +15,7 @@ from appliance.gateway.generate_request import CallContext, Principal
 from appliance.gateway.http import header_fields, sse
 from appliance.gateway.http.body import Body, ClientGoneError, has_body
 from appliance.gateway.http.head import RequestHead
-from appliance.gateway.http.openai_objects import error_object
+from appliance.gateway.http.openai_objects import ERRORS
 from appliance.gateway.http.paced import PacedEvents
 from appliance.gateway.http.protocol import HttpConnection
 
@@ -31,6 +31,8 @@ class Exchange:
         self.head = head
         self.body = body
         self.context = CallContext(route=f"{head.method} *", front_end="http")
+        self.errors = ERRORS
+        """The form of errors of the API that is asked."""
         self.principal: Principal | None = None
         self.request_id: str | None = None
         """Set when a session begins: from then on the session traces its own errors."""
@@ -135,10 +137,10 @@ class Exchange:
         if self.connection.answered:
             return
         if self.streaming:
-            await self.end(sse.event(error_object(error)))
+            await self.end(self.errors.event(error, request_id))
             return
         rows = [*header_fields.of_error(error), *headers]
-        await self.answer(error.wire.http, error_object(error), request_id, rows)
+        await self.answer(error.wire.http, self.errors.document(error, request_id), request_id, rows)
 
     def hurry(self) -> None:
         """End without further padding, because the appliance stops."""

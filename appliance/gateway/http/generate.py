@@ -18,14 +18,14 @@ from appliance.common.errors import ApplianceError, DeadlineExceededError
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.request_builder import Stamp
-from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Operation, Principal, Service
-from appliance.gateway.http import header_fields, openai, openai_embeddings, tokenizer_routes
+from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Principal, Service, TokenizerRequest
+from appliance.gateway.http import header_fields, openai_embeddings, tokenizer_routes
 from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
 from appliance.gateway.http.collecting import Events, Several, checked, collect, started
+from appliance.gateway.http.dialect import AnswerWriter, Parsed
 from appliance.gateway.http.exchange import Exchange
-from appliance.gateway.http.openai import Parsed
 from appliance.gateway.http.openai_embeddings import ParsedEmbed
-from appliance.gateway.http.openai_objects import Writer, joined, pieces_of
+from appliance.gateway.http.openai_objects import joined, pieces_of
 from appliance.gateway.http.paced import PacedSink
 from appliance.gateway.http.parsing import Parser
 from appliance.gateway.http.settings import HttpSettings
@@ -39,12 +39,15 @@ BYTES_A_TURN = 16 << 10
 
 T = TypeVar("T")
 
+ParseCount = Callable[[bytes, Stamp], tuple[TokenizerRequest, tuple[str, ...]]]
+"""Parses a request for the number of a prompt's tokens; gives the names of fields without effect besides."""
+
 
 class SseSink:
     """Writes deltas straight into the connection of an exchange that has begun its event stream: no task and no await
     for a token (``generate_request.Sink``)."""
 
-    def __init__(self, exchange: Exchange, writer: Writer) -> None:
+    def __init__(self, exchange: Exchange, writer: AnswerWriter) -> None:
         self._exchange = exchange
         self._connection = exchange.connection
         self._writer = writer
@@ -67,7 +70,7 @@ class SseSink:
 
 
 class Generation:
-    """Serves ``/v1/chat/completions``, ``/v1/completions``, ``/v1/embeddings``, ``/tokenize`` and ``/detokenize``."""
+    """Serves what generates, embeds, and uses a tokenizer alone."""
 
     def __init__(self, service: Service, settings: HttpSettings) -> None:
         self._service = service
@@ -89,18 +92,18 @@ class Generation:
         for cut in list(self._live):
             cut.end(reason)
 
-    async def serve(self, exchange: Exchange, principal: Principal, operation: Operation) -> None:
-        """Answer one request, from its body to the last byte.
+    async def serve(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], Parsed]) -> None:
+        """Answer one request, from its body to the last byte; ``parse`` is its API's.
 
         Raises:
             ApplianceError: for the client.
             ClientGoneError: it left.
         """
-        parsed = await self._read(exchange, principal, partial(openai.parse, operation))
+        parsed = await self._read(exchange, principal, parse)
         if parsed.others:
             await self._serve_several(exchange, principal, parsed)
             return
-        writer = Writer(parsed.request, int(time.time()), parsed.include_usage)
+        writer = parsed.make_writer(int(time.time()))
         notes = header_fields.ignored(parsed.ignored)
         streamed = parsed.request.stream
         async with self._guarded(exchange, parsed.request.request_id, streamed=streamed) as cut:
@@ -156,6 +159,29 @@ class Generation:
         found = await self._service.tokenize(principal, parsed.request, exchange.context)
         await self._answer(exchange, principal, await _written(tokenizer_routes.tokenized(found)), parsed.ignored)
 
+    async def count(self, exchange: Exchange, principal: Principal, parse: ParseCount, answer: dict[str, str]) -> None:
+        """Answer a request for the number of a prompt's tokens, from its body to the last byte; ``answer`` is what
+        stands beside it.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        request, ignored = await self._read(exchange, principal, parse)
+        async with self._guarded(exchange, request.request_id, streamed=False) as cut:
+            await cut.run(self._counted(exchange, principal, request, ignored, answer))
+
+    async def _counted(
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        request: TokenizerRequest,
+        ignored: tuple[str, ...],
+        answer: dict[str, str],
+    ) -> None:
+        found = await self._service.tokenize(principal, request, exchange.context)
+        await self._answer(exchange, principal, {**answer, "input_tokens": len(found.token_ids)}, ignored)
+
     async def detokenize(self, exchange: Exchange, principal: Principal) -> None:
         """Answer a request for the text of token ids, from its body to the last byte.
 
@@ -201,20 +227,20 @@ class Generation:
         self,
         exchange: Exchange,
         principal: Principal,
-        writer: Writer,
+        writer: AnswerWriter,
         events: Events,
         notes: header_fields.Headers,
         padded: PacedSink | None,
     ) -> None:
         async with aclosing(events):
-            await started(events)
+            begun = await started(events)
             exchange.computed = True
             rows = [*header_fields.rates(self._service.rates(principal)), *notes]
             record_bytes = 0 if exchange.padding is None else writer.record_bytes(exchange.padding)
             await exchange.stream(cast(str, exchange.request_id), rows, record_bytes=record_bytes)
             if padded is not None and exchange.paced is not None:
                 padded.attach(exchange.paced)
-            if opening := writer.opening():
+            if opening := writer.opening(begun):
                 await exchange.write(opening)
             finished: Finished | None = None
             async for event in events:
@@ -227,7 +253,12 @@ class Generation:
             await exchange.end(b"".join(writer.closing(checked(finished))))
 
     async def _collect(
-        self, exchange: Exchange, principal: Principal, writer: Writer, events: Events, notes: header_fields.Headers
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        writer: AnswerWriter,
+        events: Events,
+        notes: header_fields.Headers,
     ) -> None:
         async with aclosing(events):
             await started(events)

@@ -10,8 +10,9 @@ vLLM; ``deterministic`` and ``whitespace`` are our own. How an answer's structur
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from appliance.common.errors import InvalidRequestError
 from appliance.common.strict_json import JsonError, parse_json
@@ -20,6 +21,9 @@ from appliance.gateway.front.request_builder import Stamp, Turn
 from appliance.gateway.front.tool_builder import shown_tools
 from appliance.gateway.generate_request import GenerateRequest, Operation, Prompt
 from appliance.gateway.http import openai_tools, structured, unsupported
+from appliance.gateway.http.dialect import Parsed
+from appliance.gateway.http.fields import number, one_of, typed
+from appliance.gateway.http.openai_objects import Writer
 from appliance.gateway.http.unsupported import refuse_unsupported
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import NAMES, PARAMETERS
@@ -42,7 +46,7 @@ _COMMON = frozenset(
 ).union(NAMES, structured.FIELDS)
 _SERVED = {
     Operation.CHAT: _COMMON
-    | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+    | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
     | openai_tools.FIELDS,
     Operation.TEXT_COMPLETION: _COMMON | {"prompt", "echo"},
 }
@@ -61,20 +65,11 @@ _MESSAGE_SERVED = frozenset({"role", "content", "name", "tool_calls", "tool_call
 MAX_PROMPTS = 128
 """Prompts of one request, each of which is a request of the tenant's rate."""
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""What ``reasoning_effort`` may be; how many of them differ is the template's matter."""
+
 PART_SEPARATOR = "\n"
 """Between the text parts of one message, as in vLLM."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A request and what only the answer's shape depends on."""
-
-    request: GenerateRequest
-    include_usage: bool
-    ignored: tuple[str, ...]
-    """Names of fields that had a value and no effect."""
-    others: tuple[GenerateRequest, ...] = ()
-    """Requests for the prompts behind the first, where there are several; they differ in prompt and id alone."""
 
 
 def document_of(body: bytes) -> dict[str, Any]:
@@ -117,17 +112,17 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         else "max_tokens",
         stop=_stop(document.get("stop")),
         stop_ids=tuple(_ids(document.get("stop_token_ids") or [], "stop_token_ids")),
-        ignore_eos=_typed(document, "ignore_eos", bool) or False,
+        ignore_eos=typed(document, "ignore_eos", bool) or False,
         logprobs=_logprobs(operation, document),
         deadline=stamp.deadline,
-        stream=_typed(document, "stream", bool) or False,
-        priority=_priority(document),
+        stream=typed(document, "stream", bool) or False,
+        priority=priority_of(document),
         grammar=structured.grammar_of(document),
         tools=tools.tools,
         prompt_logprobs=_prompt_logprobs(operation, document),
         echo=_echo(operation, document),
-        choices=request_builder.asked("choices", _typed(document, "n", int), "n"),
-        deterministic=_typed(document, "deterministic", bool) or False,
+        choices=request_builder.asked("choices", typed(document, "n", int), "n"),
+        deterministic=typed(document, "deterministic", bool) or False,
     )
     include_usage = _stream_options(document, request.stream, ignored)
     for name, value in document.items():
@@ -135,7 +130,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
             ignored[name] = None
     request_builder.checked(request, _NAMES)
     others = () if several is None else tuple(_others(request, several[1:]))
-    return Parsed(request, include_usage, tuple(ignored), others)
+    return Parsed(request, partial(Writer, request, include_usage=include_usage), tuple(ignored), others)
 
 
 def _several(document: Mapping[str, Any]) -> list[Prompt] | None:
@@ -158,16 +153,20 @@ def _several(document: Mapping[str, Any]) -> list[Prompt] | None:
 def _others(first: GenerateRequest, prompts: Sequence[Prompt]) -> Iterator[GenerateRequest]:
     """Requests for further prompts. Each has a number behind the id of the first, so that a look-up by its beginning
     finds all, and seeds that none before it has."""
-    for number, prompt in enumerate(prompts, start=1):
-        seed = (first.sampling.seed + number * first.choices) % (1 << request_builder.SEED_BITS)
+    for place, prompt in enumerate(prompts, start=1):
+        seed = (first.sampling.seed + place * first.choices) % (1 << request_builder.SEED_BITS)
         yield replace(
-            first, request_id=f"{first.request_id}.{number}", prompt=prompt, sampling=replace(first.sampling, seed=seed)
+            first, request_id=f"{first.request_id}.{place}", prompt=prompt, sampling=replace(first.sampling, seed=seed)
         )
 
 
-def _priority(document: Mapping[str, Any]) -> Priority | None:
-    """What ``service_tier`` asks for."""
-    tier = _typed(document, "service_tier", str)
+def priority_of(document: Mapping[str, Any]) -> Priority | None:
+    """What ``service_tier`` asks for.
+
+    Raises:
+        InvalidRequestError: there is no such tier.
+    """
+    tier = typed(document, "service_tier", str)
     if tier is not None and tier not in _TIERS:
         raise InvalidRequestError(f"service_tier must be one of: {', '.join(_TIERS)}", param="service_tier")
     return _TIERS[tier] if tier is not None else None
@@ -179,51 +178,25 @@ def model_of(document: Mapping[str, Any]) -> str:
     Raises:
         InvalidRequestError: there is none.
     """
-    value = _typed(document, "model", str)
+    value = typed(document, "model", str)
     if value is None:
         raise InvalidRequestError("model is required", param="model")
-    return value
-
-
-_T = TypeVar("_T")
-_KIND_NAMES: Mapping[type, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    list: "an array",
-    dict: "an object",
-}
-
-
-def _typed(document: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
-    value = document.get(name)
-    if value is None:
-        return None
-    if type(value) is not kind:
-        raise InvalidRequestError(f"{name} must be {_KIND_NAMES[kind]}", param=name)
     return value
 
 
 def _sampling(document: Mapping[str, Any]) -> dict[str, float | None]:
     """The numbers of ``Sampling`` that the document has."""
     return {
-        one.name: _typed(document, one.name, int) if one.kind is int else _float(document, one.name)
+        one.name: typed(document, one.name, int) if one.kind is int else number(document, one.name)
         for one in PARAMETERS
     }
 
 
-def _float(document: Mapping[str, Any], name: str) -> float | None:
-    value = document.get(name)
-    if value is not None and type(value) not in (int, float):
-        raise InvalidRequestError(f"{name} must be a number", param=name)
-    return value
-
-
 def _max_tokens(operation: Operation, document: Mapping[str, Any]) -> int | None:
-    old = _typed(document, "max_tokens", int)
+    old = typed(document, "max_tokens", int)
     if operation is not Operation.CHAT:
         return old
-    new = _typed(document, "max_completion_tokens", int)
+    new = typed(document, "max_completion_tokens", int)
     if old is not None and new is not None and old != new:
         raise InvalidRequestError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
     return old if new is None else new
@@ -231,16 +204,16 @@ def _max_tokens(operation: Operation, document: Mapping[str, Any]) -> int | None
 
 def _logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
     if operation is not Operation.CHAT:
-        return request_builder.asked("logprobs", _typed(document, "logprobs", int), "logprobs")
-    wanted = _typed(document, "logprobs", bool) or False
-    top = _typed(document, "top_logprobs", int)
+        return request_builder.asked("logprobs", typed(document, "logprobs", int), "logprobs")
+    wanted = typed(document, "logprobs", bool) or False
+    top = typed(document, "top_logprobs", int)
     if top is not None and not wanted:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return request_builder.asked("logprobs", (top or 0) if wanted else None, "top_logprobs")
 
 
 def _echo(operation: Operation, document: Mapping[str, Any]) -> bool:
-    echo = _typed(document, "echo", bool) or False
+    echo = typed(document, "echo", bool) or False
     if echo and operation is Operation.CHAT:
         raise InvalidRequestError(
             "echo is for /v1/completions; a conversation is not repeated, so leave echo out", param="echo"
@@ -250,13 +223,13 @@ def _echo(operation: Operation, document: Mapping[str, Any]) -> bool:
 
 def _prompt_logprobs(operation: Operation, document: Mapping[str, Any]) -> int:
     """What vLLM's field asks for, or OpenAI's ``echo`` with ``logprobs``."""
-    asked = _typed(document, "prompt_logprobs", int)
-    if asked is not None and _typed(document, "stream", bool):
+    asked = typed(document, "prompt_logprobs", int)
+    if asked is not None and typed(document, "stream", bool):
         raise InvalidRequestError(
             "prompt_logprobs cannot be streamed; leave out prompt_logprobs or stream", param="prompt_logprobs"
         )
     if _echo(operation, document):
-        shown = _typed(document, "logprobs", int)
+        shown = typed(document, "logprobs", int)
         if asked is not None and shown is not None and asked != shown:
             raise InvalidRequestError(
                 "with echo, prompt_logprobs and logprobs are one number; give one of them", param="prompt_logprobs"
@@ -282,7 +255,7 @@ def _ids(value: object, param: str) -> list[int]:
 
 
 def _stream_options(document: Mapping[str, Any], stream: bool, ignored: dict[str, None]) -> bool:
-    options = _typed(document, "stream_options", dict)
+    options = typed(document, "stream_options", dict)
     if options is None:
         return False
     if not stream:
@@ -308,12 +281,17 @@ def prompt_of(
         InvalidRequestError: there is none, or it is malformed; ``param`` names the field.
     """
     if operation is Operation.CHAT:
-        messages = _typed(document, "messages", list)
+        messages = typed(document, "messages", list)
         if messages is None:
             raise InvalidRequestError("messages is required", param="messages")
         turns = [_turn(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
-        arguments = _typed(document, "chat_template_kwargs", dict)
-        return request_builder.chat_prompt(turns, "messages", arguments, tools=shown_tools(tools.shown))
+        arguments = typed(document, "chat_template_kwargs", dict)
+        effort = typed(document, "reasoning_effort", str)
+        hints = {}
+        if effort is not None:
+            asked = one_of(effort, EFFORTS, "reasoning_effort")
+            hints = request_builder.thinking_hints(thinks=asked != "none", effort=asked)
+        return request_builder.chat_prompt(turns, "messages", arguments, tools=shown_tools(tools.shown), hints=hints)
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:

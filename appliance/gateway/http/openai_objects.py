@@ -26,9 +26,11 @@ from appliance.gateway.generate_request import (
     Operation,
     PromptToken,
     PromptTokens,
+    Started,
     TokenLogprob,
 )
 from appliance.gateway.http import sse
+from appliance.gateway.http.dialect import ErrorForm
 
 LEAST_LOGPROB = -9999.0
 """OpenAI's figure for "very unlikely"; stands for minus infinity, which JSON cannot write."""
@@ -89,7 +91,7 @@ class Writer:
             return self.prompt(event)
         return self.ended(event) if isinstance(event, ChoiceFinished) else b""
 
-    def opening(self) -> bytes:
+    def opening(self, _started: Started) -> bytes:
         """Return the events before any text: in chat the role of each choice, else nothing."""
         if not self._chat:
             return b""
@@ -207,7 +209,7 @@ class Writer:
         """``rows``: makes a list of what is made of each entry, now or later."""
         if self._chat:
             content = [entry for entry in entries if isinstance(entry, TokenLogprob)]
-            return {"content": rows(_chat_logprob, content), "refusal": None}
+            return {"content": rows(chat_logprob, content), "refusal": None}
         return {
             "tokens": rows(lambda entry: _token_text(entry.text), entries),
             "token_logprobs": rows(_own_logprob, entries),
@@ -298,6 +300,14 @@ def error_object(error: ApplianceError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.wire.kind, "param": error.param, "code": error.wire.code}}
 
 
+def _error_event(error: ApplianceError, _request_id: str) -> bytes:
+    return sse.event(error_object(error))
+
+
+ERRORS = ErrorForm(lambda error, _request_id: error_object(error), _error_event)
+"""Errors of the OpenAI API."""
+
+
 class _Offsets:
     """Where in the output, in characters, each token begins."""
 
@@ -315,7 +325,8 @@ def _own_logprob(entry: TokenLogprob | PromptToken) -> float | None:
     return None if entry.logprob is None else _finite(entry.logprob)
 
 
-def _chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
+def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    """OpenAI's object for the log-probabilities of one token of a chat."""
     chosen = _chat_token(entry.text, entry.logprob)
     return {**chosen, "top_logprobs": [_chat_token(text, logprob) for _, text, logprob in entry.top]}
 

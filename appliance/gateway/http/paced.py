@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from appliance.gateway.front.padding import Padding, Ticks, fill_events, merged
 from appliance.gateway.generate_request import Delta
-from appliance.gateway.http.openai_objects import Writer
+from appliance.gateway.http.dialect import AnswerWriter
 
 MOST_WAITING_BYTES = 64 << 10
 """Bytes that may wait for records; beyond it a session waits too, and its stream's bound holds."""
@@ -113,7 +113,7 @@ class PacedEvents:
 class PacedSink:
     """Gathers deltas, and writes those of each choice as one event at each tick (``generate_request.Sink``)."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: AnswerWriter) -> None:
         self._paced: PacedEvents | None = None
         self._writer = writer
         self._gathered: list[Delta] = []

@@ -30,6 +30,16 @@ def event(data: Any) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
 
 
+def named_event(name: str, data: Any) -> bytes:
+    """One event of a type, with ``data`` as JSON."""
+    return b"event: " + name.encode("ascii") + b"\n" + event(data)
+
+
+def escaped(text: str) -> str:
+    """The text as a JSON string in ASCII."""
+    return _escape(text)
+
+
 class ChunkTemplate:
     """A chunk with one string left open."""
 
@@ -38,9 +48,10 @@ class ChunkTemplate:
         self._after = after
 
     @classmethod
-    def around(cls, make: Any) -> ChunkTemplate:
-        """The template of ``make(text)``, an object in which the text occurs exactly once."""
-        before, hole, after = event(make(_HOLE)).partition(_escape(_HOLE).encode("ascii"))
+    def around(cls, make: Any, name: str = "") -> ChunkTemplate:
+        """The template of ``make(text)``, an object in which the text occurs exactly once; ``name`` is the event's."""
+        made = named_event(name, make(_HOLE)) if name else event(make(_HOLE))
+        before, hole, after = made.partition(_escape(_HOLE).encode("ascii"))
         assert hole
         assert _escape(_HOLE).encode("ascii") not in after
         return cls(before, after)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
+from appliance.gateway.front.tool_builder import MAX_TOOLS
 from appliance.gateway.http.app import ROUTES
 from appliance.gateway.http.header_fields import MAX_TIMEOUT_MS
-from appliance.gateway.http.openai import MAX_PROMPTS
-from appliance.operator.reference.markdown import code, first_paragraph, page, section, table
+from appliance.gateway.http.openai import EFFORTS, MAX_PROMPTS
+from appliance.operator.reference.http_agents import MESSAGES, RESPONSES
+from appliance.operator.reference.markdown import Field, code, first_paragraph, page, section, table
 from isolation.ipc import messages as wire
 from isolation.ipc.sampling import PARAMETERS
 
@@ -22,13 +24,18 @@ ABOUT = f"""
 OpenAI's API under `/v1`, on `listen.http`. A request carries `authorization: Bearer KEY`; without a known key every
 route but the two health routes answers 401, so that a stranger does not learn which paths exist. Bodies are JSON of at
 most {limits.MAX_BODY_BYTES} bytes. A field without effect is named in `x-athanor-ignored`; a field whose loss would
-change the answer (tools, images) is refused with 400 and its name in `error.param`. A streamed answer is SSE: one
-`data:` line a chunk, `data: [DONE]` at the end.
+change the answer (images, audio) is refused with 400 and its name in `error.param`. A streamed answer is SSE: one
+`data:` line a chunk, `data: [DONE]` at the end; of the Responses and Messages APIs, named events. Below `/v1/messages`
+errors have Anthropic's form, and the key may stand in `x-api-key`.
 """
 
 ROUTE_MEANINGS = {
     "/v1/chat/completions": "Answer to a conversation, whole or as a stream.",
     "/v1/completions": "Continuation of a text or of token ids, whole or as a stream.",
+    "/v1/responses": "Answer to a conversation in the form of OpenAI's Responses API; nothing is kept.",
+    "/v1/responses/input_tokens": "Number of tokens that such an input has.",
+    "/v1/messages": "Answer to a conversation in the form of Anthropic's Messages API.",
+    "/v1/messages/count_tokens": "Number of tokens that such a conversation has.",
     "/v1/embeddings": "One vector for each text, from a model with `runner: embed`.",
     "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
@@ -56,9 +63,6 @@ ADMIN_ROUTES = {
 
 METRICS_ROUTES = ("GET /metrics", "GET /health/ready", "GET /runbooks")
 """Those of them that the metrics listener has as well."""
-
-Field = tuple[str, str, str, str]
-"""Name, type and range, default, meaning."""
 
 SAMPLING: tuple[Field, ...] = tuple(
     (
@@ -121,8 +125,13 @@ CHAT: tuple[Field, ...] = (
         "messages",
         f"list of 1 to {limits.MAX_MESSAGES}",
         "required",
-        "Conversation: `role` (system, developer, user, assistant), `content` (text or text parts), `name`.",
+        "Conversation: `role` (system, developer, user, assistant, tool), `content` (text or text parts), `name`; "
+        "`tool_calls` and `reasoning_content` of an assistant, `tool_call_id` of a tool.",
     ),
+    ("tools", f"list of at most {MAX_TOOLS} functions", "none", "Functions that the model may call (tools.md)."),
+    ("tool_choice", "auto, none, required or object", "auto", "Whether the model calls, and what."),
+    ("parallel_tool_calls", "true or false", "true", "Whether one answer may have several calls."),
+    ("reasoning_effort", ", ".join(EFFORTS), "as the template has it", "Told to the model's chat template."),
     ("max_completion_tokens", "tokens", "as max_tokens", "Newer name of `max_tokens`."),
     (
         "chat_template_kwargs",
@@ -169,6 +178,9 @@ TOKENIZE: tuple[Field, ...] = (
         "Whether the tokenizer's own special tokens stand around a prompt; without effect on messages.",
     ),
     ("chat_template_kwargs", "as in chat", "none", "Arguments of the model's chat template, with messages."),
+    ("tools", "as in chat", "none", "Functions that the model is told of, with messages."),
+    ("tool_choice", "as in chat", "auto", "none: the model is told of none."),
+    ("parallel_tool_calls", "true or false", "true", "Without effect on the count."),
 )
 
 DETOKENIZE: tuple[Field, ...] = (
@@ -178,6 +190,7 @@ DETOKENIZE: tuple[Field, ...] = (
 
 REQUEST_HEADERS = {
     "authorization": "`Bearer KEY`.",
+    "x-api-key": "The key, below `/v1/messages`, as Anthropic's clients send it.",
     "traceparent": "W3C trace context; makes the request part of the caller's trace.",
     "x-request-timeout-ms": f"Milliseconds, 1 to {MAX_TIMEOUT_MS}, after which the answer is given up with 504.",
 }
@@ -213,6 +226,8 @@ def render() -> str:
         section("Fields that choose tokens", table(header, _coded(SAMPLING))),
         section("Fields of /v1/chat/completions", table(header, _coded(CHAT))),
         section("Fields of /v1/completions", table(header, _coded(COMPLETION))),
+        section("Fields of /v1/responses", table(header, _coded(RESPONSES))),
+        section("Fields of /v1/messages", table(header, _coded(MESSAGES))),
         section("Fields of /v1/embeddings", table(header, _coded(EMBEDDINGS))),
         section("Fields of /tokenize", table(header, _coded(TOKENIZE))),
         section("Fields of /detokenize", table(header, _coded(DETOKENIZE))),

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 GENERATED = "<!-- Written by `python -m appliance.operator.reference`; change the code, then run that again. -->\n"
 
+Field = tuple[str, str, str, str]
+"""Name of a field, its type and range, its default, its meaning."""
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with a line for each row."""

@@ -9,10 +9,10 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 
 from appliance.gateway.generate_request import Operation
-from appliance.gateway.http import openai, openai_embeddings
+from appliance.gateway.http import messages_request, openai, openai_embeddings, responses_request, tokenizer_routes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.metrics import Level, Metrics
-from appliance.operator.reference import http, metrics
+from appliance.operator.reference import http, http_agents, metrics
 from appliance.operator.reference.__main__ import FOLDER, PAGES, main
 
 
@@ -45,6 +45,9 @@ def test_every_entry_has_a_meaning(name: str) -> None:
         (http.GENERATION + http.SAMPLING + http.CHAT, openai._SERVED[Operation.CHAT]),
         (http.GENERATION + http.SAMPLING + http.COMPLETION, openai._SERVED[Operation.TEXT_COMPLETION]),
         (http.EMBEDDINGS, openai_embeddings._SERVED),
+        (http_agents.RESPONSES, responses_request._SERVED),
+        (http_agents.MESSAGES, messages_request._SERVED),
+        (http.TOKENIZE, tokenizer_routes._TOKENIZE),
     ],
 )
 def test_fields_are_those_that_are_served(shown: tuple[http.Field, ...], served: frozenset[str]) -> None:

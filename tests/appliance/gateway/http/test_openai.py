@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp
-from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Operation, TextPrompt, TokenPrompt
+from appliance.gateway.generate_request import (
+    ChatPrompt,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Operation,
+    TextPrompt,
+    TokenPrompt,
+)
 from appliance.gateway.http import openai, unsupported
-from appliance.gateway.http.openai import Parsed, parse
+from appliance.gateway.http.dialect import Parsed
+from appliance.gateway.http.openai import parse
 from isolation.ipc.messages import Priority
 from isolation.ipc.sampling import MAX_TOP_K, Sampling
 
@@ -53,6 +62,11 @@ def test_a_service_tier_asks_for_a_priority(tier: str | None, asked: Priority | 
     assert (parsed.request.priority, parsed.ignored) == (asked, ())
 
 
+def usage_is_told(parsed: Parsed) -> bool:
+    """Whether the answer's stream ends with its usage."""
+    return len(parsed.make_writer(0).closing(Finished(FinishReason.STOP, 1, 0, 1))) == 3
+
+
 def test_every_served_field_arrives():
     """Numbers, stops, limits and flags land where the session reads them."""
     parsed = chat(
@@ -86,7 +100,7 @@ def test_every_served_field_arrives():
     )
     assert (request.max_tokens, request.stop, request.stop_ids) == (5, ("a", "b"), (1, 2))
     assert (request.ignore_eos, request.logprobs, request.stream) == (True, 3, True)
-    assert parsed.include_usage is True
+    assert usage_is_told(parsed) is True
     assert parsed.ignored == ()
 
 
@@ -199,7 +213,7 @@ def test_unknown_fields_are_reported_in_order():
     parsed = text(user="u", metadata={"a": 1}, verbosity=None, zzz=[1])
     assert parsed.ignored == ("user", "metadata", "zzz")
     streamed = chat(stream=True, stream_options={"include_obfuscation": False})
-    assert (streamed.ignored, streamed.include_usage) == (("stream_options.include_obfuscation",), False)
+    assert (streamed.ignored, usage_is_told(streamed)) == (("stream_options.include_obfuscation",), False)
 
 
 REFUSED_CHAT = [

@@ -18,6 +18,7 @@ from appliance.gateway.generate_request import (
     GenerateRequest,
     ModelCard,
     Operation,
+    Started,
     TextPrompt,
 )
 from appliance.gateway.http import sse
@@ -66,7 +67,7 @@ def test_a_chunk_carries_any_text_in_one_line(operation, text):
 def test_streamed_chat_has_the_published_shape():
     """Role, content, reason, usage, end mark; every chunk is a strict ChatCompletionChunk."""
     writer = _writer(Operation.CHAT, stream=True, include_usage=True)
-    chunks = [writer.opening(), writer.delta(Delta("hi", (1,))), *writer.closing(FINISHED)]
+    chunks = [writer.opening(Started(7, 3)), writer.delta(Delta("hi", (1,))), *writer.closing(FINISHED)]
     assert chunks[-1] == sse.DONE
     objects = [ChatCompletionChunk.model_validate(_data(chunk), strict=True) for chunk in chunks[:-1]]
     assert {chunk.id for chunk in objects} == {"chatcmpl-abc"}
@@ -80,7 +81,7 @@ def test_streamed_chat_has_the_published_shape():
 def test_without_include_usage_no_chunk_mentions_it():
     """The field is there only for those who asked."""
     writer = _writer(Operation.CHAT, stream=True)
-    chunks = [writer.opening(), writer.delta(Delta("hi", (1,))), *writer.closing(FINISHED)]
+    chunks = [writer.opening(Started(7, 3)), writer.delta(Delta("hi", (1,))), *writer.closing(FINISHED)]
     assert all(b"usage" not in chunk for chunk in chunks if chunk)
 
 

@@ -17,7 +17,8 @@ from appliance.gateway.generate_request import (
     FinishReason,
     Started,
 )
-from tests.appliance.gateway.front.support import MODEL, Running, Step
+from tests.appliance.gateway.front.support import MODEL, Running
+from tests.appliance.gateway.http.scripts import CALLING, CALLS, CUT, REFUSING
 
 USER = {"role": "user", "content": "?"}
 WEATHER = {
@@ -30,17 +31,6 @@ WEATHER = {
     },
 }
 NOW = {"type": "function", "function": {"name": "now"}}
-
-SCRIPT: list[Step] = [
-    Started(7, 3),
-    Delta("", (1,), reasoning="I need "),
-    Delta("So: ", (2,), reasoning="both."),
-    Delta("", (3,), calls=(CallDelta(0, "weather", "call_a", '{"city"'),)),
-    Delta("", (4,), calls=(CallDelta(0, arguments=': "Paris"}'), CallDelta(1, "now", "call_b", "{"))),
-    Delta("", (5,), calls=(CallDelta(1, arguments="}"),)),
-    Finished(FinishReason.TOOL_CALLS, 7, 3, 5, reasoning_tokens=2),
-]
-CALLS = [("call_a", "weather", '{"city": "Paris"}'), ("call_b", "now", "{}")]
 
 
 def client(running: Running) -> openai.AsyncOpenAI:
@@ -60,7 +50,7 @@ async def ask(running: Running, **fields: Any) -> Any:
 
 async def test_a_whole_answer_has_its_calls(running: Running) -> None:
     """Ids, names and arguments of both calls, the reasoning beside them, and the reason why it ended."""
-    running.service.script = SCRIPT
+    running.service.script = CALLING
     answer = await ask(running)
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
@@ -68,7 +58,7 @@ async def test_a_whole_answer_has_its_calls(running: Running) -> None:
     assert choice.message.content == "So: "
     assert choice.message.model_extra == {"reasoning_content": "I need both."}
     assert answer.usage.completion_tokens_details.reasoning_tokens == 2
-    running.service.script = [step for step in SCRIPT if not (isinstance(step, Delta) and step.text)]
+    running.service.script = [step for step in CALLING if not (isinstance(step, Delta) and step.text)]
     answer = await ask(running)
     assert answer.choices[0].message.content is None, "as OpenAI has it where there is nothing but calls"
 
@@ -76,7 +66,7 @@ async def test_a_whole_answer_has_its_calls(running: Running) -> None:
 async def test_a_stream_gives_calls_as_they_come(running: Running) -> None:
     """Each call's first piece has id and name, the others its number; put together they are those of the whole
     answer."""
-    running.service.script = SCRIPT
+    running.service.script = CALLING
     calls: dict[int, list[str]] = {}
     reasoning, pieces = "", 0
     for chunk in await ask(running, stream=True):
@@ -94,7 +84,7 @@ async def test_a_stream_gives_calls_as_they_come(running: Running) -> None:
 
 async def test_the_official_helpers_put_a_stream_together(running: Running) -> None:
     """``chat.completions.stream`` of the official client parses the arguments of both."""
-    running.service.script = SCRIPT
+    running.service.script = CALLING
     now = {"type": "function", "function": {"name": "now", "strict": True, "parameters": {}}}
     asked: dict[str, Any] = {"model": MODEL, "messages": [USER], "tools": [WEATHER, now]}
     async with client(running) as caller, caller.chat.completions.stream(**asked) as stream:
@@ -105,12 +95,7 @@ async def test_the_official_helpers_put_a_stream_together(running: Running) -> N
 
 async def test_a_call_that_is_none_is_content_with_a_reason(running: Running) -> None:
     """The whole answer has no call, and says why; a stream says it at its end."""
-    running.service.script = [
-        Started(1, 0),
-        Delta("", (1,), calls=(CallDelta(0, "now", "call_a", "{"),)),
-        Delta("<call>{]", (2,), calls=(CallDelta(0, refused=True),)),
-        Finished(FinishReason.STOP, 1, 0, 2, refused="the call is not JSON"),
-    ]
+    running.service.script = REFUSING
     (choice,) = (await ask(running)).choices
     assert (choice.message.tool_calls, choice.message.content, choice.finish_reason) == (None, "<call>{]", "stop")
     assert choice.model_extra == {"tool_call_error": "the call is not JSON"}
@@ -120,11 +105,7 @@ async def test_a_call_that_is_none_is_content_with_a_reason(running: Running) ->
 
 async def test_a_call_that_is_cut_is_shown_as_far_as_it_came(running: Running) -> None:
     """With the reason ``length``, and not as if it were complete."""
-    running.service.script = [
-        Started(1, 0),
-        Delta("", (1,), calls=(CallDelta(0, "now", "call_a", '{"a'),)),
-        Finished(FinishReason.LENGTH, 1, 0, 1),
-    ]
+    running.service.script = CUT
     (choice,) = (await ask(running)).choices
     assert (choice.finish_reason, choice.message.tool_calls[0].function.arguments) == ("length", '{"a')
 
@@ -145,7 +126,7 @@ async def test_choices_have_calls_of_their_own(running: Running) -> None:
 
 async def test_a_padded_stream_has_the_same_calls(running: Running) -> None:
     """Records of one size carry them; put together they are those of the whole answer."""
-    running.service.script = SCRIPT
+    running.service.script = CALLING
     running.service.padded = {"acme"}
     calls: dict[int, str] = {}
     for chunk in await ask(running, stream=True):

@@ -1,0 +1,236 @@
+"""Anthropic's JSON of a message -> ``GenerateRequest``: pure; what is not served is refused by name.
+
+Source of names and shapes: Anthropic's API reference of the Messages API, version 2023-06-01 as of 2026-10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from appliance.common.errors import InvalidRequestError
+from appliance.gateway.front import request_builder
+from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
+from appliance.gateway.front.tool_builder import (
+    MAX_CALLS,
+    MAX_TOOLS,
+    ToolChoice,
+    ToolSpec,
+    build_tools,
+    checked_call_id,
+    checked_tools,
+    shown_tools,
+)
+from appliance.gateway.generate_request import (
+    ChatPrompt,
+    GenerateRequest,
+    Operation,
+    TokenizerOperation,
+    TokenizerRequest,
+    Tools,
+)
+from appliance.gateway.http.dialect import Parsed
+from appliance.gateway.http.fields import an_object, needed, number, one_of, typed
+from appliance.gateway.http.messages_objects import MessageWriter
+from appliance.gateway.http.openai import PART_SEPARATOR, document_of, model_of
+from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
+from isolation.ipc.messages import Priority
+
+_PROMPT = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
+_SERVED = _PROMPT | {
+    "max_tokens",
+    "stop_sequences",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "service_tier",
+    "metadata",
+}
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    "mcp_servers": Unsupported("call the servers in your application, and offer what they do as tools"),
+    "container": Unsupported("run code in your application, and offer it as a tool"),
+    "output_config": Unsupported("ask for JSON by /v1/chat/completions with response_format"),
+    "output_format": Unsupported("ask for JSON by /v1/chat/completions with response_format"),
+    "context_management": Unsupported("leave out of messages what the model shall not see"),
+}
+"""Fields that are refused with advice."""
+
+_NAMES = {"stop": "stop_sequences"}
+_TIERS = {"auto": None, "standard_only": Priority.NORMAL}
+_THINKING = ("enabled", "disabled", "adaptive")
+_CHOICES = ("auto", "any", "tool", "none")
+
+
+def parse_message(body: bytes, stamp: Stamp) -> Parsed:
+    """The request in the body of ``/v1/messages``.
+
+    Raises:
+        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+    """
+    document = document_of(body)
+    refuse_unsupported(document, UNSUPPORTED)
+    prompt, tools = _prompt(document)
+    tier = typed(document, "service_tier", str)
+    given = {name: number(document, name) for name in ("temperature", "top_p")}
+    request = GenerateRequest(
+        request_id=stamp.request_id,
+        operation=Operation.CHAT,
+        model=model_of(document),
+        prompt=prompt,
+        sampling=request_builder.sampling_of({**given, "top_k": typed(document, "top_k", int)}, stamp),
+        max_tokens=needed(document, "max_tokens", int),
+        stop=_stops(document),
+        deadline=stamp.deadline,
+        stream=typed(document, "stream", bool) or False,
+        priority=_TIERS[one_of(tier, tuple(_TIERS), "service_tier")] if tier is not None else None,
+        tools=tools,
+    )
+    request_builder.checked(request, _NAMES)
+    typed(document, "metadata", dict)
+    return Parsed(request, partial(MessageWriter, request), _ignored(document, _SERVED))
+
+
+def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:
+    """The request in the body of ``/v1/messages/count_tokens``, and the names of fields without effect.
+
+    Raises:
+        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+    """
+    document = document_of(body)
+    refuse_unsupported(document, UNSUPPORTED)
+    name = model_of(document)
+    request_builder.check_model(name)
+    request = TokenizerRequest(
+        request_id=stamp.request_id,
+        operation=TokenizerOperation.TOKENIZE,
+        model=name,
+        prompt=_prompt(document)[0],
+        deadline=stamp.deadline,
+    )
+    return request, _ignored(document, _PROMPT)
+
+
+def _ignored(document: Mapping[str, Any], served: frozenset[str]) -> tuple[str, ...]:
+    return tuple(
+        name for name, value in document.items() if value is not None and name not in served and name not in UNSUPPORTED
+    )
+
+
+def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:
+    """The conversation, and what the model may call."""
+    messages = needed(document, "messages", list)
+    check_most(len(messages), request_builder.MAX_MESSAGES, "messages", "entries")
+    turns = [turn for index, message in enumerate(messages) for turn in _turns(message, f"messages[{index}]")]
+    if system := _text(document.get("system"), "system"):
+        turns.insert(0, Turn("system", system))
+    entries = typed(document, "tools", list) or []
+    check_most(len(entries), MAX_TOOLS, "tools", "entries")
+    specs = checked_tools([_tool(entry, f"tools[{index}]") for index, entry in enumerate(entries)], "tools")
+    choice = _choice(document.get("tool_choice"))
+    tools = build_tools(specs, choice, "tools")
+    shown = shown_tools(specs) if choice.calls else ()
+    return request_builder.chat_prompt(turns, "messages", tools=shown, hints=_hints(document)), tools
+
+
+def _hints(document: Mapping[str, Any]) -> dict[str, object]:
+    """What chat templates are told of the reasoning that is asked for, as far as they have a word for it."""
+    thinking = typed(document, "thinking", dict)
+    if thinking is None:
+        return {}
+    thinks = one_of(thinking.get("type"), _THINKING, "thinking.type") != "disabled"
+    return request_builder.thinking_hints(thinks=thinks)
+
+
+def _turns(message: object, at: str) -> Iterator[Turn]:
+    """The turns of one message: results of tools are turns of their own, before the rest."""
+    fields = an_object(message, at)
+    role = one_of(fields.get("role"), ("user", "assistant"), f"{at}.role")
+    content = fields.get("content")
+    if isinstance(content, str):
+        yield Turn(role, content)
+        return
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{at}.content must be a string or an array of blocks", param=f"{at}.content")
+    check_most(len(content), request_builder.MAX_PARTS, f"{at}.content", "blocks")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[TurnCall] = []
+    results = False
+    for index, block in enumerate(content):
+        where = f"{at}.content[{index}]"
+        entry = an_object(block, where)
+        kind = entry.get("type")
+        if kind == "text":
+            texts.append(needed(entry, "text", str, f"{where}."))
+        elif kind == "tool_result" and role == "user":
+            results = True
+            call_id = checked_call_id(needed(entry, "tool_use_id", str, f"{where}."), f"{where}.tool_use_id")
+            yield Turn("tool", _text(entry.get("content"), f"{where}.content"), call_id=call_id)
+        elif kind == "tool_use" and role == "assistant":
+            calls.append(_call(entry, where))
+        elif kind == "thinking" and role == "assistant":
+            thoughts.append(needed(entry, "thinking", str, f"{where}."))
+        elif kind != "redacted_thinking":
+            raise InvalidRequestError(f"{where}.type is none that is served in a message of the {role}", param=where)
+    check_most(len(calls), MAX_CALLS, f"{at}.content", "calls")
+    if texts or calls or not results:
+        reasoning = PART_SEPARATOR.join(thoughts) or None
+        yield Turn(role, PART_SEPARATOR.join(texts), calls=tuple(calls), reasoning=reasoning)
+
+
+def _call(entry: Mapping[str, Any], at: str) -> TurnCall:
+    call_id = checked_call_id(needed(entry, "id", str, f"{at}."), f"{at}.id")
+    arguments = request_builder.compact_json(typed(entry, "input", dict, f"{at}.") or {})
+    return TurnCall(call_id, needed(entry, "name", str, f"{at}."), arguments)
+
+
+def _text(value: object, at: str) -> str:
+    """The text of a string or of blocks of text."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"{at} must be a string or an array of text blocks", param=at)
+    check_most(len(value), request_builder.MAX_PARTS, at, "blocks")
+    texts = []
+    for index, block in enumerate(value):
+        where = f"{at}[{index}]"
+        entry = an_object(block, where)
+        if entry.get("type") != "text":
+            raise InvalidRequestError(f"{where} must be a text block, since models read text here", param=where)
+        texts.append(needed(entry, "text", str, f"{where}."))
+    return PART_SEPARATOR.join(texts)
+
+
+def _tool(entry: object, at: str) -> ToolSpec:
+    fields = an_object(entry, at)
+    kind = fields.get("type")
+    if kind not in (None, "custom"):
+        raise InvalidRequestError(f"{at}.type must be custom: other tools run elsewhere", param=f"{at}.type")
+    return ToolSpec(
+        needed(fields, "name", str, f"{at}."),
+        typed(fields, "description", str, f"{at}."),
+        typed(fields, "input_schema", dict, f"{at}."),
+        typed(fields, "strict", bool, f"{at}.") or False,
+        at,
+    )
+
+
+def _choice(value: object) -> ToolChoice:
+    if value is None:
+        return ToolChoice()
+    fields = an_object(value, "tool_choice")
+    kind = one_of(fields.get("type"), _CHOICES, "tool_choice.type")
+    single = typed(fields, "disable_parallel_tool_use", bool, "tool_choice.") or False
+    only = (needed(fields, "name", str, "tool_choice."),) if kind == "tool" else None
+    return ToolChoice(calls=kind != "none", required=kind in ("any", "tool"), only=only, parallel=not single)
+
+
+def _stops(document: Mapping[str, Any]) -> tuple[str, ...]:
+    stops = typed(document, "stop_sequences", list) or []
+    if not all(isinstance(stop, str) for stop in stops):
+        raise InvalidRequestError("stop_sequences must be an array of strings", param="stop_sequences")
+    return tuple(stops)

@@ -1,0 +1,299 @@
+"""OpenAI's JSON of a response -> ``GenerateRequest``: pure; what is not served is refused by name.
+
+Nothing is kept between requests: a client sends the whole conversation, as agents do with ``store: false``. Source of
+names and shapes: OpenAI's API specification of 2026-08.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from appliance.common.errors import InvalidRequestError
+from appliance.gateway.front import request_builder
+from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
+from appliance.gateway.front.tool_builder import (
+    MAX_TOOLS,
+    ToolChoice,
+    ToolSpec,
+    arguments_object,
+    build_tools,
+    checked_call_id,
+    checked_tools,
+    shown_tools,
+)
+from appliance.gateway.generate_request import (
+    ChatPrompt,
+    GenerateRequest,
+    Grammar,
+    Operation,
+    TokenizerOperation,
+    TokenizerRequest,
+    Tools,
+)
+from appliance.gateway.http.dialect import Parsed
+from appliance.gateway.http.fields import an_object, needed, number, one_of, typed
+from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
+from appliance.gateway.http.responses_objects import ResponseWriter
+from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
+from isolation.ipc.grammar import GrammarKind
+
+_KEPT = "nothing is kept between requests here; send the whole conversation as input"
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    "previous_response_id": Unsupported(_KEPT),
+    "conversation": Unsupported(_KEPT),
+    "background": Unsupported("keep the connection, or stream"),
+    "prompt": Unsupported("send the text of the prompt as instructions and input"),
+    "context_management": Unsupported("leave out of input what the model shall not see"),
+}
+"""Fields that are refused with advice."""
+
+_PROMPT = frozenset({"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning"})
+_SERVED = _PROMPT | {
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "top_logprobs",
+    "include",
+    "text",
+    "stream",
+    "service_tier",
+    "metadata",
+    "truncation",
+    "store",
+}
+_INCLUDES = "message.output_text.logprobs"
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_MODES = ("auto", "required")
+_FORMATS = ("text", "json_schema", "json_object")
+
+
+def parse_response(body: bytes, stamp: Stamp) -> Parsed:
+    """The request in the body of ``/v1/responses``.
+
+    Raises:
+        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+    """
+    document = document_of(body)
+    refuse_unsupported(document, UNSUPPORTED)
+    prompt, tools = _prompt(document)
+    request = GenerateRequest(
+        request_id=stamp.request_id,
+        operation=Operation.CHAT,
+        model=model_of(document),
+        prompt=prompt,
+        sampling=request_builder.sampling_of(
+            {name: number(document, name) for name in ("temperature", "top_p")}, stamp
+        ),
+        max_tokens=typed(document, "max_output_tokens", int),
+        max_tokens_param="max_output_tokens",
+        logprobs=_logprobs(document),
+        deadline=stamp.deadline,
+        stream=typed(document, "stream", bool) or False,
+        priority=priority_of(document),
+        grammar=_grammar(document),
+        tools=tools,
+    )
+    request_builder.checked(request, {"logprobs": "top_logprobs"})
+    _check_truncation(document)
+    typed(document, "store", bool)
+    typed(document, "metadata", dict)
+    shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
+    return Parsed(request, partial(ResponseWriter, request, shown=shown), _ignored(document, _SERVED))
+
+
+def parse_input_tokens(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:
+    """The request in the body of ``/v1/responses/input_tokens``, and the names of fields without effect.
+
+    Raises:
+        InvalidRequestError: anything is wrong with it; ``param`` names the field.
+    """
+    document = document_of(body)
+    refuse_unsupported(document, UNSUPPORTED)
+    name = model_of(document)
+    request_builder.check_model(name)
+    request = TokenizerRequest(
+        request_id=stamp.request_id,
+        operation=TokenizerOperation.TOKENIZE,
+        model=name,
+        prompt=_prompt(document)[0],
+        deadline=stamp.deadline,
+    )
+    return request, _ignored(document, _PROMPT)
+
+
+def _ignored(document: Mapping[str, Any], served: frozenset[str]) -> tuple[str, ...]:
+    return tuple(
+        name for name, value in document.items() if value is not None and name not in served and name not in UNSUPPORTED
+    )
+
+
+def _check_truncation(document: Mapping[str, Any]) -> None:
+    if typed(document, "truncation", str) not in (None, "disabled", "auto"):
+        raise InvalidRequestError("truncation must be one of: disabled, auto", param="truncation")
+
+
+def _logprobs(document: Mapping[str, Any]) -> int:
+    included = typed(document, "include", list) or []
+    top = typed(document, "top_logprobs", int)
+    if top is None and _INCLUDES in included:
+        top = 0
+    return request_builder.asked("logprobs", top, "top_logprobs")
+
+
+def _grammar(document: Mapping[str, Any]) -> Grammar | None:
+    text = typed(document, "text", dict)
+    form = typed(text, "format", dict, "text.") if text is not None else None
+    if form is None:
+        return None
+    kind = one_of(form.get("type"), _FORMATS, "text.format.type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return request_builder.grammar(GrammarKind.JSON_SCHEMA, request_builder.ANY_OBJECT, "text.format")
+    strict = typed(form, "strict", bool, "text.format.")
+    schema = needed(form, "schema", dict, "text.format.")
+    asked = GrammarKind.JSON_SCHEMA if strict else GrammarKind.JSON_SCHEMA_LENIENT
+    return request_builder.grammar(asked, request_builder.compact_json(schema), "text.format.schema")
+
+
+def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:
+    """The conversation, and what the model may call."""
+    turns = _turns(document.get("input"))
+    instructions = typed(document, "instructions", str)
+    if instructions:
+        turns.insert(0, Turn("system", instructions))
+    entries = typed(document, "tools", list) or []
+    check_most(len(entries), MAX_TOOLS, "tools", "entries")
+    specs = checked_tools([_tool(entry, f"tools[{index}]") for index, entry in enumerate(entries)], "tools")
+    parallel = typed(document, "parallel_tool_calls", bool)
+    choice = _choice(document.get("tool_choice"), parallel=parallel is not False)
+    tools = build_tools(specs, choice, "tools")
+    shown = shown_tools(specs) if choice.calls else ()
+    return request_builder.chat_prompt(turns, "input", tools=shown, hints=_hints(document)), tools
+
+
+def _hints(document: Mapping[str, Any]) -> dict[str, object]:
+    reasoning = typed(document, "reasoning", dict)
+    effort = reasoning.get("effort") if reasoning is not None else None
+    if effort is None:
+        return {}
+    asked = one_of(effort, EFFORTS, "reasoning.effort")
+    return request_builder.thinking_hints(thinks=asked != "none", effort=asked)
+
+
+def _turns(value: object) -> list[Turn]:
+    if isinstance(value, str):
+        return [Turn("user", value)]
+    if not isinstance(value, list):
+        raise InvalidRequestError("input must be a string or an array of items", param="input")
+    check_most(len(value), request_builder.MAX_MESSAGES, "input", "items")
+    turns: list[Turn] = []
+    for index, item in enumerate(value):
+        _add(turns, an_object(item, f"input[{index}]"), f"input[{index}]")
+    return turns
+
+
+def _add(turns: list[Turn], item: Mapping[str, Any], at: str) -> None:
+    """Add an item; what one answer had in several items is one turn."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = one_of(item.get("role"), tuple(_ROLES), f"{at}.role")
+        text = _text(item.get("content"), f"{at}.content")
+        if role == "assistant":
+            _join(turns, Turn("assistant", text))
+        else:
+            turns.append(Turn(_ROLES[role], text))
+    elif kind == "function_call":
+        call_id = checked_call_id(needed(item, "call_id", str, f"{at}."), f"{at}.call_id")
+        arguments = arguments_object(typed(item, "arguments", str, f"{at}.") or "", f"{at}.arguments")
+        call = TurnCall(call_id, needed(item, "name", str, f"{at}."), arguments)
+        _join(turns, Turn("assistant", "", calls=(call,)))
+    elif kind == "function_call_output":
+        call_id = checked_call_id(needed(item, "call_id", str, f"{at}."), f"{at}.call_id")
+        turns.append(Turn("tool", _text(item.get("output"), f"{at}.output"), call_id=call_id))
+    elif kind == "reasoning":
+        if reasoning := _reasoning(item, at):
+            turns.append(Turn("assistant", "", reasoning=reasoning))
+    else:
+        raise InvalidRequestError(
+            f"{at}.type must be message, function_call, function_call_output or reasoning", param=f"{at}.type"
+        )
+
+
+def _join(turns: list[Turn], turn: Turn) -> None:
+    last = turns[-1] if turns else None
+    follows = last is not None and last.role == "assistant" and (turn.calls or not (last.content or last.calls))
+    if last is None or not follows:
+        turns.append(turn)
+        return
+    turns[-1] = replace(last, content=last.content or turn.content, calls=last.calls + turn.calls)
+
+
+def _reasoning(item: Mapping[str, Any], at: str) -> str:
+    """The text of a reasoning item that this API gave; of another server's encrypted one there is none."""
+    parts = typed(item, "content", list, f"{at}.") or []
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "reasoning_text"]
+    return PART_SEPARATOR.join(text for text in texts if isinstance(text, str))
+
+
+def _text(value: object, at: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"{at} must be a string or an array of text parts", param=at)
+    check_most(len(value), request_builder.MAX_PARTS, at, "parts")
+    texts = []
+    for index, part in enumerate(value):
+        where = f"{at}[{index}]"
+        entry = an_object(part, where)
+        if entry.get("type") == "refusal":
+            texts.append(needed(entry, "refusal", str, f"{where}."))
+            continue
+        if entry.get("type") not in _TEXT_PARTS:
+            raise InvalidRequestError(f"{where} must be a text part, since models read text here", param=where)
+        texts.append(needed(entry, "text", str, f"{where}."))
+    return PART_SEPARATOR.join(texts)
+
+
+def _tool(entry: object, at: str) -> ToolSpec:
+    fields = an_object(entry, at)
+    if fields.get("type") != "function":
+        raise InvalidRequestError(f"{at}.type must be function, the one kind that is served", param=f"{at}.type")
+    return ToolSpec(
+        needed(fields, "name", str, f"{at}."),
+        typed(fields, "description", str, f"{at}."),
+        typed(fields, "parameters", dict, f"{at}."),
+        typed(fields, "strict", bool, f"{at}.") or False,
+        at,
+    )
+
+
+def _choice(value: object, *, parallel: bool) -> ToolChoice:
+    if value is None or value == "auto":
+        return ToolChoice(parallel=parallel)
+    if value in ("none", "required"):
+        return ToolChoice(calls=value != "none", required=value == "required", parallel=parallel)
+    kind = value.get("type") if isinstance(value, dict) else None
+    only: tuple[str, ...]
+    if isinstance(value, dict) and kind == "function":
+        only = (needed(value, "name", str, "tool_choice."),)
+        return ToolChoice(required=True, only=only, parallel=parallel)
+    if isinstance(value, dict) and kind == "allowed_tools":
+        mode = one_of(value.get("mode"), _MODES, "tool_choice.mode")
+        tools = needed(value, "tools", list, "tool_choice.")
+        check_most(len(tools), MAX_TOOLS, "tool_choice.tools", "entries")
+        only = tuple(
+            needed(an_object(tool, f"tool_choice.tools[{index}]"), "name", str, f"tool_choice.tools[{index}].")
+            for index, tool in enumerate(tools)
+        )
+        return ToolChoice(required=mode == "required", only=only, parallel=parallel)
+    raise InvalidRequestError(
+        "tool_choice must be auto, none, required, or an object with a type of: function, allowed_tools",
+        param="tool_choice",
+    )

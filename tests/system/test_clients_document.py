@@ -1,0 +1,76 @@
+"""docs/clients.md and docs/tools.md: each block is run, as it stands there, against a real appliance."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import Appliance, running
+from tests.system.tool_models import make_models
+
+pytestmark = pytest.mark.runsc
+
+SETTINGS = ("environment",)
+
+
+def blocks(root: Path, page: str) -> dict[str, tuple[str, str]]:
+    """Language and text of a page's blocks, by name; those without one are named by their place."""
+    found = re.findall(r"^```(\w+) ?(\w*)\n(.*?)^```$", (root / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+    return {name or str(place): (language, text) for place, (language, name, text) in enumerate(found)}
+
+
+def run(language: str, text: str, environment: dict[str, str]) -> str:
+    """What a block prints."""
+    argv = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
+    done = subprocess.run(
+        argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return done.stdout
+
+
+def environment(root: Path, appliance: Appliance) -> dict[str, str]:
+    """The variables of the page's own block, at the appliance's address."""
+    _, text = blocks(root, "clients.md")["environment"]
+    text = text.replace("http://127.0.0.1:8080", appliance.ready["http"])
+    shown = run("sh", text + "env", {"ATHANOR_KEY": appliance.key("alpha")})
+    return dict(line.split("=", 1) for line in shown.splitlines() if line.startswith(("OPENAI_", "ANTHROPIC_")))
+
+
+NAMES = ("curl", "chat", "structured", "responses", "messages")
+
+
+def test_the_names_are_those_of_the_page(root: Path) -> None:
+    """No block is left out."""
+    assert set(blocks(root, "clients.md")) == {*NAMES, *SETTINGS}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_is_answered(root: Path, appliance: Appliance, name: str) -> None:
+    """With the variables of the page alone; each shows an answer."""
+    language, text = blocks(root, "clients.md")[name]
+    said = run(language, text, environment(root, appliance))
+    expected = {"curl": '"finish_reason":"stop"', "structured": "allowed="}.get(name, " ")
+    assert expected in said and len(said) > 10, said
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """A demo that serves a model with tools."""
+    folder = tmp_path_factory.mktemp("documented")
+    (model,) = make_models(folder, ("hermes",))
+    with running(folder / "state", "--model", str(model), "--checkpoints", "off") as started:
+        yield started
+
+
+def test_an_agent_s_turn_goes_round(root: Path, tooled: Appliance) -> None:
+    """docs/tools.md: the offer, the call, the result, and an answer that is printed."""
+    language, text = blocks(root, "tools.md")["0"]
+    text = text.replace("http://127.0.0.1:8080", tooled.ready["http"]).replace("ath_alpha-1_...", tooled.key("alpha"))
+    assert run(language, text, {}).strip()
