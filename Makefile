@@ -17,9 +17,11 @@ test: setup-dev ## the whole test suite at small counts, on two workers
 
 # What `make test` leaves out is marked `full`: image builds, the Debian package, every attack and matrix of the red team,
 # all variants of models and the counts of the bars. Hours: nothing else should run on the machine meanwhile.
+# In parts where the machine is not free for that long: make verify PART=1/4, and so on.
+PART ?= 1/1
 verify: setup-dev emulator grpc-clients ## every test at its full count, on two workers, then the suite on every other Python
-	$(BIN)/python -m pytest -q $(WORKERS) --durations=25 --durations-min=10
-	$(MAKE) pythons
+	$(BIN)/python -m pytest -q $(WORKERS) --part $(PART) --durations=25 --durations-min=10
+	$(if $(filter 1/1,$(PART)),$(MAKE) pythons)
 
 # Those on the path; others by name: make pythons PYTHONS="/opt/python3.14/bin/python3.14".
 PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(shell command -v python$(version)))

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.parts import keep_part
+
 ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile("untimed", deadline=None)
@@ -45,6 +47,13 @@ MACHINE = "machine"
 """The group of files whose tests boot sandboxes or compare times: one worker runs them, one after the other."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take a part of the suite."""
+    parser.addoption(
+        "--part", default="1/1", metavar="K/N", help="run every Nth file, from the Kth on (tests/parts.py)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compute on one thread in each of several workers: more threads than cores would wait for each other."""
     if hasattr(config, "workerinput"):
@@ -62,6 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Raises:
         UsageError: the workers would ignore the groups, as pytest-xdist 3.8 does under pytest 9.2.
     """
+    others = keep_part(items, config.getoption("part"))
+    if others:
+        config.hook.pytest_deselected(items=others)
     apart = {item.path for item in items if needs_machine(item)}
     for item in items:
         if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):

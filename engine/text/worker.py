@@ -19,7 +19,7 @@ from engine.text.template import ChatTemplate, parse_template
 from engine.text.token_bytes import Words
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary
-from isolation.ipc.messages import MAX_FRAME_BYTES, MAX_VOCABULARY_ENTRIES, Failed, FailureCode, TextReady
+from isolation.ipc.messages import MAX_FRAME_BYTES, MAX_VOCABULARY_ENTRIES, NO_TOKEN, Failed, FailureCode, TextReady
 from isolation.ipc.output import OutputRead, ReadOutput
 from isolation.ipc.text import Decode, Decoded, Encode, Encoded, ReadVocabulary, SourceKind
 from isolation.ipc.text import Vocabulary as VocabularySlice
@@ -66,6 +66,7 @@ class TextWorker:
 
     def ready(self) -> TextReady:
         """Return this model's text capabilities."""
+        begins, ends = self._thinking_tokens()
         return TextReady(
             vocab_size=self._tokenizer.vocab_size,
             has_chat_template=DEFAULT_TEMPLATE in self._templates,
@@ -73,7 +74,16 @@ class TextWorker:
             strip_leading_space=self._vocabulary.strip_leading_space,
             calls=self._outputs.form.calls is not None and self._takes_tools,
             thinks=self._outputs.form.thinks and self._vocabulary.exact,
+            think_begins=begins,
+            think_ends=ends,
         )
+
+    def _thinking_tokens(self) -> tuple[int, int]:
+        """Return the tokens around reasoning, if it stands between two."""
+        thinking, ids = self._outputs.form.thinking, self._tokenizer.tokens()
+        if thinking is None or not self._vocabulary.exact or any(marker not in ids for marker in thinking):
+            return NO_TOKEN, NO_TOKEN
+        return ids[thinking[0]], ids[thinking[1]]
 
     def answer(self, job: TextJob) -> TextResult:
         """Answer one job; its own faults are returned as ``Failed`` and leave the worker usable."""

@@ -60,6 +60,8 @@ MAX_DEADLINE_US = 7 * 24 * 3_600 * 1_000_000
 """Microseconds in a week: beyond any request's life, and far from where nanoseconds would leave 64 bits."""
 MAX_CHOICES = 16
 """Outputs of one prompt in one request; each takes a row of the engine and a grant of its own."""
+NO_TOKEN = 0xFFFF_FFFF
+"""Stands for no token where an id may be missing."""
 NAMESPACE_KEY_BYTES = 32
 """Bytes of a namespace key, the key of the tenant's block hashes."""
 
@@ -159,6 +161,10 @@ class TextReady:
     """Whether its outputs can call tools."""
     thinks: bool = False
     """Whether its outputs may hold reasoning."""
+    think_begins: int = NO_TOKEN
+    """Token that begins reasoning, where it stands between two tokens; else ``NO_TOKEN``."""
+    think_ends: int = NO_TOKEN
+    """Token that ends it; ``NO_TOKEN`` where ``think_begins`` is."""
 
 
 @dataclass(frozen=True, slots=True)

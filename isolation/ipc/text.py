@@ -35,6 +35,7 @@ from isolation.ipc.messages import (
     MAX_SOURCE_BYTES,
     MAX_TOKENS_PER_REQUEST,
     MAX_VOCABULARY_ENTRIES,
+    NO_TOKEN,
     Configure,
     EngineReady,
     Failed,
@@ -112,7 +113,10 @@ class Vocabulary:
 
 
 _ENGINE_READY = Record("vocab_size:I max_context:I block_size:I num_blocks:I deterministic:? publishes:? form:B")
-_TEXT_READY = Record("vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:? calls:? thinks:?")
+_TEXT_READY = Record(
+    "vocab_size:I has_chat_template:? exact_vocabulary:? strip_leading_space:? calls:? thinks:? "
+    "think_begins:I think_ends:I"
+)
 _VOCABULARY = struct.Struct("<II")
 _LENGTH_BYTES = 2
 
@@ -129,6 +133,11 @@ def _check_engine_ready(message: EngineReady) -> None:
 
 def _check_text_ready(message: TextReady) -> None:
     require_range("vocab_size", message.vocab_size, 1, MAX_U32)
+    none = message.think_begins == NO_TOKEN
+    require(none == (message.think_ends == NO_TOKEN), "one of the tokens around reasoning is missing")
+    if not none:
+        require_range("think_begins", message.think_begins, 0, message.vocab_size - 1)
+        require_range("think_ends", message.think_ends, 0, message.vocab_size - 1)
 
 
 def _check_encode(message: Encode) -> None:

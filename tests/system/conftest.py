@@ -22,6 +22,8 @@ import httpx
 import openai
 import pytest
 
+from tests.system.tool_models import make_models
+
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
 ATHANOR = str(Path(sys.executable).parent / "athanor")
@@ -213,6 +215,16 @@ def battered(batterable: Batterable) -> Appliance:
 def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
     """One demo shared by the tests that leave it as they found it."""
     with running(tmp_path_factory.mktemp("shared") / "state") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
+    """One demo that serves a model of each family with tools; two of them have random weights."""
+    folder = tmp_path_factory.mktemp("tools")
+    models = make_models(folder, random=("llama3", "thinking"))
+    served = [argument for model in models for argument in ("--model", str(model))]
+    with running(folder / "state", *served, "--checkpoints", "off") as started:
         yield started
 
 

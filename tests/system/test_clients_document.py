@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import Appliance, running
-from tests.system.tool_models import make_models
+from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
 
@@ -58,15 +56,6 @@ def test_a_client_is_answered(root: Path, appliance: Appliance, name: str) -> No
     said = run(language, text, environment(root, appliance))
     expected = {"curl": '"finish_reason":"stop"', "structured": "allowed="}.get(name, " ")
     assert expected in said and len(said) > 10, said
-
-
-@pytest.fixture(scope="module")
-def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """A demo that serves a model with tools."""
-    folder = tmp_path_factory.mktemp("documented")
-    (model,) = make_models(folder, ("hermes",))
-    with running(folder / "state", "--model", str(model), "--checkpoints", "off") as started:
-        yield started
 
 
 def test_an_agent_s_turn_goes_round(root: Path, tooled: Appliance) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -17,8 +15,8 @@ import pytest
 
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.generated import inference_pb2_grpc
-from tests.system.conftest import PLAIN, Appliance, running
-from tests.system.tool_models import FAMILIES, make_models
+from tests.system.conftest import PLAIN, Appliance
+from tests.system.tool_models import FAMILIES
 
 pytestmark = pytest.mark.runsc
 
@@ -41,16 +39,6 @@ TOOLS: list[Any] = [
 ]
 LOOSE: list[Any] = [{"type": "function", "function": {"name": name}} for name in SCHEMAS]
 QUESTION: list[Any] = [{"role": "user", "content": "What does the log say?"}]
-
-
-@pytest.fixture(scope="module")
-def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """A demo that serves a model of each family; two of them have random weights."""
-    folder = tmp_path_factory.mktemp("tools")
-    models = make_models(folder, random=("llama3", "thinking"))
-    served = [argument for model in models for argument in ("--model", str(model))]
-    with running(folder / "state", *served, "--checkpoints", "off") as started:
-        yield started
 
 
 def ask(appliance: Appliance, model: str, **fields: Any) -> Any:
@@ -163,8 +151,8 @@ def test_reasoning_is_told_from_the_answer(tooled: Appliance) -> None:
 
 
 def test_a_reading_outlives_its_sandbox(tooled: Appliance) -> None:
-    """The text sandbox is killed in the middle of an answer: another one reads on from where it had come to, and the
-    answer is that of an undisturbed request, with nothing lost and nothing said twice."""
+    """The text sandbox is killed in the middle of an answer that it reads, as there are tools: another one reads on
+    from where it had come to, and the answer is that of an undisturbed request: nothing is lost or said twice."""
     fields = {"tools": LOOSE, "max_tokens": 600, "seed": 5, "temperature": 1.0}
     whole = ask(tooled, "thinking", **fields).choices[0].message.model_extra["reasoning_content"]
     before = next(one for one in tooled.status()["models"] if one["name"] == "thinking")["text"]["generation"]

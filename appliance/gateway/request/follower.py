@@ -25,6 +25,7 @@ from appliance.gateway.generate_request import (
 )
 from appliance.gateway.request.output import LocalText, OutputText
 from appliance.gateway.request.prompt_report import PromptReport
+from appliance.gateway.request.thinking_text import ThinkingText
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit
 from appliance.gateway.sandboxes.stream import TokenStream
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
@@ -145,7 +146,7 @@ class Follower:
                         continue
                     yield await progress.prompt(self._prompt)
                     self._prompt = None
-                if progress.begun and sink is not None and isinstance(writable, LocalText):
+                if progress.begun and sink is not None and isinstance(writable, LocalText | ThinkingText):
                     await self._write_to(sink, writable)
                     yield self._end(choice, stream.finish)
                     return
@@ -164,7 +165,7 @@ class Follower:
                 if not self._open:
                     return
 
-    async def _write_to(self, sink: Sink, text: LocalText) -> None:
+    async def _write_to(self, sink: Sink, text: LocalText | ThinkingText) -> None:
         """Let the delivery's passes write the one output; return when it is written to its end."""
         (stream,) = self._streams
 
@@ -194,7 +195,7 @@ class Follower:
             stream.deliver = None
             sink.on_ready(None)
 
-    def _write(self, stream: TokenStream, sink: Sink, text: LocalText) -> bool:
+    def _write(self, stream: TokenStream, sink: Sink, text: LocalText | ThinkingText) -> bool:
         """Write what has arrived; returns whether the output has ended."""
         finish = stream.finish
         token_ids, logprobs = stream.take()

@@ -26,6 +26,7 @@ from appliance.gateway.request.output import LocalText, OutputText, RemoteText
 from appliance.gateway.request.prompt_report import MAX_NUMBERS, PromptReport
 from appliance.gateway.request.read_text import ReadText
 from appliance.gateway.request.suspects import fingerprint
+from appliance.gateway.request.thinking_text import ThinkingMarks, ThinkingText
 from appliance.gateway.sandboxes.engine_link import EngineFullError, EngineLink
 from appliance.gateway.sandboxes.grammars import GrammarRun
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
@@ -35,7 +36,7 @@ from appliance.gateway.sandboxes.stream import TokenStream
 from appliance.gateway.sandboxes.text_client import TextClient
 from isolation.ipc.engine import Submit
 from isolation.ipc.grammar import GrammarKind
-from isolation.ipc.messages import EngineReady
+from isolation.ipc.messages import NO_TOKEN, EngineReady
 from isolation.ipc.output import Thinking
 from policy.decision import Obligations
 from policy.model import Determinism, Feature, Retention
@@ -48,8 +49,9 @@ class Session:
         self.life = life
         self._request = request
         self._thinking = Thinking.NONE
+        self._marks: ThinkingMarks | None = None
         self._reads = False
-        """Whether the text sandbox reads the output, as it may hold calls or reasoning."""
+        """Whether the output may hold calls or reasoning."""
 
     async def run(self, sink: Sink | None = None) -> AsyncGenerator[Event]:
         """Yield the request's events; deltas go into the sink instead, where there is one and the text can be decoded
@@ -161,6 +163,8 @@ class Session:
         if request.tools is not None:
             self.life.trace.annotate(tools=len(request.tools.names))
         self._reads = request.tools is not None or ready.thinks
+        if ready.think_begins != NO_TOKEN:
+            self._marks = ThinkingMarks(ready.think_begins, ready.think_ends)
 
     def _followed(self) -> Grammar | None:
         """Return the grammar that the output follows, if any."""
@@ -232,7 +236,10 @@ class Session:
 
     def _read_text(self, reservation: Reservation, choice: int) -> OutputText:
         life, request = self.life, self._request
-        tools = request.tools
+        shown, table = reservation.obligations.reasoning, life.pair.text.table
+        tools, marks = request.tools, self._marks
+        if tools is None and marks is not None and table is not None:
+            return ThinkingText(table, request.stop, marks, self._thinking, choice, shows_reasoning=shown)
         reading = OutputReading(
             life.text_client(),
             life.dependencies.next_id(),
@@ -241,8 +248,7 @@ class Session:
             life.until,
         )
         names = tools.names if tools is not None else frozenset[str]()
-        shown = reservation.obligations.reasoning
-        return ReadText(reading, names, request.stop, life.pair.text.table, choice, shows_reasoning=shown)
+        return ReadText(reading, names, request.stop, table, choice, shows_reasoning=shown)
 
     def _output_text(self, choice: int, stops: tuple[str, ...] | None = None) -> OutputText:
         text = self.life.pair.text

@@ -346,4 +346,6 @@ def _text_ready(told: dict[str, int]) -> TextReady:
         strip_leading_space=bool(told["strip_leading_space"]),
         calls=bool(told["calls"]),
         thinks=bool(told["thinks"]),
+        think_begins=told["think_begins"],
+        think_ends=told["think_ends"],
     )

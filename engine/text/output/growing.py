@@ -119,8 +119,11 @@ class Growing:
 
     def word(self, allowed: Callable[[str], bool], most: int) -> Reading[str]:
         """Take what follows of characters that are allowed, ``most`` at most."""
+        seen = 0
         while True:
-            length = next((at for at, char in enumerate(self._text) if not allowed(char)), len(self._text))
+            # What was seen before is allowed: no text is looked at twice.
+            rest = enumerate(self._text[seen:], start=seen)
+            length = seen = next((at for at, char in rest if not allowed(char)), len(self._text))
             if length > most:
                 raise MalformedCallError("has a name or a number that is too long")
             if length < len(self._text) or not (yield from self.more()):

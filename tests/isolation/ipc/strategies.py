@@ -30,6 +30,13 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 ids = st.lists(u32, max_size=50).map(lambda values: array("I", values))
 utf8 = st.text(max_size=60).map(str.encode)
 
+
+def think_tokens(size: int) -> st.SearchStrategy[tuple[int, int]]:
+    """The tokens around reasoning of a model with this many ids, or none."""
+    token = st.integers(0, size - 1)
+    return st.just((m.NO_TOKEN, m.NO_TOKEN)) | st.tuples(token, token).filter(lambda pair: m.NO_TOKEN not in pair)
+
+
 sampling = st.builds(
     Sampling,
     temperature=st.floats(0, 1e30),
@@ -166,7 +173,11 @@ BY_TYPE: dict[type, st.SearchStrategy[Message]] = {
     m.Hello: st.builds(m.Hello, u16, st.sampled_from(m.Role)),
     m.Configure: st.builds(m.Configure, utf8),
     m.EngineReady: st.builds(m.EngineReady, count, count, count, count, st.booleans(), st.booleans()),
-    m.TextReady: st.builds(m.TextReady, count, *[st.booleans()] * 5),
+    m.TextReady: count.flatmap(
+        lambda size: st.tuples(*[st.booleans()] * 5, think_tokens(size)).map(
+            lambda row: m.TextReady(size, *row[:5], *row[5])
+        )
+    ),
     Submit: submit,
     Abort: st.builds(Abort, u64),
     Embed: st.builds(
@@ -262,6 +273,7 @@ SAMPLES: tuple[Message, ...] = (
     m.Configure(b'{"model_dir": "/model"}'),
     m.EngineReady(128_256, 8192, 16, 4096, True, True),
     m.TextReady(128_256, True, False, True, True, False),
+    m.TextReady(151_936, True, True, False, True, True, 151_667, 151_668),
     Submit(
         request=7,
         namespace=bytes(range(32)),

@@ -1,0 +1,32 @@
+"""Parts of the suite: together all of it, no test in two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.parts import keep_part, part_of
+
+
+def test_parts_make_the_whole() -> None:
+    """Each file is in one part; control: a part is not the whole."""
+    items: list[Any] = [SimpleNamespace(path=Path(f"test_{number // 3}.py"), name=number) for number in range(30)]
+    seen: list[int] = []
+    for number in range(1, 5):
+        kept = list(items)
+        others = keep_part(kept, f"{number}/4")
+        assert 0 < len(kept) < len(items) and len(kept) + len(others) == len(items)
+        seen += [item.name for item in kept]
+    assert sorted(seen) == list(range(30))
+    whole = list(items)
+    assert keep_part(whole, "1/1") == [] and whole == items
+
+
+@pytest.mark.parametrize("text", ["", "0/4", "5/4", "1", "a/b", "1/0", "-1/4"])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    """By the option's name."""
+    with pytest.raises(pytest.UsageError, match="--part is K/N"):
+        part_of(text)
