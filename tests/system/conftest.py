@@ -220,9 +220,9 @@ def appliance(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Ite
 
 @pytest.fixture(scope="session")
 def tooled(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Iterator[Appliance]:
-    """One demo that serves a model of each family with tools; two of them have random weights."""
+    """One demo that serves models with tools, of two families, and one that reasons; two have random weights."""
     folder = tmp_path_factory.mktemp("tools")
-    models = make_models(folder, random=("llama3", "thinking"))
+    models = make_models(folder, ("hermes", "llama3", "thinking"), random=("llama3", "thinking"))
     served = [argument for model in models for argument in ("--model", str(model))]
     with running(folder / "state", *served, "--checkpoints", "off") as started:
         yield started

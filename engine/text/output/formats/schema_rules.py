@@ -4,6 +4,7 @@ schemas of tools have them."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,8 @@ class SchemaRules:
 
     def _of_type(self, kind: object, schema: Mapping[str, Any], depth: int) -> str:
         notation = self._notation
+        if not isinstance(kind, str):
+            raise refusal("has a type that is no text")
         if kind == STRING:
             return notation.text(self._name(), schema)
         if kind in NUMBERS:
@@ -221,7 +224,7 @@ def refusal(what: str) -> RequestRejectedError:
 def _bounds(schema: Mapping[str, Any], least_name: str, most_name: str) -> tuple[int, int | None]:
     least, most = schema.get(least_name, 0), schema.get(most_name)
     numbers = [bound for bound in (least, most) if bound is not None]
-    if not all(isinstance(bound, int | float) and bound >= 0 and bound == int(bound) for bound in numbers):
+    if not all(isinstance(bound, int | float) and 0 <= bound < math.inf and bound == int(bound) for bound in numbers):
         raise refusal(f"has a {least_name} or {most_name} that is no count")
     if most is not None and most < least:
         raise refusal(f"has a {most_name} below its {least_name}")

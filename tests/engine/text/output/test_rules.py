@@ -502,6 +502,8 @@ def test_schemas_of_every_kind_give_objects(name: str, strict: bool, schema: dic
     "part",
     [
         {"type": "wrong"},
+        {"type": [{}]},
+        {"type": "string", "maxLength": float("inf")},
         {"type": "string", "minLength": 3, "maxLength": 2},
         {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 2},
         {"type": "string", "maxLength": -1},
