@@ -126,7 +126,8 @@ class FeaturesSchema(_Strict):
     )
     reasoning: bool = Field(
         default=True,
-        description="The reasoning of models that reason, in answers. Without it its tokens are charged and not shown.",
+        description="The reasoning of models that reason, in answers to conversations; else its tokens are charged and "
+        "not shown. A plain completion shows what the model wrote.",
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.parts import keep_part
+from tests.parts import check_names, keep_part
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,6 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Raises:
         UsageError: the workers would ignore the groups, as pytest-xdist 3.8 does under pytest 9.2.
     """
+    check_names(items)
     others = keep_part(items, config.getoption("part"))
     if others:
         config.hook.pytest_deselected(items=others)

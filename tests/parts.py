@@ -7,8 +7,31 @@ about equally long.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
+
+
+def check_names(items: list[pytest.Item]) -> None:
+    """Refuse a test whose name holds a set of several: another process would write it in another order, and workers
+    that have different tests do not begin.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        for value in spec.params.values() if spec is not None else ():
+            if any(repr(one) in item.nodeid for one in _sets(value)):
+                raise pytest.UsageError(f"the name of {item.nodeid} depends on the order of a set")
+
+
+def _sets(value: object) -> Iterator[object]:
+    if isinstance(value, set | frozenset) and len(value) > 1:
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _sets(one)
 
 
 def part_of(text: str) -> tuple[int, int]:

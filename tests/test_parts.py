@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.parts import keep_part, part_of
+from tests.parts import check_names, keep_part, part_of
 
 
 def test_parts_make_the_whole() -> None:
@@ -30,3 +30,17 @@ def test_what_is_no_part_is_refused(text: str) -> None:
     """By the option's name."""
     with pytest.raises(pytest.UsageError, match="--part is K/N"):
         part_of(text)
+
+
+def test_a_name_with_a_set_is_refused() -> None:
+    """Control: with one entry, as a list, or under a name of its own a set does no harm."""
+
+    def item(value: object, name: str) -> Any:
+        return SimpleNamespace(nodeid=f"test_x.py::test_y[{name}]", callspec=SimpleNamespace(params={"value": value}))
+
+    for value in ({"a"}, ["a", "b"], (1, {"a"})):
+        check_names([item(value, str(value))])
+    check_names([item({"a", "b"}, "both"), SimpleNamespace(nodeid="test_x.py::test_z")])  # type: ignore[list-item]
+    for value in ({"a", "b"}, (1, [{"a", "b"}])):
+        with pytest.raises(pytest.UsageError, match="order of a set"):
+            check_names([item(value, str(value))])

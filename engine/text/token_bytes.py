@@ -1,8 +1,8 @@
 """Tokenizer in the form required by llguidance: the bytes of every token, and the tokenisation of forced text.
 
 One id is appended: the end. Grammars allow it exactly where the output may end, so its mask bit means "accepting"
-whatever ids end a text in the model; the engine maps it to those. Special tokens have no bytes in the table, so no
-grammar can request one.
+whatever ids end a text in the model; the engine maps it to those. Special tokens have no bytes in the table, so no text
+of a grammar can spell one; a rule can name one by its id, as those of calls do (``engine.text.output.spelling``).
 """
 
 from __future__ import annotations

@@ -163,6 +163,16 @@ def test_reasoning_is_told_from_the_answer(tooled: Appliance) -> None:
     assert other.choices[0].message.model_extra == {} and other.usage.completion_tokens_details is None
 
 
+def test_structure_of_a_model_that_reasons_is_content(tooled: Appliance) -> None:
+    """A prompt that begins the reasoning, and an answer that has to follow a schema: it is content from its first
+    token, and none of it is reasoning. Control: without the schema all of it is."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SEARCH}}
+    answer = ask(tooled, "thinking", tools=[], response_format=form)
+    jsonschema.validate(json.loads(answer.choices[0].message.content), SEARCH)
+    assert answer.choices[0].message.model_extra == {} and answer.usage.completion_tokens_details is None
+    assert ask(tooled, "thinking", tools=[], max_tokens=5).choices[0].message.model_extra
+
+
 def test_a_reading_outlives_its_sandbox(tooled: Appliance) -> None:
     """The text sandbox is killed in the middle of an answer that it reads, as there are tools: another one reads on
     from where it had come to, and the answer is that of an undisturbed request: nothing is lost or said twice."""

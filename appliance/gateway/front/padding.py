@@ -137,10 +137,13 @@ def cut(delta: Delta, fits: Callable[[Delta], bool]) -> Iterator[Delta]:
     halved separately, so a part's text need not be that of its tokens."""
     tokens, scored, text = len(delta.token_ids), len(delta.logprobs), len(delta.text)
     reasoning, calls = len(delta.reasoning), len(delta.calls)
+    if fits(delta):
+        yield delta
+        return
     if calls == 1 and len(delta.calls[0].arguments) > 1 and max(tokens, scored, text, reasoning) <= 1:
         delta = replace(delta, calls=_split(delta.calls[0]))
         calls = len(delta.calls)
-    if fits(delta) or max(tokens, scored, text, reasoning, calls) <= 1:
+    if max(tokens, scored, text, reasoning, calls) <= 1:
         yield delta
         return
     for first in (True, False):

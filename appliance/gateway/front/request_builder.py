@@ -268,7 +268,6 @@ def chat_prompt(
     arguments: Mapping[str, object] | None = None,
     arguments_param: str = "chat_template_kwargs",
     tools: Sequence[Mapping[str, Any]] = (),
-    tools_param: str = "tools",
     hints: Mapping[str, object] | None = None,
 ) -> ChatPrompt:
     """Return a conversation as the text sandbox takes it. ``arguments``: of the model's chat template, such as

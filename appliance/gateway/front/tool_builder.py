@@ -16,9 +16,6 @@ from isolation.ipc.output import MAX_TOOLS_BYTES
 MAX_TOOLS = 128
 """Tools of one request, as in OpenAI's API."""
 
-MAX_CALLS = 128
-"""Calls of one message of a conversation."""
-
 MAX_NAME = 64
 """Characters of a tool's name."""
 

@@ -12,7 +12,6 @@ from appliance.common.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
 from appliance.gateway.front.tool_builder import (
-    MAX_CALLS,
     MAX_TOOLS,
     ToolChoice,
     ToolSpec,
@@ -50,6 +49,7 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
+from isolation.ipc.output import MAX_CALLS
 
 _TOOLS = "conversation.tools"
 _MODES = (pb.TOOL_MODE_UNSPECIFIED, pb.TOOL_MODE_AUTO, pb.TOOL_MODE_NONE, pb.TOOL_MODE_REQUIRED)
@@ -276,7 +276,7 @@ def _conversation(message: pb.Conversation, tools: Sequence[ToolSpec]) -> ChatPr
     at = "conversation.template_arguments"
     arguments = _struct(message.template_arguments, at) if message.HasField("template_arguments") else None
     shown = shown_tools(tools)
-    return request_builder.chat_prompt(turns, "conversation.messages", arguments, at, shown, _TOOLS)
+    return request_builder.chat_prompt(turns, "conversation.messages", arguments, at, shown)
 
 
 def _struct(message: Struct, at: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from appliance.common.errors import InvalidRequestError
@@ -65,6 +65,13 @@ def an_object(value: object, at: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{at} must be an object", param=at)
     return value
+
+
+def without_effect(document: Mapping[str, Any], *known: Collection[str]) -> tuple[str, ...]:
+    """Return the names of fields that have a value and are none of the known ones."""
+    return tuple(
+        name for name, value in document.items() if value is not None and not any(name in names for names in known)
+    )
 
 
 def one_of(value: object, allowed: tuple[str, ...], at: str) -> str:

@@ -13,7 +13,6 @@ from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
-    MAX_CALLS,
     MAX_TOOLS,
     ToolChoice,
     ToolSpec,
@@ -22,20 +21,15 @@ from appliance.gateway.front.tool_builder import (
     checked_tools,
     shown_tools,
 )
-from appliance.gateway.generate_request import (
-    ChatPrompt,
-    GenerateRequest,
-    Operation,
-    TokenizerOperation,
-    TokenizerRequest,
-    Tools,
-)
+from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
-from appliance.gateway.http.fields import an_object, needed, number, one_of, typed
+from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
 from appliance.gateway.http.messages_objects import MessageWriter
 from appliance.gateway.http.openai import PART_SEPARATOR, document_of, model_of
+from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
 from isolation.ipc.messages import Priority
+from isolation.ipc.output import MAX_CALLS
 
 _PROMPT = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking"})
 _SERVED = _PROMPT | {
@@ -89,7 +83,7 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
     )
     request_builder.checked(request, _NAMES)
     typed(document, "metadata", dict)
-    return Parsed(request, partial(MessageWriter, request), _ignored(document, _SERVED))
+    return Parsed(request, partial(MessageWriter, request), without_effect(document, _SERVED, UNSUPPORTED))
 
 
 def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:
@@ -100,22 +94,8 @@ def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str,
     """
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
-    name = model_of(document)
-    request_builder.check_model(name)
-    request = TokenizerRequest(
-        request_id=stamp.request_id,
-        operation=TokenizerOperation.TOKENIZE,
-        model=name,
-        prompt=_prompt(document)[0],
-        deadline=stamp.deadline,
-    )
-    return request, _ignored(document, _PROMPT)
-
-
-def _ignored(document: Mapping[str, Any], served: frozenset[str]) -> tuple[str, ...]:
-    return tuple(
-        name for name, value in document.items() if value is not None and name not in served and name not in UNSUPPORTED
-    )
+    request = count_request(document, _prompt(document)[0], stamp)
+    return request, without_effect(document, _PROMPT, UNSUPPORTED)
 
 
 def _prompt(document: Mapping[str, Any]) -> tuple[ChatPrompt, Tools | None]:

@@ -9,7 +9,6 @@ from typing import Any
 from appliance.common.errors import InvalidRequestError
 from appliance.gateway.front.request_builder import TurnCall, check_most
 from appliance.gateway.front.tool_builder import (
-    MAX_CALLS,
     MAX_TOOLS,
     ToolChoice,
     ToolSpec,
@@ -19,6 +18,7 @@ from appliance.gateway.front.tool_builder import (
     checked_tools,
 )
 from appliance.gateway.generate_request import Tools
+from isolation.ipc.output import MAX_CALLS
 
 FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 """Names of a request's fields that are read here."""

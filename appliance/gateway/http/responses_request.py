@@ -24,19 +24,12 @@ from appliance.gateway.front.tool_builder import (
     checked_tools,
     shown_tools,
 )
-from appliance.gateway.generate_request import (
-    ChatPrompt,
-    GenerateRequest,
-    Grammar,
-    Operation,
-    TokenizerOperation,
-    TokenizerRequest,
-    Tools,
-)
+from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Grammar, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
-from appliance.gateway.http.fields import an_object, needed, number, one_of, typed
+from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
 from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
 from appliance.gateway.http.responses_objects import ResponseWriter
+from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
 from isolation.ipc.grammar import GrammarKind
 
@@ -102,7 +95,9 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
     typed(document, "store", bool)
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
-    return Parsed(request, partial(ResponseWriter, request, shown=shown), _ignored(document, _SERVED))
+    return Parsed(
+        request, partial(ResponseWriter, request, shown=shown), without_effect(document, _SERVED, UNSUPPORTED)
+    )
 
 
 def parse_input_tokens(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:
@@ -113,22 +108,8 @@ def parse_input_tokens(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tup
     """
     document = document_of(body)
     refuse_unsupported(document, UNSUPPORTED)
-    name = model_of(document)
-    request_builder.check_model(name)
-    request = TokenizerRequest(
-        request_id=stamp.request_id,
-        operation=TokenizerOperation.TOKENIZE,
-        model=name,
-        prompt=_prompt(document)[0],
-        deadline=stamp.deadline,
-    )
-    return request, _ignored(document, _PROMPT)
-
-
-def _ignored(document: Mapping[str, Any], served: frozenset[str]) -> tuple[str, ...]:
-    return tuple(
-        name for name, value in document.items() if value is not None and name not in served and name not in UNSUPPORTED
-    )
+    request = count_request(document, _prompt(document)[0], stamp)
+    return request, without_effect(document, _PROMPT, UNSUPPORTED)
 
 
 def _check_truncation(document: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from appliance.gateway.front import request_builder
 from appliance.gateway.front.request_builder import Stamp
 from appliance.gateway.generate_request import (
     Operation,
+    Prompt,
     TextPrompt,
     Tokenized,
     TokenizerOperation,
@@ -24,6 +25,7 @@ from appliance.gateway.generate_request import (
     TokenPrompt,
 )
 from appliance.gateway.http import openai_tools, unsupported
+from appliance.gateway.http.fields import without_effect
 from appliance.gateway.http.openai import document_of, model_of, prompt_of
 from appliance.gateway.http.unsupported import refuse_unsupported
 
@@ -72,13 +74,7 @@ def parse_tokenize(body: bytes, stamp: Stamp) -> ParsedTokenizer:
             "add_special_tokens goes with prompt; the chat template writes the special tokens of messages",
             param="add_special_tokens",
         )
-    request = TokenizerRequest(
-        request_id=stamp.request_id,
-        operation=TokenizerOperation.TOKENIZE,
-        model=_checked_model(document),
-        prompt=prompt,
-        deadline=stamp.deadline,
-    )
+    request = count_request(document, prompt, stamp)
     return ParsedTokenizer(request, (*ignored, *_unknown(document, _TOKENIZE)))
 
 
@@ -118,6 +114,21 @@ def detokenized(text: str) -> dict[str, Any]:
     return {"prompt": text}
 
 
+def count_request(document: Mapping[str, Any], prompt: Prompt, stamp: Stamp) -> TokenizerRequest:
+    """The request for the token ids of a document's prompt.
+
+    Raises:
+        InvalidRequestError: no model could have the name that the document asks for.
+    """
+    return TokenizerRequest(
+        request_id=stamp.request_id,
+        operation=TokenizerOperation.TOKENIZE,
+        model=_checked_model(document),
+        prompt=prompt,
+        deadline=stamp.deadline,
+    )
+
+
 def _checked_model(document: Mapping[str, Any]) -> str:
     name = model_of(document)
     request_builder.check_model(name)
@@ -125,5 +136,4 @@ def _checked_model(document: Mapping[str, Any]) -> str:
 
 
 def _unknown(document: Mapping[str, Any], served: frozenset[str]) -> tuple[str, ...]:
-    known = served.union(unsupported.TOKENIZE_FIELDS)
-    return tuple(name for name, value in document.items() if value is not None and name not in known)
+    return without_effect(document, served, unsupported.TOKENIZE_FIELDS)

@@ -20,7 +20,7 @@ class Unsupported:
 
 
 _TOOLS = "offer the functions as tools, and answer a call with a message of the role tool"
-_CHAT = "tools are for /v1/chat/completions"
+_CHAT = "tools are for conversations, as of /v1/chat/completions"
 _MODALITY = "answers are text; leave it out"
 _CONSTRAIN = "constrain the answer with structured_outputs (choice, regex or grammar)"
 _TEMPLATE = "lay the conversation out yourself and send it as the prompt of /v1/completions"

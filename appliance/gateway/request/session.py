@@ -162,7 +162,8 @@ class Session:
             )
         if request.tools is not None:
             self.life.trace.annotate(tools=len(request.tools.names))
-        self._reads = request.tools is not None or ready.thinks
+        # What follows a grammar of the caller's is the answer from its first token on, wherever the prompt leaves off.
+        self._reads = request.tools is not None or (ready.thinks and request.grammar is None)
         if ready.think_begins != NO_TOKEN:
             self._marks = ThinkingMarks(ready.think_begins, ready.think_ends)
 

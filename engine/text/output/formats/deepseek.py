@@ -8,6 +8,7 @@ end>``. Source: the chat templates of these models.
 from __future__ import annotations
 
 from engine.text.output.format import CallFormat
+from engine.text.output.formats.sections import read_calls
 from engine.text.output.growing import Growing, MalformedCallError, Reading
 from engine.text.output.json_text import object_value
 from engine.text.output.names import MAX_NAME, is_name_character
@@ -29,14 +30,7 @@ _MARKERS = (CALLS_BEGIN, CALLS_END, BEGIN, END, SEPARATOR)
 
 
 def _read(text: Growing, parts: Parts) -> Reading[None]:
-    while not parts.over:
-        marker = yield from text.until(parts.content, (CALLS_BEGIN, CALLS_END, BEGIN))
-        if marker is None:
-            return
-        if marker == BEGIN:
-            with parts.trying(text, BEGIN):
-                yield from _read_call(text, parts)
-                parts.called()
+    yield from read_calls(text, parts, BEGIN, _read_call, (CALLS_BEGIN, CALLS_END))
 
 
 def _read_call(text: Growing, parts: Parts) -> Reading[None]:

@@ -11,6 +11,7 @@ from functools import partial
 
 from engine.text.output.format import CallFormat
 from engine.text.output.formats.argument_rules import argument_rules
+from engine.text.output.formats.sections import read_calls
 from engine.text.output.growing import Growing, MalformedCallError, Reading
 from engine.text.output.json_parts import ArgumentsWriter, framed_text, raw_json, raw_text
 from engine.text.output.json_text import object_value
@@ -33,14 +34,7 @@ IS_JSON = '" string="false">'
 
 
 def _read(text: Growing, parts: Parts) -> Reading[None]:
-    while not parts.over:
-        marker = yield from text.until(parts.content, (*SECTION_BEGINS, *SECTION_ENDS, INVOKE))
-        if marker is None:
-            return
-        if marker == INVOKE:
-            with parts.trying(text, INVOKE):
-                yield from _read_call(text, parts)
-                parts.called()
+    yield from read_calls(text, parts, INVOKE, _read_call, (*SECTION_BEGINS, *SECTION_ENDS))
 
 
 def _read_call(text: Growing, parts: Parts) -> Reading[None]:

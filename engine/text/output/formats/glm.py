@@ -10,6 +10,7 @@ from functools import partial
 
 from engine.text.output.format import CallFormat
 from engine.text.output.formats.argument_rules import argument_rules
+from engine.text.output.formats.sections import read_calls
 from engine.text.output.growing import Growing, Reading
 from engine.text.output.json_parts import ArgumentsWriter, framed_text, raw_json, raw_text
 from engine.text.output.names import MAX_NAME, is_name_character
@@ -29,14 +30,11 @@ LINE = '"\\n"?'
 
 
 def _read(text: Growing, parts: Parts) -> Reading[None]:
-    while not parts.over and (yield from text.until(parts.content, (BEGIN,))) is not None:
-        with parts.trying(text, BEGIN):
-            yield from text.skip()
-            yield from _read_call(text, parts)
-            parts.called()
+    yield from read_calls(text, parts, BEGIN, _read_call)
 
 
 def _read_call(text: Growing, parts: Parts) -> Reading[None]:
+    yield from text.skip()
     name = yield from text.word(is_name_character, MAX_NAME)
     yield from text.skip()
     # Only behind the whole name is it known to be one.

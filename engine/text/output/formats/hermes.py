@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.text.output.format import CallFormat
 from engine.text.output.formats.call_object import call_object_rules, read_call_object
+from engine.text.output.formats.sections import read_calls
 from engine.text.output.growing import Growing, Reading
 from engine.text.output.parts import Parts
 from engine.text.output.rules import Rules
@@ -18,14 +19,15 @@ END = "</tool_call>"
 
 
 def _read(text: Growing, parts: Parts) -> Reading[None]:
-    while not parts.over and (yield from text.until(parts.content, (BEGIN,))) is not None:
-        with parts.trying(text, BEGIN):
-            yield from read_call_object(text, parts)
-            yield from text.skip()
-            # Some models end the output in place of the tag.
-            if (yield from text.peek()):
-                yield from text.expect(END)
-            parts.called()
+    yield from read_calls(text, parts, BEGIN, _read_call)
+
+
+def _read_call(text: Growing, parts: Parts) -> Reading[None]:
+    yield from read_call_object(text, parts)
+    yield from text.skip()
+    # Some models end the output in place of the tag.
+    if (yield from text.peek()):
+        yield from text.expect(END)
 
 
 def _rules(rules: Rules, tools: ToolSet) -> None:

@@ -8,6 +8,7 @@ guide to tool calls in the model's repository.
 from __future__ import annotations
 
 from engine.text.output.format import CallFormat
+from engine.text.output.formats.sections import read_calls
 from engine.text.output.growing import Growing, Reading
 from engine.text.output.json_text import object_value
 from engine.text.output.names import MAX_NAME, is_name_character
@@ -25,14 +26,7 @@ PREFIX = "functions."
 
 
 def _read(text: Growing, parts: Parts) -> Reading[None]:
-    while not parts.over:
-        marker = yield from text.until(parts.content, (SECTION_BEGIN, SECTION_END, BEGIN))
-        if marker is None:
-            return
-        if marker == BEGIN:
-            with parts.trying(text, BEGIN):
-                yield from _read_call(text, parts)
-                parts.called()
+    yield from read_calls(text, parts, BEGIN, _read_call, (SECTION_BEGIN, SECTION_END))
 
 
 def _read_call(text: Growing, parts: Parts) -> Reading[None]:

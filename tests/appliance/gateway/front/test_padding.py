@@ -14,7 +14,7 @@ import pytest
 
 from appliance.common.errors import InvalidRequestError, UnavailableError
 from appliance.gateway.front.padding import Padding, cut, fill_events, merged
-from appliance.gateway.generate_request import Delta, Finished, FinishReason, Started, TokenLogprob
+from appliance.gateway.generate_request import CallDelta, Delta, Finished, FinishReason, Started, TokenLogprob
 from tests.appliance.gateway.front.support import Running, Step, logprob_script, post, serving, text_script
 
 QUICK = Padding(tick_s=0.02, record_bytes=512, first_records=4, growth=4, first_bytes=1_024)
@@ -239,3 +239,32 @@ def test_sizes_grow_by_the_rule() -> None:
     assert [padding.records(needed) for needed in (0, 32, 33, 128, 129)] == [32, 32, 128, 128, 512]
     assert [padding.answer_bytes(needed) for needed in (1, 4_096, 4_097)] == [4_096, 4_096, 16_384]
     assert padding.size(choices=16, scored=True) == 64 << 10
+
+
+def test_calls_and_reasoning_are_joined_and_cut_to_fit() -> None:
+    """Whatever the size, the parts fit, and together they say what the delta said; what fits is not cut."""
+    delta = Delta(
+        "",
+        reasoning="thought" * 9,
+        calls=(
+            CallDelta(0, arguments='{"city": ' + '"Paris"' * 9),
+            CallDelta(0, refused=True),
+            CallDelta(1, "now", "call_b", "{}"),
+        ),
+    )
+
+    def said(deltas: list[Delta]) -> list[object]:
+        whole = merged(deltas)
+        return [[(one.reasoning, one.calls) for one in whole]]
+
+    def size(one: Delta) -> int:
+        return len(one.reasoning) + sum(len(call.arguments) for call in one.calls)
+
+    for most in (1, 3, 20, 200):
+        parts = list(
+            cut(delta, lambda one: len(one.reasoning) + sum(len(call.arguments) for call in one.calls) <= most)
+        )
+        assert said(parts) == said([delta])
+        assert (len(parts) == 1) == (most == 200)
+    (only,) = cut(Delta("", calls=delta.calls[2:]), lambda _: True)
+    assert only.calls == delta.calls[2:]
