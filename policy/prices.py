@@ -40,3 +40,10 @@ def affordable(price: Price, input_tokens: int, choices: int, left: int) -> int:
     if price.output:
         return room // (choices * price.output)
     return MAX_AFFORDABLE if room >= 0 else -1
+
+
+def amount_text(billionths: int) -> str:
+    """Return an amount as an exact decimal number of units, with two decimals or as many as it needs."""
+    units, rest = divmod(abs(billionths), BILLIONTHS)
+    decimals = f"{rest:09d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if billionths < 0 else ''}{units}.{decimals}"
