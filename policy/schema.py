@@ -97,8 +97,8 @@ def _amount(decimals: int, most: int) -> Callable[[object], object]:
     return checked
 
 
-Amount = Annotated[float, BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE)), Field(ge=0, le=MAX_PRICE)]
-Spend = Annotated[float, BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND)), Field(ge=0, le=MAX_SPEND)]
+Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE))]
+Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]

@@ -50,6 +50,7 @@ DOCUMENTS = (
     "docs/soak.md",
     "docs/door.md",
     "docs/add-a-model.md",
+    "docs/usage.md",
 )
 PLACES = ("", "docs/", "docs/monitoring/", "appliance/", "engine/", "isolation/")
 """Where a path in a document may begin."""

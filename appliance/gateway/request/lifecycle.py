@@ -332,6 +332,8 @@ class Lifecycle:
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
             parts.audited_calls.served(self.principal, self._call, reservation.decision, charge, error)
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
+            if price:
+                self.trace.annotate(usage_cost=price)
         self.trace.finish(
             error=error,
             input_tokens=tokens.input,

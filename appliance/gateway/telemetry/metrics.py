@@ -105,6 +105,8 @@ class FinishedRequest:
     operation: str | None
     """None: the request ended before it was a generation; the GenAI metrics leave it out."""
     replays: int
+    cost: int = 0
+    """Billionths of the currency's unit."""
 
 
 class Metrics:
@@ -190,6 +192,8 @@ class Metrics:
         blamed = {REFUSED: names.REFUSALS, FAILED: names.FAILURES}.get(summary.outcome)
         if blamed is not None:
             self.count(blamed, tenant=tenant, reason=summary.error or "")
+        if request.cost:
+            self.count(names.COST, request.cost, tenant=tenant, model=model)
         if request.replays:
             self.count(names.REPLAYS, request.replays, model=model)
         for span in request.trace.spans:

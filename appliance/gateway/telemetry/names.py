@@ -95,6 +95,7 @@ REQUESTS = "athanor.requests"
 REFUSALS = "athanor.refusals"
 FAILURES = "athanor.failures"
 TOKENS = "athanor.tokens"
+COST = "athanor.cost"
 PHASE_DURATION = "athanor.phase.duration"
 OUTPUT_TOKEN_LATENCY = "athanor.output_token.latency"  # noqa: S105 - a name, not a secret
 SANDBOX_RESTARTS = "athanor.sandbox.restarts"
@@ -208,6 +209,11 @@ COUNTERS = {
         "{token}",
         "Tokens by type: input, output, and cached, the part of input found in the tenant's KV.",
         frozenset({"tenant", "model", "token_type"}),
+    ),
+    COST: Instrument(
+        "{billionth}",
+        "Cost of finished requests at the policy's prices, in billionths of its currency's unit.",
+        frozenset({"tenant", "model"}),
     ),
     SANDBOX_RESTARTS: Instrument("{restart}", "Sandboxes booted again after they ended.", frozenset({"model", "role"})),
     SANDBOX_STARTS: Instrument(

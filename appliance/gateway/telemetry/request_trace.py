@@ -206,6 +206,7 @@ class RequestTrace:
                 front_end=self._context.front_end,
                 operation=self._operation,
                 replays=int(self._own.get(names.own_attribute("replays"), 0)),
+                cost=int(self._own.get(names.own_attribute("usage_cost"), 0)),
             )
         )
 

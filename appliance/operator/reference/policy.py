@@ -28,6 +28,8 @@ SECTIONS = {
     "sharing_groups.GROUP.kv": "KvSchema",
     "public_prefixes.PREFIX": "PublicPrefixSchema",
     "public_prefixes.PREFIX.messages[]": "PrefixMessageSchema",
+    "prices": "PricesSchema",
+    "prices.rules[]": "PriceSchema",
 }
 """Place in the file to the definition in the schema."""
 
@@ -95,6 +97,8 @@ def _type(shape: Mapping[str, Any]) -> str:
             return f"mapping, at most {shape['maxProperties']} entries"
         case {"type": "array", "items": items}:
             return f"list of {shape.get('minItems', 0)} to {shape['maxItems']}: {_type(items)}"
+        case {"type": "number"}:
+            return f"number, {shape['minimum']:g} to {shape['maximum']:.0f}"
         case {"type": "integer"}:
             return f"whole number, {shape['minimum']} to {shape['maximum']}"
         case {"type": "string", "pattern": pattern}:

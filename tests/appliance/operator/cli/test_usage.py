@@ -1,0 +1,152 @@
+"""``athanor usage``: sums, times and formats over a real book."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from appliance.common.audit.entry import entry
+from appliance.common.usage.book import open_book
+from appliance.operator.cli import usage as module
+from appliance.operator.cli.usage_view import BAR_COLUMNS, bar_of
+from tests.appliance.operator.cli.conftest import Run
+
+ALL = ("--since", "2026-01", "--until", "2026-12")
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """An audit folder whose book has two tenants, two models, and requests on two days."""
+    found, _ = open_book(tmp_path)
+    batch = []
+    for number, (day, hour, tenant, model, cost) in enumerate(
+        [
+            (14, 9, "alpha", "m", 1_500_000_000),
+            (14, 9, "alpha", "m", 250_000_001),
+            (14, 23, "alpha", "n", 0),
+            (15, 0, "beta", "m", 3_000_000_000),
+        ]
+    ):
+        texts = dict.fromkeys(("principal", "operation", "rule", "policy", "outcome"), "x")
+        numbers = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "cost": cost}
+        moment = int(datetime(2026, 11, day, hour, 59, tzinfo=UTC).timestamp() * 1000)
+        one = entry("request", request=f"r{number}", tenant=tenant, model=model, **texts, **numbers)
+        batch.append((moment, one))
+    found.apply("log", 0, batch)
+    found.close()
+    return tmp_path
+
+
+def rows(run: Run, book: Path, *arguments: str) -> list[dict[str, object]]:
+    """The rows in JSON."""
+    told = run("usage", "--from", str(book), "-o", "json", *arguments)
+    assert told.exit_code == 0, told.output
+    return list(json.loads(told.stdout)["rows"])
+
+
+def test_by_tenant_the_most_first_with_exact_costs(run: Run, book: Path) -> None:
+    """Tenants in the order of their cost, all numbers, and no amount rounded."""
+    found = rows(run, book, *ALL)
+    assert [(row["tenant"], row["requests"], row["cost"]) for row in found] == [
+        ("beta", 1, "3.00"),
+        ("alpha", 3, "1.750000001"),
+    ]
+    assert [found[1][name] for name in ("input_tokens", "cached_tokens", "output_tokens")] == [300, 120, 21]
+
+
+def test_by_time_in_its_order(run: Run, book: Path) -> None:
+    """Days and hours come in order, each with its models; a filter leaves out the others."""
+    found = rows(run, book, *ALL, "--by", "day,model")
+    assert [(row["day"], row["model"]) for row in found] == [
+        ("2026-11-14", "m"),
+        ("2026-11-14", "n"),
+        ("2026-11-15", "m"),
+    ]
+    found = rows(run, book, *ALL, "--by", "hour", "--tenant", "alpha", "--model", "m")
+    assert [(row["hour"], row["requests"]) for row in found] == [("2026-11-14T09:00Z", 2)]
+    assert [row["month"] for row in rows(run, book, *ALL, "--by", "month")] == ["2026-11"]
+
+
+def test_the_end_of_the_time_is_left_out(run: Run, book: Path) -> None:
+    """Midnight belongs to the new day: a time from day to day has the hours from the first midnight to the second."""
+    found = rows(run, book, "--since", "2026-11-14", "--until", "2026-11-15")
+    assert [row["tenant"] for row in found] == ["alpha"]
+    found = rows(run, book, "--since", "2026-11-15", "--until", "2026-11-15T01")
+    assert [row["tenant"] for row in found] == ["beta"]
+    assert rows(run, book, "--since", "2026-11-15T01", "--until", "2026-11-16") == []
+
+
+def test_the_table_and_the_spreadsheet(run: Run, book: Path) -> None:
+    """The table has titles, rows, a total and the time; the CSV reads back with exact amounts; nothing used says so."""
+    told = run("usage", "--from", str(book), *ALL)
+    lines = told.stdout.splitlines()
+    assert lines[0].split() == ["TENANT", "REQUESTS", "INPUT", "CACHED", "OUTPUT", "COST"]
+    assert lines[1].split()[:6] == ["beta", "1", "100", "40", "7", "3.0000"]
+    assert lines[3].split() == ["all", "4", "400", "160", "28", "4.7500"]
+    assert "2026-01-01 00:00 to 2026-12-01 00:00 UTC" in lines[5]
+    told = run("usage", "--from", str(book), *ALL, "-o", "csv")
+    read = list(csv.DictReader(io.StringIO(told.stdout)))
+    assert [(row["tenant"], row["cost"]) for row in read] == [("beta", "3.00"), ("alpha", "1.750000001")]
+    assert "nothing was used" in run("usage", "--from", str(book), "--since", "2025-01", "--until", "2025-02").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--by", "colour"), "summed by tenant, model, month, day, hour"),
+        (("--by", "day,day"), "names something twice"),
+        (("--since", "tomorrow"), "--since 'tomorrow' is no time"),
+        (("--since", "2026-13"), "is no time"),
+        (("--since", "now", "--until", "2026-01"), "ends before it begins"),
+    ],
+)
+def test_wrong_options_are_told(run: Run, book: Path, arguments: tuple[str, ...], says: str) -> None:
+    """Each ends with the status of wrong usage and says what is possible."""
+    told = run("usage", "--from", str(book), *arguments)
+    assert told.exit_code == 2
+    assert says in told.stderr
+
+
+def test_without_a_book_it_says_where_it_looked(run: Run, tmp_path: Path) -> None:
+    """A folder without a book is an error with a hint, and no empty bill."""
+    told = run("usage", "--from", str(tmp_path))
+    assert told.exit_code == 1
+    assert "there is no usage book" in told.stderr
+    assert "--from names another folder" in told.stderr
+
+
+NOW = datetime(2026, 11, 24, 13, 45, 6, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("now", datetime(2026, 11, 24, 13)),
+        ("today", datetime(2026, 11, 24)),
+        ("yesterday", datetime(2026, 11, 23)),
+        ("month", datetime(2026, 11, 1)),
+        ("36h", datetime(2026, 11, 23, 1)),
+        ("7d", datetime(2026, 11, 17, 13)),
+        ("2w", datetime(2026, 11, 10, 13)),
+        ("2026-10", datetime(2026, 10, 1)),
+        ("2026-10-05", datetime(2026, 10, 5)),
+        ("2026-10-05T07", datetime(2026, 10, 5, 7)),
+    ],
+)
+def test_times_are_read_as_they_are_said(text: str, moment: datetime) -> None:
+    """Every form that the help names is the hour that it says, in UTC."""
+    assert module._moment(text, NOW, "--since") == moment.replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "bar"),
+    [(0, ""), (1, "▏"), (500, "█" * (BAR_COLUMNS // 2)), (1000, "█" * BAR_COLUMNS), (531, "████████▍")],
+)
+def test_bars_are_in_proportion(value: int, bar: str) -> None:
+    """A bar has its share of the columns, in eighths, and what is not 0 is seen."""
+    assert bar_of(value, 1000) == bar
