@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from policy.changes import Change
-from policy.decision import Decision, Reason
+from policy.decision import Reason
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full, refill
 from policy.match import first_match
@@ -50,6 +50,9 @@ NOT_REPLAYED: Mapping[str, str] = {
 
 NEVER_REFUSES = frozenset({"features.reasoning"})
 """Keys of limits and features that refuse no request."""
+
+_CUTTING = frozenset({Reason.CONTEXT_TOO_LONG, Reason.OUTPUT_TOO_LONG})
+"""Reasons that cut an answer short where no number of output tokens was asked for."""
 
 UNKNOWN_KEY = "the replay does not know this rule"
 
@@ -180,7 +183,7 @@ def sentences(result: Replay) -> list[str]:
         lines.append(f"{one.requests:,} of {total} of {one.tenant} would have been refused, by {one.rule}")
     for one in result.shortened:
         total = counted(result.requests[one.tenant], "request")
-        lines.append(f"{one.requests:,} of {total} of {one.tenant} would have been refused or cut short, by {one.rule}")
+        lines.append(f"{one.requests:,} of {total} of {one.tenant} might have been refused or cut short, by {one.rule}")
     for one in result.lifted:
         denied = counted(one.requests, "denied request")
         lines.append(f"{denied} of {one.tenant} {'would' if one.sure else 'might'} have passed {one.rule}")
@@ -209,27 +212,32 @@ class _Meter:
         first = evaluate(self._policy, _first_access(tenant, entry), usage, now)
         if not first.allowed:
             return Verdict(first.rule)
-        second = self._second(tenant, entry, usage)
-        used = entry.input_tokens + entry.output_tokens if second is not None and second.allowed else 0
+        verdict = self._counted(tenant, entry, usage)
+        used = 0 if verdict is not None else entry.input_tokens + entry.output_tokens
         self._buckets[tenant.id] = (
             _take(requests, Rate(limits.requests_per_minute), 1, now),
             _take(tokens, Rate(limits.tokens_per_minute), used, now),
         )
-        return None if second is None or second.allowed else _against(second, tenant, entry)
+        return verdict
 
-    def _second(self, tenant: Tenant, entry: AllowedEntry, usage: Usage) -> Decision | None:
-        """Decide with the counts; None where the request got no second decision."""
+    def _counted(self, tenant: Tenant, entry: AllowedEntry, usage: Usage) -> Verdict | None:
+        """Return the rule against a request with its counts. The request asked for one token at least, and for no fewer
+        than it got or for no number at all: then it would have been cut short."""
         if entry.operation in TOKENIZER or not entry.input_tokens:
             return None
         several = entry.operation in EMBEDDINGS
-        access = AccessRequest(
-            tenant=tenant.id,
-            model=entry.model,
-            input_tokens=entry.input_tokens,
-            max_output_tokens=0 if several else max(1, entry.output_tokens),
-            longest_input=1 if several else None,
-        )
-        return evaluate(self._policy, access, usage, entry.time_s)
+        for output in (0,) if several else (1, max(1, entry.output_tokens)):
+            access = AccessRequest(
+                tenant=tenant.id,
+                model=entry.model,
+                input_tokens=entry.input_tokens,
+                max_output_tokens=output,
+                longest_input=1 if several else None,
+            )
+            decision = evaluate(self._policy, access, usage, entry.time_s)
+            if not decision.allowed:
+                return Verdict(decision.rule, output > 1 and decision.reason in _CUTTING)
+        return None
 
 
 def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
@@ -246,13 +254,6 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
         max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
         feature=Feature.TOKENIZE if alone else None,
     )
-
-
-def _against(decision: Decision, tenant: Tenant, entry: AllowedEntry) -> Verdict:
-    """Return the verdict of a denial with counts: a prompt that leaves room for a token might have been served."""
-    fits = entry.input_tokens < tenant.limits.max_context_tokens
-    cut = decision.reason is Reason.OUTPUT_TOO_LONG or (decision.reason is Reason.CONTEXT_TOO_LONG and fits)
-    return Verdict(decision.rule, cut)
 
 
 def _owner(policy: PolicySet, entry: AllowedEntry | DeniedEntry) -> Tenant | None:
