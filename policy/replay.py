@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from policy.change_wording import Direction
 from policy.changes import Change
 from policy.decision import Reason
 from policy.evaluate import evaluate, principal
@@ -165,9 +166,11 @@ def replay(old: PolicySet, new: PolicySet, entries: Iterable[AllowedEntry | Deni
 
 
 def not_replayed(found: Collection[Change]) -> list[tuple[str, str]]:
-    """Return path and reason of each changed rule that may refuse requests and was not replayed."""
+    """Return path and reason of each rule that may refuse more requests than before and was not replayed."""
     told = []
     for change in found:
+        if change.direction is Direction.WIDER:
+            continue
         section, _, name = change.path.rpartition(".")
         key = f"{section.rpartition('.')[2]}.{name}"
         if key.startswith(("limits.", "features.")) and key not in REPLAYED | NEVER_REFUSES:
@@ -202,7 +205,7 @@ class _Meter:
         tenant = _owner(self._policy, entry)
         if tenant is None:
             known = entry.tenant in self._policy.tenants
-            return Verdict(f"tenants.{entry.tenant}.credentials" if known else "tenants")
+            return Verdict(f"tenants.{entry.tenant}{'.credentials' if known else ''}")
         now, limits = entry.time_s, tenant.limits
         requests, tokens = self._buckets.get(tenant.id) or (
             full(Rate(limits.requests_per_minute), now),

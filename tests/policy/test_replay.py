@@ -88,7 +88,7 @@ def test_a_tenant_that_is_gone() -> None:
     """Its requests would be refused for want of a tenant; others' are not touched."""
     document = {"version": 1, "tenants": {"alpha": DOCUMENT["tenants"]["alpha"]}}
     found = replay(OLD, loaded(document), [allowed(), allowed(tenant="alpha", credential="key:a-1")])
-    assert found.refused == [Finding("beta", "tenants", 1)]
+    assert found.refused == [Finding("beta", "tenants.beta", 1)]
     assert found.requests == {"alpha": 1, "beta": 1}
 
 
@@ -189,8 +189,8 @@ def test_sentences() -> None:
 
 
 def test_rules_that_are_not_replayed_are_named() -> None:
-    """Each changed rule that may refuse and is not in the log is named with its reason; one that is replayed, and one
-    that refuses nothing, is not."""
+    """Each rule that became narrower and is not in the log is named with its reason; one that is replayed, one that
+    refuses nothing, and one that became wider, is not."""
     new = policy(
         limits={"concurrency": 1, "requests_per_minute": 1},
         features={"tools": False, "structured_output": False, "reasoning": False},
@@ -203,6 +203,7 @@ def test_rules_that_are_not_replayed_are_named() -> None:
         f"{BETA}.features.tools",
     ]
     assert named[0][1] == "entries do not say how many requests ran at once"
+    assert not_replayed(changes(new, OLD)) == []
 
 
 def test_every_limit_and_feature_is_sorted() -> None:

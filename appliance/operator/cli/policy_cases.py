@@ -46,7 +46,7 @@ def run(
     ] = None,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Decide the cases of each file and compare with what they expect.
+    """Decide cases of a policy, and compare with what they expect.
 
     A case asks: tenant or credential, model, tokens, feature. It expects allow or deny, and the reason, the rule and
     the numbers that it names. A failed case is printed with its place in the file. Nothing that runs is asked.

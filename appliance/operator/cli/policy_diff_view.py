@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from datetime import UTC
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -43,7 +44,7 @@ def changes_view(found: Collection[Change], width: int) -> RenderableType:
 def replay_view(result: Replay, since: float, lost: int, found: Collection[Change]) -> RenderableType:
     """What the log says: findings, what makes them inexact, and rules that were not replayed."""
     total = sum(result.requests.values())
-    when = clock(round(since * NS), date=True)
+    when = f"{clock(round(since * NS), UTC, date=True)} UTC"
     parts: list[RenderableType] = [
         Text.assemble(("replay ", "dim"), (counted(total, "request"), "bold"), f" allowed since {when}")
     ]

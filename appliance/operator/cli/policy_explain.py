@@ -47,9 +47,10 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     ] = None,
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Explain the decision on one request: its rule, its numbers, and what is granted.
+    """Explain the decision on one request, and name its rule.
 
-    Decides as the gateway does: before the prompt is tokenised, then with --input-tokens. Nothing that runs is asked.
+    Shows the numbers that were compared and what is granted. Decides as the gateway does: before the prompt is
+    tokenised, then with --input-tokens. Nothing that runs is asked.
 
     Exit codes: 0 allowed; 1 denied, or the policy has problems.
     """

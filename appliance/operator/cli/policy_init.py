@@ -31,9 +31,10 @@ def init(
     tenant: Annotated[str, typer.Option(metavar="ID", help="Its first tenant.")] = "alpha",
     output_format: Output = Format.TABLE,
 ) -> None:
-    """Write a first policy with comments, and its JSON Schema beside it.
+    """Write a first policy, and its JSON Schema beside it.
 
-    Editors with a YAML language server then complete and check the keys. A file that is there is never overwritten.
+    Comments in it say what can be written. Editors with a YAML language server then complete and check the keys. A
+    file that is there is never overwritten.
     """
     from policy.first_policy import SCHEMA_NAME, first_policy
     from policy.schema import TENANT_ID, schema_text
