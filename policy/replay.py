@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from policy.change_wording import Direction
 from policy.changes import Change
-from policy.decision import Reason
+from policy.decision import Decision, Reason
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full, refill
 from policy.match import first_match
@@ -228,19 +228,22 @@ class _Meter:
         than it got or for no number at all: then it would have been cut short."""
         if entry.operation in TOKENIZER or not entry.input_tokens:
             return None
-        several = entry.operation in EMBEDDINGS
-        for output in (0,) if several else (1, max(1, entry.output_tokens)):
-            access = AccessRequest(
-                tenant=tenant.id,
-                model=entry.model,
-                input_tokens=entry.input_tokens,
-                max_output_tokens=output,
-                longest_input=1 if several else None,
-            )
-            decision = evaluate(self._policy, access, usage, entry.time_s)
-            if not decision.allowed:
-                return Verdict(decision.rule, output > 1 and decision.reason in _CUTTING)
-        return None
+        asked = 0 if entry.operation in EMBEDDINGS else max(1, entry.output_tokens)
+        whole = self._second(tenant, entry, usage, asked)
+        if whole.allowed:
+            return None
+        least = self._second(tenant, entry, usage, min(1, asked))
+        return Verdict(whole.rule, cut=whole.reason in _CUTTING) if least.allowed else Verdict(least.rule)
+
+    def _second(self, tenant: Tenant, entry: AllowedEntry, usage: Usage, output: int) -> Decision:
+        access = AccessRequest(
+            tenant=tenant.id,
+            model=entry.model,
+            input_tokens=entry.input_tokens,
+            max_output_tokens=output,
+            longest_input=1 if entry.operation in EMBEDDINGS else None,
+        )
+        return evaluate(self._policy, access, usage, entry.time_s)
 
 
 def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:

@@ -122,16 +122,16 @@ def _moment(since: str) -> float:
 def _replay(old: PolicySet, new: PolicySet, begin: float, directory: Path | None, config: Path) -> Replayed:
     """Replay the log. A log that cannot be read is told, and is a failure only where ``--from`` names it."""
     from appliance.common.errors import ConfigError
-    from appliance.operator.replay_log import MS, read_requests
+    from appliance.operator.replay_log import MS, LoggedRequests
     from policy.replay import replay
 
     try:
-        logged = read_requests(directory or _log_folder(config), round(begin * MS))
+        logged = LoggedRequests(directory or _log_folder(config), round(begin * MS))
+        return Replayed(replay(old, new, logged), begin, logged.lost)
     except ConfigError as error:
         if directory is not None:
             raise
         return Replayed(problem=str(error).splitlines()[0])
-    return Replayed(replay(old, new, logged.entries), begin, logged.lost)
 
 
 def _log_folder(config: Path) -> Path:

@@ -11,7 +11,7 @@ from appliance.common.audit import log as log_module
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.audit.log import open_log
 from appliance.common.errors import ConfigError
-from appliance.operator.replay_log import read_requests
+from appliance.operator.replay_log import LoggedRequests
 from policy.replay import CUT_CREDENTIAL, AllowedEntry, DeniedEntry
 
 
@@ -59,8 +59,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_entries_from_a_moment_on(folder: Path) -> None:
     """Requests and denials in their order, over several segments, and how many entries were lost meanwhile."""
     assert len(files.segment_paths(folder)) > 3
-    found = read_requests(folder, 15_000)
-    assert found.entries == [
+    found = LoggedRequests(folder, 15_000)
+    assert list(found) == [
         *(
             AllowedEntry(
                 time_s=float(second),
@@ -77,27 +77,29 @@ def test_entries_from_a_moment_on(folder: Path) -> None:
         DeniedEntry(tenant="beta", credential="key:b-1", model="m", rule="tenants.beta.limits.concurrency", count=7),
     ]
     assert found.lost == 6
-    assert len(read_requests(folder, 0).entries) == 21
-    assert read_requests(folder, 22_000).entries == []
+    assert len(list(found)) == 7, "a second time the same"
+    assert found.lost == 6
+    assert len(list(LoggedRequests(folder, 0))) == 21
+    assert list(LoggedRequests(folder, 22_000)) == []
 
 
 def test_old_segments_are_not_read(folder: Path) -> None:
     """A segment before the moment may be damaged or moved away; one within the span may not be damaged."""
     first, *_, last = files.segment_paths(folder)
     first.write_bytes(b"nothing\n")
-    assert len(read_requests(folder, 15_000).entries) == 7
+    assert len(list(LoggedRequests(folder, 15_000))) == 7
     with pytest.raises(ConfigError, match="header"):
-        read_requests(folder, 0)
+        list(LoggedRequests(folder, 0))
     last.write_bytes(last.read_bytes() + b"no entry\n")
     with pytest.raises(ConfigError, match="no entry of an audit log"):
-        read_requests(folder, 15_000)
+        list(LoggedRequests(folder, 15_000))
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """It is named, with the system's reason; an empty one has no entries."""
     with pytest.raises(ConfigError, match=r"cannot read the audit log in .*no such file"):
-        read_requests(tmp_path / "none", 0)
-    assert read_requests(tmp_path, 0).entries == []
+        list(LoggedRequests(tmp_path / "none", 0))
+    assert list(LoggedRequests(tmp_path, 0)) == []
 
 
 def test_the_log_cuts_credentials_where_the_replay_thinks(folder: Path) -> None:
