@@ -68,8 +68,8 @@ def diff(
 ) -> None:
     """Tell what a new policy changes, in sentences, for each tenant.
 
-    + allows more or protects less, - allows less or protects more, ~ neither. Each sentence has the path of its rule.
-    Reads files only; nothing that runs is asked or changed.
+    A change with + allows more or protects less, one with - allows less or protects more, one with ~ does neither.
+    Each sentence has the path of its rule. Reads files only; nothing that runs is asked or changed.
 
     Replays the requests of the last day from the audit log and counts those that the new policy would have refused and
     the old one would not, by rule. The log has what requests used, at their end: counts of rates are estimates, and
