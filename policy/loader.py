@@ -28,6 +28,8 @@ from policy.model import (
     KvShare,
     Limits,
     PolicySet,
+    Price,
+    PriceRule,
     Priority,
     PublicPrefix,
     Retention,
@@ -35,6 +37,7 @@ from policy.model import (
     Tenant,
 )
 from policy.positions import Locator, Path, dotted, load_yaml
+from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
@@ -45,6 +48,8 @@ from policy.schema import (
     LimitsSchema,
     PolicySchema,
     PrefixMessageSchema,
+    PriceSchema,
+    PricesSchema,
     PublicPrefixSchema,
     TenantSchema,
 )
@@ -56,7 +61,7 @@ MAX_PROBLEMS = 100
 SHOWN_SUM = 200
 """Characters repeated in a message from the end of a sum that is too large."""
 
-DIGEST_DOMAIN = "athanor policy 4"
+DIGEST_DOMAIN = "athanor policy 5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +101,12 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     public = _published(files, tenants, problems)
     _check_reservations(files, problems)
     _check_accounts(files, problems)
+    currency, prices = _priced(files, problems)
     if problems:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
-    digest = _digest(tenants, groups, public)
+    digest = _digest(tenants, groups, public, (currency, prices))
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
-    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3])
+    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,45 @@ def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: lis
         for member in found[name].tenants:
             tenants[member] = replace(tenants[member], public=(*tenants[member].public, name))
     return found
+
+
+def _priced(files: Sequence[_File], problems: list[Problem]) -> tuple[str, tuple[PriceRule, ...]]:
+    """Return currency and prices, which one file has; a limit of spend needs them."""
+    priced = [(file, file.content.prices) for file in files if file.content.prices is not None]
+    for file, _ in priced[1:]:
+        message = f"prices stand in {priced[0][0].name} already; their order decides, so one file has them all"
+        problems.append(file.problem(("prices",), message, at_key=True))
+    if not priced:
+        for file in files:
+            for tenant_id, tenant in file.content.tenants.items():
+                for key in ("spend_per_day", "spend_per_month"):
+                    if getattr(tenant.limits, key) is not None:
+                        message = "without prices nothing has a cost: write prices, or leave the limit out"
+                        problems.append(file.problem(("tenants", tenant_id, "limits", key), message))
+        return "", ()
+    content = priced[0][1]
+    return content.currency, tuple(map(_price_rule, content.rules))
+
+
+def _price_rule(content: PriceSchema) -> PriceRule:
+    cached = content.input if content.cached_input is None else content.cached_input
+    return PriceRule(
+        models=tuple(content.models),
+        isolation_class=None if content.isolation_class is None else IsolationClass(content.isolation_class),
+        price=Price(
+            input=round(content.input * BILLIONTHS_A_TOKEN),
+            cached_input=round(cached * BILLIONTHS_A_TOKEN),
+            output=round(content.output * BILLIONTHS_A_TOKEN),
+        ),
+    )
+
+
+def _limits(content: LimitsSchema) -> Limits:
+    values = content.model_dump()
+    for key in ("spend_per_day", "spend_per_month"):
+        if values[key] is not None:
+            values[key] = round(values[key] * BILLIONTHS)
+    return Limits(**values)
 
 
 def _objection(tenant: Tenant | None, name: str) -> str | None:
@@ -294,7 +339,7 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
         weight=content.weight,
         priority=Priority(content.priority),
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
-        limits=Limits(**content.limits.model_dump()),
+        limits=_limits(content.limits),
         features=Features(**content.features.model_dump()),
         freeze_idle=content.freeze_idle,
         kv=_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv),
@@ -302,7 +347,10 @@ def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
 
 
 def _digest(
-    tenants: Mapping[str, Tenant], groups: Mapping[str, SharingGroup], public: Mapping[str, PublicPrefix]
+    tenants: Mapping[str, Tenant],
+    groups: Mapping[str, SharingGroup],
+    public: Mapping[str, PublicPrefix],
+    prices: tuple[str, tuple[PriceRule, ...]],
 ) -> str:
     content = {}
     for tenant_id, tenant in tenants.items():
@@ -311,7 +359,8 @@ def _digest(
         content[tenant_id] = values | {"credentials": sorted(values["credentials"]), "models": sorted(values["models"])}
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
     published = {name: asdict(prefix) for name, prefix in public.items()}
-    canonical = json.dumps([DIGEST_DOMAIN, content, shared, published], sort_keys=True, separators=(",", ":"))
+    priced = [prices[0], [asdict(rule) for rule in prices[1]]]
+    canonical = json.dumps([DIGEST_DOMAIN, content, shared, published, priced], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -319,16 +368,18 @@ _KNOWN_KEYS = {
     "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
     "sharing_groups": tuple(GroupSchema.model_fields),
     "public_prefixes": tuple(PublicPrefixSchema.model_fields),
+    "prices": tuple(PricesSchema.model_fields),
 }
-"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``."""
+"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``, ``prices``."""
 
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
     "features": tuple(FeaturesSchema.model_fields),
     "limits": tuple(LimitsSchema.model_fields),
     "messages": tuple(PrefixMessageSchema.model_fields),
+    "rules": tuple(field.alias or name for name, field in PriceSchema.model_fields.items()),
 }
-"""Keys of the mappings of a tenant, a group or a public prefix."""
+"""Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules``."""
 
 
 def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:
@@ -344,4 +395,5 @@ def _problems(error: ValidationError, name: str, locator: Locator) -> list[Probl
 def _message(item: Mapping[str, Any], path: Path) -> str:
     if item["type"] != "extra_forbidden" or len(path) == 1:
         return worded(item, tuple(PolicySchema.model_fields))
-    return worded(item, _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])
+    below = path[1] if path[0] == "prices" else path[2] if len(path) > 2 else ""
+    return worded(item, _KNOWN_BELOW[str(below)] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])
