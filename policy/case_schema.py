@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from policy.decision import Effect, Reason
 from policy.model import Feature
 from policy.schema import MODEL_NAME, Credential, TenantId
+from policy.simulate import DAY_S, MONTH_S
 
 MAX_CASES = 10_000
 """Largest number of cases in one file."""
@@ -50,6 +51,10 @@ class UseSchema(_Strict):
     tokens_left: int | None = Field(
         default=None, description="Tokens left in this minute; below 0 is debt. Left out: all."
     )
+    spent_today: float = Field(default=0.0, ge=0, description="Spent since midnight UTC, in units of the currency.")
+    spent_this_month: float = Field(default=0.0, ge=0, description="Spent since the first of the month.")
+    day_left_s: float = Field(default=DAY_S, ge=0, description="Seconds until the next day begins.")
+    month_left_s: float = Field(default=MONTH_S, ge=0, description="Seconds until the next month begins.")
 
 
 class ExpectSchema(_Strict):
@@ -58,7 +63,7 @@ class ExpectSchema(_Strict):
     effect: Effect = Field(strict=False, description="allow or deny.")
     reason: Reason | None = Field(default=None, strict=False, description="Reason of the decision.")
     rule: str | None = Field(default=None, description="Path of the rule that decides.")
-    limit: int | None = Field(default=None, description="Limit of the rule.")
+    limit: int | None = Field(default=None, description="Limit of the rule; of spend in billionths.")
     actual: int | None = Field(default=None, description="Number that is compared with the limit.")
     retry_after_s: float | None = Field(default=None, description="Seconds after which the request may pass.")
     granted: int | None = Field(default=None, description="Output tokens granted for each choice.")

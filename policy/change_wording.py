@@ -21,12 +21,15 @@ from policy.model import (
     KvShare,
     Limits,
     PolicySet,
+    Price,
+    PriceRule,
     Priority,
     PublicPrefix,
     Retention,
     SharingGroup,
     Tenant,
 )
+from policy.prices import MILLION, amount_text
 from policy.wording import counted
 
 MAX_NAMED = 3
@@ -77,6 +80,36 @@ def _number(before: str, noun: str, after: str) -> Wording:
         return [Told(_more(new > old), f"{before} {counted(new, noun)}{after} instead of {old:,}")]
 
     return tell
+
+
+def _spend(period: str) -> Wording:
+    """Tell a limit of spend, which may be absent."""
+
+    def tell(old: int | None, new: int | None, sides: Sides) -> list[Told]:
+        if new is None:
+            before = f"{amount_text(old or 0)} {sides.old.currency}"
+            return [Told(Direction.WIDER, f"may spend without a limit in a {period} instead of {before}")]
+        text = f"may spend {amount_text(new)} {sides.new.currency} a {period}"
+        if old is None:
+            return [Told(Direction.NARROWER, f"{text} instead of any amount")]
+        return [Told(_more(new > old), f"{text} instead of {amount_text(old)}")]
+
+    return tell
+
+
+def _price(tokens: str) -> Wording:
+    """Tell the price of one kind of tokens; a lower one is wider, since money buys more."""
+
+    def tell(old: int, new: int, sides: Sides) -> list[Told]:
+        text = f"is {price_text(new)} {sides.new.currency} for a million {tokens} instead of {price_text(old)}"
+        return [Told(_more(new < old), text)]
+
+    return tell
+
+
+def price_text(billionths: int) -> str:
+    """Return the price of one token as that of a million, as the policy states it."""
+    return amount_text(billionths * MILLION)
 
 
 def _switch(on: str, off: str) -> Wording:
@@ -227,11 +260,16 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MAX_NAMED])} and {len(names) - MAX_NAMED:,} more"
 
 
-IDENTITY = "id"
-"""Field that names a value, and so is the same on both sides."""
+IDENTITIES: Mapping[type, frozenset[str]] = {
+    Tenant: frozenset({"id"}),
+    SharingGroup: frozenset({"id"}),
+    PublicPrefix: frozenset({"id"}),
+    PriceRule: frozenset({"models", "isolation_class"}),
+}
+"""Fields by which two values are known to be one, and which so are the same on both sides."""
 
-KEYS: Mapping[type, Mapping[str, str]] = {Tenant: {"isolation_class": "class"}}
-"""Key in the policy file of a field that has another name."""
+KEYS: Mapping[type, Mapping[str, str]] = {Tenant: {"isolation_class": "class"}, PriceRule: {"price": ""}}
+"""Key in the policy file of a field that has another name; empty: its own fields stand there in its place."""
 
 WORDINGS: Mapping[type, Mapping[str, Wording]] = {
     Tenant: {
@@ -252,6 +290,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "concurrency": _number("may have", "request", " running at once"),
         "max_context_tokens": _number("may use", "token", " a request, prompt and output together,"),
         "max_output_tokens": _number("may ask for", "output token", " a request"),
+        "spend_per_day": _spend("day"),
+        "spend_per_month": _spend("month"),
     },
     Features: {
         "structured_output": _switch("may use structured output", "may no longer use structured output"),
@@ -264,6 +304,12 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "cap": _percent("may fill", "of the KV pool"),
         "borrow": _switch("borrows idle KV memory and lends its own", "neither borrows nor lends KV memory"),
     },
+    Price: {
+        "input": _price("prompt tokens"),
+        "cached_input": _price("cached prompt tokens"),
+        "output": _price("output tokens"),
+    },
+    PriceRule: {},
     SharingGroup: {"tenants": _members},
     PublicPrefix: {"model": _prefix_model, "chat": _prefix_kind, "source": _prefix_source, "tenants": _told_at_tenants},
 }

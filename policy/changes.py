@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from policy.change_wording import IDENTITY, KEYS, WORDINGS, Direction, Sides, Told, listed
-from policy.model import PolicySet, PublicPrefix, SharingGroup, Tenant
+from policy.change_wording import IDENTITIES, KEYS, WORDINGS, Direction, Sides, Told, listed, price_text
+from policy.model import PolicySet, Price, PriceRule, PublicPrefix, SharingGroup, Tenant
 from policy.wording import counted
 
 
@@ -22,6 +22,8 @@ class SubjectKind(StrEnum):
     TENANT = "tenant"
     GROUP = "sharing group"
     PREFIX = "public prefix"
+    PRICES = "prices"
+    PRICE = "price of"
     ENTRY = "entry"
     """Entry of a mapping that this module has no words for."""
 
@@ -35,6 +37,12 @@ SECTIONS: Mapping[str, tuple[str, SubjectKind]] = {
 
 DERIVED = frozenset({"principals", "digest"})
 """Fields of ``PolicySet`` that follow from the others."""
+
+PRICED = ("currency", "prices")
+"""Fields of ``PolicySet`` about prices, which are compared together."""
+
+_RuleKey = tuple[tuple[str, ...], str, int]
+"""Models and class of a price, and how many of the same came before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +63,74 @@ class Change:
     @property
     def sentence(self) -> str:
         """Return the change with its subject."""
-        name = self.subject if self.kind is SubjectKind.TENANT else f"{self.kind.value} {self.subject}"
-        return f"{name} {self.predicate}"
+        return f"{self.name} {self.predicate}"
+
+    @property
+    def name(self) -> str:
+        """Return the subject with its kind: ``beta``, ``public prefix style``, ``price of big-*``."""
+        return self.subject if self.kind is SubjectKind.TENANT else f"{self.kind.value} {self.subject}".strip()
 
 
 def changes(old: PolicySet, new: PolicySet) -> tuple[Change, ...]:
-    """Return what changes: tenants by id, then sharing groups, then public prefixes; in the order of the fields."""
+    """Return what changes: tenants by id, then sharing groups, public prefixes and prices; in the order of the
+    fields."""
     return tuple(_changes(Sides(old, new)))
 
 
 def _changes(sides: Sides) -> Iterator[Change]:
     for field in fields(PolicySet):
-        if field.name in DERIVED:
+        before, after = getattr(sides.old, field.name), getattr(sides.new, field.name)
+        if field.name in DERIVED or field.name in PRICED or before == after:
+            continue
+        if not isinstance(before, Mapping):
+            yield _unworded_change(field.name, before, after)
             continue
         section, kind = SECTIONS.get(field.name, (field.name, SubjectKind.ENTRY))
-        before, after = getattr(sides.old, field.name), getattr(sides.new, field.name)
         for name in sorted({*before, *after}):
             yield from _entry(kind, name, f"{section}.{name}", before.get(name), after.get(name), sides)
+    yield from _prices(sides)
+
+
+def _unworded_change(name: str, old: Any, new: Any) -> Change:
+    return Change(SubjectKind.ENTRY, name, name, Direction.OTHER, f"is {new} instead of {old}")
+
+
+def _prices(sides: Sides) -> Iterator[Change]:
+    old, new = sides.old.currency, sides.new.currency
+    if old != new:
+        text = f"are in {new} instead of {old}" if old and new else f"are new, in {new}" if new else "are gone"
+        yield Change(SubjectKind.PRICES, "", "prices.currency", Direction.OTHER, text, old or None, new or None)
+    before, after = _rules(sides.old), _rules(sides.new)
+    for key in [*after, *(key for key in before if key not in after)]:
+        place = after.get(key) or before[key]
+        path = f"prices.rules[{place[0]}]"
+        rules = [side[key][1] if key in side else None for side in (before, after)]
+        yield from _entry(SubjectKind.PRICE, _label(place[1]), path, *rules, sides)
+    kept = [key for key in before if key in after]
+    if kept != [key for key in after if key in before]:
+        text = "are tried in another order; the first that matches decides"
+        yield Change(SubjectKind.PRICES, "", "prices.rules", Direction.OTHER, text)
+
+
+def _rules(policy: PolicySet) -> dict[_RuleKey, tuple[int, PriceRule]]:
+    """Return prices with their place in the list, by what makes two of them one."""
+    found: dict[_RuleKey, tuple[int, PriceRule]] = {}
+    for index, rule in enumerate(policy.prices):
+        number = 0
+        while (key := (rule.models, rule.isolation_class or "", number)) in found:
+            number += 1
+        found[key] = index, rule
+    return found
+
+
+def _label(rule: PriceRule) -> str:
+    only = "" if rule.isolation_class is None else f" for class {rule.isolation_class.value}"
+    return listed(rule.models) + only
 
 
 def _entry(kind: SubjectKind, name: str, path: str, old: Any, new: Any, sides: Sides) -> Iterator[Change]:
     if old is None:
-        yield Change(kind, name, path, _direction(kind, is_new=True), f"is new: {_summary(new)}")
+        yield Change(kind, name, path, _direction(kind, is_new=True), f"is new: {_summary(new, sides)}")
     elif new is None:
         yield Change(kind, name, path, _direction(kind, is_new=False), f"is gone{_consequence(old, sides)}")
     elif is_dataclass(new):
@@ -88,9 +142,10 @@ def _entry(kind: SubjectKind, name: str, path: str, old: Any, new: Any, sides: S
 def _fields(kind: SubjectKind, name: str, path: str, old: Any, new: Any, sides: Sides) -> Iterator[Change]:
     for field in fields(new):
         before, after = getattr(old, field.name), getattr(new, field.name)
-        if before == after or field.name == IDENTITY:
+        if before == after or field.name in IDENTITIES.get(type(new), ()):
             continue
-        place = f"{path}.{KEYS.get(type(new), {}).get(field.name, field.name)}"
+        key = KEYS.get(type(new), {}).get(field.name, field.name)
+        place = f"{path}.{key}" if key else path
         wording = WORDINGS.get(type(new), {}).get(field.name)
         if wording is None and is_dataclass(before) and type(before) is type(after):
             yield from _fields(kind, name, place, before, after, sides)
@@ -118,12 +173,12 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _direction(kind: SubjectKind, *, is_new: bool) -> Direction:
-    if kind is SubjectKind.ENTRY:
+    if kind in (SubjectKind.ENTRY, SubjectKind.PRICE):
         return Direction.OTHER
     return Direction.WIDER if is_new else Direction.NARROWER
 
 
-def _summary(new: Any) -> str:
+def _summary(new: Any, sides: Sides) -> str:
     """Describe an entry that the old policy does not have."""
     match new:
         case Tenant():
@@ -138,6 +193,11 @@ def _summary(new: Any) -> str:
         case PublicPrefix():
             kind = "conversation" if new.chat else "text"
             return f"a {kind} of {counted(len(new.source.encode()), 'byte')} for model {new.model}"
+        case PriceRule(price=Price() as price):
+            return (
+                f"{price_text(price.input)} {sides.new.currency} for a million prompt tokens, "
+                f"{price_text(price.cached_input)} cached, {price_text(price.output)} for output"
+            )
     return str(asdict(new) if is_dataclass(new) and not isinstance(new, type) else new)
 
 

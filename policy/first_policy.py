@@ -30,6 +30,8 @@ tenants:
       concurrency: 64
       max_context_tokens: 4096
       max_output_tokens: 1024
+      # spend_per_day: 20      # what the requests of a day may cost; needs prices, below
+      # spend_per_month: 300
 
     # What follows are the defaults; take the # away to change one.
     # class: shared            # strict or dedicated: kept further apart from other tenants
@@ -52,6 +54,12 @@ tenants:
 #     model: athanor-mini
 #     tenants: all
 #     text: "You answer briefly."
+
+# What a million tokens cost; the first that matches decides. Limits of spend need them.
+# prices:
+#   currency: EUR
+#   rules:
+#     - {{models: ["*"], input: 0.50, cached_input: 0.05, output: 1.50}}
 """
 
 

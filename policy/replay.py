@@ -2,8 +2,9 @@
 
 Each request is decided by ``policy.evaluate.evaluate`` under both policies, with buckets that fill by the times of the
 log. What counts is the difference: requests that the new policy refuses and the old one does not. The log is not the
-traffic: it has a request's time at its end, the tokens that were produced and not those that were asked for, and no
-number of choices, so counts of rates are estimates, and rules in ``NOT_REPLAYED`` are named instead of replayed.
+traffic. It has a request's time at its end, the tokens that were produced and not those that were asked for, and no
+number of choices: counts of rates are estimates. Spend before the first entry is not known: its counts are the least.
+Rules in ``NOT_REPLAYED`` are named instead of replayed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from policy.decision import Decision, Reason
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full, refill
 from policy.match import first_match
-from policy.model import Feature, PolicySet, Tenant
-from policy.request import AccessRequest, Usage
+from policy.model import FREE, Feature, PolicySet, Tenant
+from policy.prices import cost, find_price
+from policy.request import AccessRequest, Spend, Usage
 from policy.wording import counted
 
 TOKENIZER = frozenset({"tokenize", "detokenize"})
@@ -37,6 +39,8 @@ REPLAYED = frozenset(
         "limits.tokens_per_minute",
         "limits.max_context_tokens",
         "limits.max_output_tokens",
+        "limits.spend_per_day",
+        "limits.spend_per_month",
         "features.tokenize",
     }
 )
@@ -71,7 +75,13 @@ class AllowedEntry:
     """Digest of the policy that decided."""
     input_tokens: int
     """Prompt tokens; 0 where the request ended before they were counted."""
+    cached_tokens: int
+    """Prompt tokens whose KV was found in the cache."""
     output_tokens: int
+    day: int
+    """Number of the day (UTC) to which its cost belongs; any numbering that grows."""
+    month: int
+    """Number of its month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +209,8 @@ class _Meter:
     def __init__(self, policy: PolicySet) -> None:
         self._policy = policy
         self._buckets: dict[str, tuple[Bucket, Bucket]] = {}
+        self._spent: Counter[tuple[str, str, int]] = Counter()
+        """Billionths by tenant, kind of period and number of the period."""
 
     def judge(self, entry: AllowedEntry) -> Verdict | None:
         """Return the rule against a request; None when it is served, and then its tokens are taken."""
@@ -211,17 +223,32 @@ class _Meter:
             full(Rate(limits.requests_per_minute), now),
             full(Rate(limits.tokens_per_minute), now),
         )
-        usage = Usage(concurrency=0, request_bucket=requests, token_bucket=tokens)
+        spend = self._spend(tenant.id, entry)
+        usage = Usage(concurrency=0, request_bucket=requests, token_bucket=tokens, spend=spend)
         first = evaluate(self._policy, _first_access(tenant, entry), usage, now)
         if not first.allowed:
             return Verdict(first.rule)
         verdict = self._counted(tenant, entry, usage)
-        used = 0 if verdict is not None else entry.input_tokens + entry.output_tokens
+        used = 0
+        if verdict is None:
+            used = entry.input_tokens + entry.output_tokens
+            self._pay(tenant, entry)
         self._buckets[tenant.id] = (
             _take(requests, Rate(limits.requests_per_minute), 1, now),
             _take(tokens, Rate(limits.tokens_per_minute), used, now),
         )
         return verdict
+
+    def _spend(self, tenant: str, entry: AllowedEntry) -> Spend:
+        day, month = self._spent[tenant, "day", entry.day], self._spent[tenant, "month", entry.month]
+        return Spend(day=day, month=month, day_left_s=0.0, month_left_s=0.0)
+
+    def _pay(self, tenant: Tenant, entry: AllowedEntry) -> None:
+        price = find_price(self._policy, entry.model, tenant.isolation_class) or FREE
+        paid = cost(price, entry.input_tokens, entry.cached_tokens, entry.output_tokens)
+        if paid:
+            self._spent[tenant.id, "day", entry.day] += paid
+            self._spent[tenant.id, "month", entry.month] += paid
 
     def _counted(self, tenant: Tenant, entry: AllowedEntry, usage: Usage) -> Verdict | None:
         """Return the rule against a request with its counts. The request asked for one token at least, and for no fewer

@@ -12,10 +12,17 @@ from policy.decision import Decision
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full
 from policy.model import Feature, PolicySet, Tenant
-from policy.request import AccessRequest, Usage
+from policy.prices import BILLIONTHS
+from policy.request import AccessRequest, Spend, Usage
 
 NOW = 0.0
 """Seconds of the simulated clock: the buckets are as the question says, so no time has to pass."""
+
+DAY_S = 86_400.0
+"""Seconds until midnight where a question does not say: a whole day."""
+
+MONTH_S = 30 * DAY_S
+"""Seconds until the next month where a question does not say."""
 
 NO_TENANT = ""
 """Tenant id that no policy has, for a credential that the policy does not know."""
@@ -58,6 +65,14 @@ class Load:
     """Requests left in this minute; None: all. Below 0 is debt."""
     tokens_left: float | None = None
     """Tokens left in this minute; None: all. Below 0 is debt."""
+    spent_today: float = 0.0
+    """Units of the currency spent since midnight UTC."""
+    spent_this_month: float = 0.0
+    """Units of the currency spent since the first of the month, UTC."""
+    day_left_s: float = DAY_S
+    """Seconds until the next day begins."""
+    month_left_s: float = MONTH_S
+    """Seconds until the next month begins."""
 
 
 IDLE = Load()
@@ -96,6 +111,12 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
         concurrency=load.running,
         request_bucket=_bucket(requests, load.requests_left),
         token_bucket=_bucket(tokens, load.tokens_left),
+        spend=Spend(
+            day=round(load.spent_today * BILLIONTHS),
+            month=round(load.spent_this_month * BILLIONTHS),
+            day_left_s=load.day_left_s,
+            month_left_s=load.month_left_s,
+        ),
     )
 
 

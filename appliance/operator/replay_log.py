@@ -8,6 +8,7 @@ from pathlib import Path
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, Value, from_line
 from appliance.common.errors import ConfigError, os_errors_as
+from appliance.common.usage.periods import period_of
 from policy.replay import AllowedEntry, DeniedEntry
 
 MS = 1_000
@@ -55,6 +56,7 @@ class LoggedRequests:
 
 
 def _allowed(time_ms: int, values: Mapping[str, Value]) -> AllowedEntry:
+    period = period_of(time_ms / MS)
     return AllowedEntry(
         time_s=time_ms / MS,
         tenant=str(values["tenant"]),
@@ -63,7 +65,10 @@ def _allowed(time_ms: int, values: Mapping[str, Value]) -> AllowedEntry:
         operation=str(values["operation"]),
         policy=str(values["policy"]),
         input_tokens=int(values["input_tokens"]),
+        cached_tokens=int(values["cached_tokens"]),
         output_tokens=int(values["output_tokens"]),
+        day=period.day,
+        month=period.month,
     )
 
 

@@ -46,6 +46,19 @@ tenant = st.fixed_dictionaries(
 )
 
 
+prices = st.lists(
+    st.fixed_dictionaries(
+        {"models": st.sampled_from([["*"], ["m"]]), "input": st.sampled_from([0, 1, 1000]), "output": st.just(2)},
+        optional={"class": st.sampled_from(["shared", "strict"]), "cached_input": st.just(0.5)},
+    ),
+    min_size=1,
+    max_size=3,
+)
+spend = st.fixed_dictionaries(
+    {}, optional={"spend_per_day": st.sampled_from([0, 0.01, 5]), "spend_per_month": st.sampled_from([0.5, 100])}
+)
+
+
 @st.composite
 def _candidates(draw) -> dict[str, Any]:
     names = draw(st.lists(st.sampled_from(TENANTS), min_size=1, max_size=3, unique=True))
@@ -60,6 +73,9 @@ def _candidates(draw) -> dict[str, Any]:
     if draw(st.booleans()):
         text = draw(st.sampled_from(["You are brief.", "You are kind."]))
         document["public_prefixes"] = {"style": {"model": "m", "tenants": "all", "text": text}}
+    if draw(st.booleans()):
+        document["prices"] = {"currency": draw(st.sampled_from(["EUR", "USD"])), "rules": draw(prices)}
+        found[spare]["limits"] = {**found[spare].get("limits", {}), **draw(spend)}
     return document
 
 
@@ -97,6 +113,8 @@ loads = st.fixed_dictionaries(
         "running": st.integers(0, 70),
         "requests_left": st.integers(-5, 1),
         "tokens_left": st.integers(-500, 100),
+        "spent_today": st.sampled_from([0.0, 0.005, 4.5]),
+        "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
     },
 )
 """Keyword arguments of ``policy.simulate.Load``."""

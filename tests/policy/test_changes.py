@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import changes as module
-from policy.change_wording import IDENTITY, WORDINGS, Direction, listed
-from policy.changes import DERIVED, SECTIONS, changes
+from policy.change_wording import IDENTITIES, WORDINGS, Direction, listed
+from policy.changes import DERIVED, PRICED, SECTIONS, changes
 from policy.match import glob_matches
-from policy.model import Features, KvShare, Limits, PolicySet, PublicPrefix, SharingGroup, Tenant
+from policy.model import Features, KvShare, Limits, PolicySet, Price, PriceRule, PublicPrefix, SharingGroup, Tenant
 from policy.simulate import Load, Question, decide
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
@@ -56,13 +56,13 @@ def types_below(value_type: type) -> set[type]:
 def test_every_field_has_a_wording() -> None:
     """A field that is added to a policy's values is noticed here until its change has words; every section of the
     policy is compared. Control: the classes that are known to be there are found."""
-    assert set(SECTIONS) | DERIVED == {field.name for field in fields(PolicySet)}
+    assert set(SECTIONS) | DERIVED | set(PRICED) == {field.name for field in fields(PolicySet)}
     sections = types_below(PolicySet) - {PolicySet}
-    assert sections >= {Tenant, Limits, Features, KvShare, SharingGroup, PublicPrefix}
+    assert sections >= {Tenant, Limits, Features, KvShare, SharingGroup, PublicPrefix, PriceRule, Price}
     for one in sections:
         hints = typing.get_type_hints(one)
-        nested = {name for name, hint in hints.items() if is_dataclass(hint)}
-        assert {field.name for field in fields(one)} - nested - {IDENTITY} == set(WORDINGS[one]), one.__name__
+        told = {field.name for field in fields(one)} - {name for name, hint in hints.items() if is_dataclass(hint)}
+        assert told - IDENTITIES.get(one, frozenset()) == set(WORDINGS[one]), one.__name__
 
 
 LIMITS = "tenants.alpha.limits"
@@ -215,6 +215,55 @@ def test_groups_and_prefixes_that_stay() -> None:
     ]
 
 
+PRICES = {
+    "currency": "EUR",
+    "rules": [
+        {"models": ["big-*"], "class": "dedicated", "input": 20, "output": 60},
+        {"models": ["*"], "input": 2, "cached_input": 0.2, "output": 6},
+    ],
+}
+
+
+def test_prices_and_limits_of_spend() -> None:
+    """Prices that come, go, rise, fall or change places, and limits of spend, with and without one before."""
+    old = edited(limits={"spend_per_day": 20}) | {"prices": PRICES}
+    assert told(BASE, old) == [
+        (N, "alpha may spend 20.00 EUR a day instead of any amount", "tenants.alpha.limits.spend_per_day"),
+        (X, "prices are new, in EUR", "prices.currency"),
+        (
+            X,
+            "price of big-* for class dedicated is new: 20.00 EUR for a million prompt tokens, 20.00 cached, 60.00 for "
+            "output",
+            "prices.rules[0]",
+        ),
+        (X, "price of * is new: 2.00 EUR for a million prompt tokens, 0.20 cached, 6.00 for output", "prices.rules[1]"),
+    ]
+    new = copy.deepcopy(old)
+    new["tenants"]["alpha"]["limits"] = {"spend_per_day": 25.5, "spend_per_month": 300}
+    new["prices"]["rules"].reverse()
+    new["prices"]["rules"][0] |= {"input": 1.5, "output": 6.001}
+    assert told(old, new) == [
+        (W, "alpha may spend 25.50 EUR a day instead of 20.00", "tenants.alpha.limits.spend_per_day"),
+        (N, "alpha may spend 300.00 EUR a month instead of any amount", "tenants.alpha.limits.spend_per_month"),
+        (W, "price of * is 1.50 EUR for a million prompt tokens instead of 2.00", "prices.rules[0].input"),
+        (N, "price of * is 6.001 EUR for a million output tokens instead of 6.00", "prices.rules[0].output"),
+        (X, "prices are tried in another order; the first that matches decides", "prices.rules"),
+    ]
+    back = told(new, BASE)
+    assert (
+        W,
+        "alpha may spend without a limit in a month instead of 300.00 EUR",
+        "tenants.alpha.limits.spend_per_month",
+    ) in back
+    assert [sentence for _, sentence, _ in back][2:] == [
+        "prices are gone",
+        "price of * is gone",
+        "price of big-* for class dedicated is gone",
+    ]
+    dollars = {**old, "prices": {**PRICES, "currency": "USD"}}
+    assert told(old, dollars) == [(X, "prices are in USD instead of EUR", "prices.currency")]
+
+
 def test_a_field_without_words_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody worded is told by name and values."""
     few = {name: wording for name, wording in WORDINGS[Tenant].items() if name != "weight"}
@@ -269,11 +318,10 @@ def test_no_narrower_change_denies_no_more(old: dict, new: dict, asked: dict, us
     tenants = {}
     for name, tenant in before.tenants.items():
         other = after.tenants.get(name, tenant)
-        limits = Limits(
-            **{f.name: max(getattr(tenant.limits, f.name), getattr(other.limits, f.name)) for f in fields(Limits)}
-        )
+        pairs = {f.name: (getattr(tenant.limits, f.name), getattr(other.limits, f.name)) for f in fields(Limits)}
+        limits = Limits(**{name: None if None in pair else max(pair) for name, pair in pairs.items()})
         tenants[name] = replace(tenant, limits=limits, models=(*tenant.models, *other.models))
-    wider = PolicySet(tenants, before.principals, "0" * 64, before.groups, before.public)
+    wider = replace(before, tenants=tenants, digest="0" * 64)
     assert not any(one.direction is N for one in changes(before, wider))
     question = Question(**{"max_tokens": 1, **asked})
     load = Load(**used)

@@ -7,6 +7,7 @@ import re
 from policy.first_policy import SCHEMA_NAME, first_policy
 from policy.loader import Source, load_policy
 from policy.model import KvShare, Tenant
+from policy.prices import BILLIONTHS
 from policy.schema import FeaturesSchema, TenantSchema
 
 TEXT = first_policy("drafts/policy.yaml", "acme")
@@ -38,12 +39,15 @@ def test_what_is_commented_out_is_the_default() -> None:
     assert usual.kv == KvShare()
 
 
-def test_groups_and_prefixes_that_are_commented_out_load() -> None:
-    """So does what stands at the end, once the other tenant is there."""
-    text = re.sub(r"^# ((?:sharing_groups|public_prefixes):|  )", r"\1", TEXT, flags=re.MULTILINE)
+def test_what_is_commented_out_at_the_end_loads() -> None:
+    """The group, the prefix and the prices at the end load, once the other tenant is there; limits of spend too."""
+    text = re.sub(r"^# ((?:sharing_groups|public_prefixes|prices):|  )", r"\1", TEXT, flags=re.MULTILINE)
+    text = re.sub(r"^      # (spend_per_\w+: \d+)", r"      \1", text, flags=re.MULTILINE)
     text = text.replace(
         "tenants:\n  acme:", 'tenants:\n  another-tenant: {credentials: ["key:o"], models: ["*"]}\n  acme:', 1
     )
     policy = load(text)
     assert policy.groups["lab"].tenants == ("acme", "another-tenant")
     assert policy.public["house-style"].tenants == ("acme", "another-tenant")
+    assert (policy.currency, len(policy.prices)) == ("EUR", 1)
+    assert policy.tenants["acme"].limits.spend_per_day == 20 * BILLIONTHS

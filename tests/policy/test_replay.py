@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +44,10 @@ def allowed(time_s: float = 0.0, **values: Any) -> AllowedEntry:
         "operation": "chat",
         "policy": OLD.digest,
         "input_tokens": 10,
+        "cached_tokens": 0,
         "output_tokens": 5,
+        "day": 0,
+        "month": 0,
     }
     return AllowedEntry(time_s=time_s, **usual | values)
 
@@ -133,6 +137,25 @@ def test_rates_fill_with_the_times_of_the_log() -> None:
     new = policy(limits={"tokens_per_minute": 60})
     assert refused(new, *[allowed(0.0)] * 5) == [Finding("beta", f"{BETA}.limits.tokens_per_minute", 1)]
     assert refused(new, *(allowed(15.0 * number) for number in range(9))) == []
+
+
+def test_spend_adds_up_within_a_day_and_a_month() -> None:
+    """A request costs 0.002 here: five fit a limit of 0.01 a day, a sixth does not; the next day five do again, and
+    then the month is spent. Cached tokens cost less, and a model without a price is denied to whom a limit is set."""
+    prices = {"currency": "EUR", "rules": [{"models": ["m"], "input": 1, "cached_input": 0.5, "output": 2}]}
+    old, new = copy.deepcopy(DOCUMENT) | {"prices": prices}, copy.deepcopy(DOCUMENT) | {"prices": prices}
+    new["tenants"]["beta"]["limits"] = {"spend_per_day": 0.01, "spend_per_month": 0.02}
+    old, new = loaded(old), loaded(new)
+    one = allowed(input_tokens=1_000, output_tokens=500)
+    days = [replace(one, day=number) for number in range(2) for _ in range(6)]
+    rule, month = f"{BETA}.limits.spend_per_day", f"{BETA}.limits.spend_per_month"
+    assert replay(old, new, days).refused == [Finding("beta", rule, 2)]
+    later = [replace(one, day=2), replace(one, day=2, month=1)]
+    assert replay(old, new, [*days, *later]).refused == [Finding("beta", rule, 2), Finding("beta", month, 1)]
+    cached = [replace(one, cached_tokens=1_000)] * 6
+    assert replay(old, new, cached).refused == []
+    assert replay(old, new, [*cached, one]).refused == [Finding("beta", rule, 1)]
+    assert replay(old, new, [allowed(model="n")]).refused == [Finding("beta", "prices.rules", 1)]
 
 
 def test_embeddings_are_not_held_against_the_context() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +17,9 @@ from policy.explain import explain
 from policy.limits import Bucket
 from policy.loader import Source, load_policy
 from policy.model import Limits, PolicySet
-from policy.request import AccessRequest, Usage
-from policy.simulate import Load, Question, decide
+from policy.prices import BILLIONTHS, amount_text
+from policy.request import AccessRequest, Spend, Usage
+from policy.simulate import DAY_S, MONTH_S, Load, Question, decide
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
 LIMITS = {
@@ -82,6 +83,12 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
         concurrency=used.get("running", 0),
         request_bucket=Bucket(float(used.get("requests_left", limits.requests_per_minute)), 0.0),
         token_bucket=Bucket(float(used.get("tokens_left", limits.tokens_per_minute)), 0.0),
+        spend=Spend(
+            day=round(used.get("spent_today", 0.0) * BILLIONTHS),
+            month=round(used.get("spent_this_month", 0.0) * BILLIONTHS),
+            day_left_s=DAY_S,
+            month_left_s=MONTH_S,
+        ),
     )
     steps = [None] if "input_tokens" not in asked else [None, asked["input_tokens"]]
     found = None
@@ -101,11 +108,13 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
     lines = explain(decision).splitlines()
     assert lines[0] == f"{decision.effect.value}: {decision.message}"
     assert f"  rule: {decision.rule}" in lines
-    assert (f"  limit: {decision.limit}, found: {decision.actual}" in lines) == (decision.limit is not None)
+    number = amount_text if decision.reason is Reason.SPEND else str
+    numbers = [] if decision.limit is None else [f"  limit: {number(decision.limit)}, found: {number(decision.actual)}"]
+    assert [line for line in lines if line.startswith("  limit:")] == numbers
 
 
 @settings(max_examples=400)
-@given(questions, loads, st.sampled_from([field.name for field in fields(Limits)]), st.integers(1, 10_000))
+@given(questions, loads, st.sampled_from(sorted(LIMITS)), st.integers(1, 10_000))
 def test_widening_a_limit_never_denies_more(asked: dict, used: dict, name: str, more: int) -> None:
     """A request that named its output tokens and was allowed is allowed under any larger limit. One that named none
     may need more tokens of its rate then, since more are granted: that alone can refuse it."""
@@ -131,9 +140,8 @@ def test_a_wider_output_cap_can_refuse_a_request_that_names_none() -> None:
 def test_the_order_of_files_does_not_matter(document: dict, random) -> None:
     """A policy split into one file for each tenant is the same in any order of the files and under any names. Control:
     a tenant in two files is refused in every order."""
-    groups = document.get("sharing_groups", {})
     parts = [{"version": 1, "tenants": {name: one}} for name, one in document["tenants"].items()]
-    parts[0] |= {"sharing_groups": groups, "public_prefixes": document.get("public_prefixes", {})}
+    parts[0] |= {key: document[key] for key in document if key not in ("version", "tenants")}
     texts = [json.dumps(part) for part in parts]
     digests = set()
     for order in itertools.permutations(texts):

@@ -31,13 +31,12 @@ DIGEST_CHARACTERS = 12
 def changes_view(found: Collection[Change], width: int) -> RenderableType:
     """Sentences by tenant, group and prefix; with the rule's path beside or below each."""
     parts: list[RenderableType] = []
-    for (kind, subject), group in groupby(found, key=lambda change: (change.kind, change.subject)):
+    for _, group in groupby(found, key=lambda change: change.name):
+        rows = list(group)
+        kind, subject = rows[0].kind, rows[0].subject
         noun = "" if kind is SubjectKind.TENANT else f"{kind.value} "
-        parts += [
-            Text.assemble((noun, "dim"), (printable(subject), "bold")),
-            _grid(list(group), wide=width >= WIDE),
-            "",
-        ]
+        heading = Text.assemble((noun, "dim" if subject else "bold"), (printable(subject), "bold"))
+        parts += [heading, _grid(rows, wide=width >= WIDE), ""]
     return Group(*parts)
 
 

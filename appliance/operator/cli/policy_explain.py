@@ -45,6 +45,12 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     tokens_left: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")
     ] = None,
+    spent_today: Annotated[
+        float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
+    ] = 0.0,
+    spent_this_month: Annotated[
+        float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")
+    ] = 0.0,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
@@ -54,6 +60,9 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Exit codes: 0 allowed; 1 denied, or the policy has problems.
     """
+    import time
+
+    from appliance.common.usage.periods import period_of
     from appliance.operator.cli.policy_sources import load
     from policy.simulate import Load, Question, decide
 
@@ -69,7 +78,17 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         feature=feature,
     )
     policy = load(path, output_format)
-    load_now = Load(running=running, requests_left=requests_left, tokens_left=tokens_left)
+    now = time.time()
+    period = period_of(now)
+    load_now = Load(
+        running=running,
+        requests_left=requests_left,
+        tokens_left=tokens_left,
+        spent_today=spent_today,
+        spent_this_month=spent_this_month,
+        day_left_s=period.day_ends - now,
+        month_left_s=period.month_ends - now,
+    )
     decision = decide(policy, question, load_now)
     caller = tenant or policy.principals.get(credential or "", "")
     _show(policy, caller, decision, output_format)

@@ -28,7 +28,9 @@ def request(number: int) -> Entry:
         policy="ab",
         outcome="OK",
         input_tokens=number,
+        cached_tokens=1,
         output_tokens=2,
+        cost=3,
     )
 
 
@@ -70,7 +72,10 @@ def test_entries_from_a_moment_on(folder: Path) -> None:
                 operation="chat",
                 policy="ab",
                 input_tokens=second,
+                cached_tokens=1,
                 output_tokens=2,
+                day=0,
+                month=1970 * 12,
             )
             for second in range(15, 21)
         ),

@@ -78,7 +78,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def request(tenant: str, credential: str, **values) -> Entry:
     """An allowed request."""
-    usual = {"model": "athanor-mini", "operation": "chat", "input_tokens": 100, "output_tokens": 50}
+    usual = {
+        "model": "athanor-mini",
+        "operation": "chat",
+        "input_tokens": 100,
+        "output_tokens": 50,
+        "cached_tokens": 0,
+        "cost": 0,
+    }
     return entry(
         "request",
         **{
