@@ -6,7 +6,7 @@ is missed and none counted twice; a book that is lost or damaged is made again f
 
 A tenant whose spend is limited has the largest cost of each running request reserved here before its first token. The
 request's entry releases the reservation. One whose entry never comes, because a process was killed, stays until its
-month ends: it counts against the tenant's limits and is on no bill.
+day ends: it counts against the tenant's limits for so long, and is on no bill.
 
 SQLite in WAL mode; every commit is forced to disk (``synchronous=FULL``), at most one a second for entries and one for
 each group of reservations that came together.
@@ -63,6 +63,14 @@ INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, mode
 """
 
 ADD_SPENT = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost = cost + excluded.cost"
+
+
+SPENT = """
+SELECT COALESCE(SUM(CASE WHEN day = :today THEN cost END), 0), COALESCE(SUM(cost), 0) FROM spent
+WHERE tenant = :tenant AND day >= :since
+"""
+
+RESERVED = "SELECT COALESCE(SUM(cost), 0) FROM reserved WHERE tenant = :tenant AND day = :today"
 
 
 class UsageError(StartError):
@@ -122,13 +130,13 @@ class UsageBook:
             connection.executemany("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?)", rows)
 
     def forget_reservations(self, now_s: float) -> None:
-        """Remove the reservations of earlier months, whose requests have long ended.
+        """Remove the reservations of earlier days.
 
         Raises:
             UsageWriteError: the disk does not take it.
         """
         with self._change() as connection:
-            connection.execute("DELETE FROM reserved WHERE day < ?", (first_day(period_of(now_s).month),))
+            connection.execute("DELETE FROM reserved WHERE day < ?", (period_of(now_s).day,))
 
     def spent(self, now_s: float, tenants: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return what each tenant has spent in the current day and month, in billionths, reservations included; tenants
@@ -137,18 +145,11 @@ class UsageBook:
         found: dict[str, tuple[int, int]] = {}
         with self._lock:
             for tenant in tenants:
-                since = {"tenant": tenant, "since": first_day(period.month), "day": period.day}
-                day = month = 0
-                for table in ("spent", "reserved"):
-                    # The names of tables are constants; values are bound.
-                    query = (
-                        f"SELECT COALESCE(SUM(CASE WHEN day = :day THEN cost END), 0), COALESCE(SUM(cost), 0) "  # noqa: S608
-                        f"FROM {table} WHERE tenant = :tenant AND day >= :since"
-                    )
-                    row = self._connection.execute(query, since).fetchone()
-                    day, month = day + int(row[0]), month + int(row[1])
-                if month:
-                    found[tenant] = day, month
+                values = {"tenant": tenant, "today": period.day, "since": first_day(period.month)}
+                day, month = self._connection.execute(SPENT, values).fetchone()
+                (reserved,) = self._connection.execute(RESERVED, values).fetchone()
+                if month or reserved:
+                    found[tenant] = day + reserved, month + reserved
         return found
 
     def close(self) -> None:

@@ -39,6 +39,7 @@ from appliance.operator.cli import (
     tenant_usage,
     top,
     traces,
+    usage,
     version,
 )
 from appliance.operator.cli.help import HelpCommand, HelpGroup
@@ -124,6 +125,7 @@ _add("Commands", "explain", policy_explain.explain, policy_explain.EXAMPLES, _po
 _add("Commands", "test", policy_cases.run, policy_cases.EXAMPLES, _policy)
 _add("Commands", "schema", policy_init.schema, policy_init.SCHEMA_EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
+_add(GOVERN, "usage", usage.usage, usage.EXAMPLES)
 _key = _group("key", "Create API keys.", GOVERN)
 _add("Commands", "create", key.create, key.EXAMPLES, _key)
 _audit = _group("audit", "Verify and read the audit log.", GOVERN)

@@ -66,7 +66,7 @@ def test_requests_are_counted_by_hour_tenant_and_model(tmp_path: Path) -> None:
 
 def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
     """A reservation counts until the request's entry comes, whose cost then counts, and no more than was reserved; one
-    without an entry counts until its month is over."""
+    without an entry counts until its day is over."""
     book, _ = open_book(tmp_path)
     reservations = [Reserved("req_1", "alpha", 500), Reserved("req_2", "alpha", 50), Reserved("req_3", "alpha", 7)]
     book.reserve(NOON, reservations)
@@ -74,11 +74,11 @@ def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
     book.apply("log", 0, [(NOON_MS, request(1)), (NOON_MS, request(2))])
     assert book.spent(NOON, ["alpha"]) == {"alpha": (157, 157)}
     tomorrow, next_month = NOON + 86_400, datetime(2026, 4, 1, tzinfo=UTC).timestamp()
-    assert book.spent(tomorrow, ["alpha"]) == {"alpha": (0, 157)}
+    assert book.spent(tomorrow, ["alpha"]) == {"alpha": (0, 150)}
     assert book.spent(next_month, ["alpha"]) == {}
-    book.forget_reservations(tomorrow)
+    book.forget_reservations(NOON)
     assert book.spent(NOON, ["alpha"]) == {"alpha": (157, 157)}
-    book.forget_reservations(next_month)
+    book.forget_reservations(tomorrow)
     assert book.spent(NOON, ["alpha"]) == {"alpha": (150, 150)}
 
 
