@@ -104,8 +104,8 @@ def _prices(sides: Sides) -> Iterator[Change]:
     for key in [*after, *(key for key in before if key not in after)]:
         place = after.get(key) or before[key]
         path = f"prices.rules[{place[0]}]"
-        rules = [side[key][1] if key in side else None for side in (before, after)]
-        yield from _entry(SubjectKind.PRICE, _label(place[1]), path, *rules, sides)
+        then, now = (side[key][1] if key in side else None for side in (before, after))
+        yield from _entry(SubjectKind.PRICE, _label(place[1]), path, then, now, sides)
     kept = [key for key in before if key in after]
     if kept != [key for key in after if key in before]:
         text = "are tried in another order; the first that matches decides"

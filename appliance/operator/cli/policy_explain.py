@@ -15,6 +15,7 @@ from policy.model import Feature
 if TYPE_CHECKING:
     from policy.decision import Decision
     from policy.model import PolicySet
+    from policy.simulate import Load
 
 EXAMPLES = """
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini | before the prompt is tokenised
@@ -60,11 +61,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Exit codes: 0 allowed; 1 denied, or the policy has problems.
     """
-    import time
-
-    from appliance.common.usage.periods import period_of
     from appliance.operator.cli.policy_sources import load
-    from policy.simulate import Load, Question, decide
+    from policy.simulate import Question, decide
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
@@ -78,21 +76,30 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         feature=feature,
     )
     policy = load(path, output_format)
+    now = _load(running, requests_left, tokens_left, spent_today, spent_this_month)
+    decision = decide(policy, question, now)
+    _show(policy, tenant or policy.principals.get(credential or "", ""), decision, output_format)
+    raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
+
+
+def _load(running: int, requests_left: int | None, tokens_left: int | None, today: float, this_month: float) -> Load:
+    """Load of the tenant at this moment of the day and the month."""
+    import time
+
+    from appliance.common.usage.periods import period_of
+    from policy.simulate import Load
+
     now = time.time()
     period = period_of(now)
-    load_now = Load(
+    return Load(
         running=running,
         requests_left=requests_left,
         tokens_left=tokens_left,
-        spent_today=spent_today,
-        spent_this_month=spent_this_month,
+        spent_today=today,
+        spent_this_month=this_month,
         day_left_s=period.day_ends - now,
         month_left_s=period.month_ends - now,
     )
-    decision = decide(policy, question, load_now)
-    caller = tenant or policy.principals.get(credential or "", "")
-    _show(policy, caller, decision, output_format)
-    raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
 
 
 def _show(policy: PolicySet, tenant: str, decision: Decision, output_format: Format) -> None:

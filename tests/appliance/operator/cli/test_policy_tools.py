@@ -25,6 +25,11 @@ tenants:
     features: {tools: false}
 """
 
+PRICED = POLICY.replace(
+    "max_context_tokens: 2048}", "max_context_tokens: 2048, spend_per_day: 5, spend_per_month: 100}"
+)
+PRICED += "prices: {currency: EUR, rules: [{models: ['*'], input: 1, output: 2}]}\n"
+
 CASES = """\
 policy_file: policy.yaml
 cases:
@@ -63,6 +68,17 @@ def test_a_denial_is_explained(run: Run, folder: Path) -> None:
     golden.check(GOLDEN / "policy-explain-deny-80.txt", without_digests(told.stdout))
 
 
+def test_spend_is_explained_in_the_currency(run: Run, folder: Path) -> None:
+    """A limit of spend and what was found are amounts, not billionths; the wait ends with the day. An allowance names
+    the price."""
+    (folder / "policy.yaml").write_text(PRICED)
+    denied = run(*ALPHA, "--spent-today", "6.25").stdout
+    assert "rule: tenants.alpha.limits.spend_per_day\n  limit: 5.00, found: 6.25\n  retry after: " in denied
+    wait = float(denied.partition("retry after: ")[2].split()[0])
+    assert 0 <= wait <= 86_400
+    assert "price: 1.00 for a million prompt tokens, 2.00 for output" in run(*ALPHA).stdout
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
@@ -75,10 +91,14 @@ def test_a_denial_is_explained(run: Run, folder: Path) -> None:
         (("--requests-left", "0"), "request_rate"),
         (("--tokens-left", "-1"), "token_rate"),
         (("--tokens-left", "100", "--input-tokens", "100"), "token_rate"),
+        (("--spent-today", "4.99"), "allowed"),
+        (("--spent-today", "5"), "spend"),
+        (("--spent-this-month", "100"), "spend"),
     ],
 )
 def test_every_option_counts(run: Run, folder: Path, more: tuple[str, ...], reason: str) -> None:
     """Each option reaches the decision, which programs get whole."""
+    (folder / "policy.yaml").write_text(PRICED)
     told = run(*ALPHA, *more, "-o", "json")
     data = json.loads(told.stdout)
     assert (data["reason"], data["tenant"]) == (reason, "alpha")
