@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from policy.decision import Decision
+from policy.decision import Decision, Reason
+from policy.prices import MILLION, amount_text
 
 DIGEST_CHARACTERS = 12
 """Leading characters of the policy digest that are shown: enough to distinguish two loads."""
@@ -11,8 +12,9 @@ DIGEST_CHARACTERS = 12
 def explain(decision: Decision) -> str:
     """Describe a decision in a few lines: outcome, rule, numbers and obligations."""
     lines = [f"{decision.effect}: {decision.message}", f"  rule: {decision.rule}"]
-    if decision.limit is not None:
-        lines.append(f"  limit: {decision.limit}, found: {decision.actual}")
+    if decision.limit is not None and decision.actual is not None:
+        number = amount_text if decision.reason is Reason.SPEND else str
+        lines.append(f"  limit: {number(decision.limit)}, found: {number(decision.actual)}")
     if decision.obligations is not None:
         granted = decision.obligations
         lines.append(
@@ -23,6 +25,9 @@ def explain(decision: Decision) -> str:
         lines.append(f"  deterministic: {granted.deterministic}")
         if granted.public_prefixes:
             lines.append(f"  public prefixes: {', '.join(granted.public_prefixes)}")
+        if granted.bounds_spend:
+            price = [amount_text(each * MILLION) for each in (granted.price.input, granted.price.output)]
+            lines.append(f"  price: {price[0]} for a million prompt tokens, {price[1]} for output; spend is limited")
     elif decision.retry_after_s is not None:
         lines.append(f"  retry after: {decision.retry_after_s:.1f} s")
     else:

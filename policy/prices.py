@@ -15,6 +15,9 @@ BILLIONTHS = 1_000_000_000
 BILLIONTHS_A_TOKEN = 1_000
 """Price of one token in billionths, where a million tokens cost one unit."""
 
+MILLION = 1_000_000
+"""Tokens for which the policy states a price."""
+
 MAX_AFFORDABLE = 1 << 40
 """Output tokens that can be had where they cost nothing: more than any request may have."""
 

@@ -22,6 +22,7 @@ _MESSAGES: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge}, found {shown}",
     "less_than_equal": "must be at most {le}, found {shown}",
     "literal_error": "must be {expected}, found {shown}",
+    "enum": "must be {expected}, found {shown}",
     "too_short": "must have at least {entries}",
     "too_long": "must have at most {entries}",
     "string_pattern_mismatch": "{shown} does not fit the pattern {pattern}",

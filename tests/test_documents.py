@@ -39,6 +39,7 @@ DOCUMENTS = (
     "docs/coming-from.md",
     "docs/models.md",
     "docs/kv-quotas.md",
+    "docs/policy.md",
     "docs/classes.md",
     "docs/images.md",
     "docs/upgrade.md",

@@ -9,15 +9,27 @@ from pathlib import Path
 
 import pytest
 
-EVALUATOR = ("evaluate", "explain", "decision", "limits", "match", "model", "request")
+EVALUATOR = (
+    "evaluate",
+    "explain",
+    "decision",
+    "limits",
+    "match",
+    "model",
+    "request",
+    "simulate",
+    "changes",
+    "change_wording",
+    "replay",
+)
 FORBIDDEN = {"os", "time", "socket", "random", "logging", "asyncio", "subprocess", "datetime"}
 
 
 def test_the_evaluator_needs_the_standard_library_only(root: Path) -> None:
-    """Importing the evaluator and the explainer loads neither pydantic nor ruamel nor sockets."""
+    """Importing the evaluator, the explainer, the comparison and the replay loads no pydantic, ruamel or sockets."""
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import policy.evaluate, policy.explain\n"
+        "import policy.evaluate, policy.explain, policy.replay, policy.simulate\n"
         "print('\\n'.join(set(sys.modules) - before))"
     )
     command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(root)!r})\n{code}"]

@@ -75,6 +75,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
+LATER: Final[dict[str, frozenset[str]]] = {"request": frozenset({"cached_tokens", "cost"})}
+"""Fields that the first version of a kind did not have. A log is read for years: where they are missing they are 0."""
+
 FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity"})
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
 
@@ -141,10 +144,13 @@ def from_line(line: bytes) -> tuple[int, int, Entry]:
         number, time_ms, kind = values.pop("n"), values.pop("t"), values.pop("kind")
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise EntryError("not a line of an audit log") from error
-    known = KINDS.get(kind) if isinstance(kind, str) else None
-    if known is None or type(number) is not int or type(time_ms) is not int or values.keys() != known.keys():
+    if not isinstance(kind, str) or kind not in KINDS or type(number) is not int or type(time_ms) is not int:
         raise EntryError("not a line of an audit log")
-    return number, time_ms, Entry(kind, values)
+    known = KINDS[kind]
+    missing = known.keys() - values.keys()
+    if values.keys() - known.keys() or (missing and missing != LATER.get(kind)):
+        raise EntryError("not a line of an audit log")
+    return number, time_ms, Entry(kind, values | dict.fromkeys(missing, 0))
 
 
 def _fits(value: object, of: type) -> bool:

@@ -26,6 +26,10 @@ from appliance.operator.cli import (
     model,
     package,
     policy,
+    policy_cases,
+    policy_diff,
+    policy_explain,
+    policy_init,
     reload,
     selftest,
     serve,
@@ -113,8 +117,13 @@ _add(WATCH, "selftest", selftest.selftest, selftest.EXAMPLES)
 _config = _group("config", "List configuration keys, show values and their origins.", GOVERN)
 _add("Commands", "reference", config.reference, config.REFERENCE_EXAMPLES, _config)
 _add("Commands", "show", config.show, config.SHOW_EXAMPLES, _config)
-_policy = _group("policy", "Check policy files.", GOVERN)
+_policy = _group("policy", "Write, check, compare, explain and test policies.", GOVERN)
+_add("Commands", "init", policy_init.init, policy_init.INIT_EXAMPLES, _policy)
 _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
+_add("Commands", "diff", policy_diff.diff, policy_diff.EXAMPLES, _policy)
+_add("Commands", "explain", policy_explain.explain, policy_explain.EXAMPLES, _policy)
+_add("Commands", "test", policy_cases.run, policy_cases.EXAMPLES, _policy)
+_add("Commands", "schema", policy_init.schema, policy_init.SCHEMA_EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
 _add(GOVERN, "usage", usage.usage, usage.EXAMPLES)
 _key = _group("key", "Create API keys.", GOVERN)

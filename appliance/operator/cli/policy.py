@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from appliance.common.errors import os_errors_as
 from appliance.common.figures import counted
 from appliance.operator.cli import exits
 from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
+from appliance.operator.cli.policy_sources import read, refuse
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
-    from policy.errors import PolicyError, Problem
+    from policy.errors import Problem
     from policy.loader import Source
     from policy.model import PolicySet
 
@@ -50,11 +50,10 @@ def check(
     sources: list[Source] = []
     try:
         for path in paths:
-            sources += _read(path)
+            sources += read(path)
         policy = load_policy(sources)
     except PolicyError as error:
-        _report(error, sources, output_format)
-        raise typer.Exit(exits.REFUSED) from None
+        refuse(error, sources, output_format)
     source = context.get_parameter_source("config")
     given = None if source is not None and source.name == "DEFAULT" else config
     warnings = [*_overlooked(paths), *_compare(policy, sources, paths, given, strict=strict)]
@@ -97,27 +96,6 @@ def _compare(
     whole = given is not None or loaded.policy.resolve() in {path.resolve() for path in paths}
     models, keys = [model.name for model in loaded.models], [name for name, one in records.items() if one.holds(now)]
     return located(dangling(policy, models, keys, whole=whole), sources, str(loaded.credentials))
-
-
-def _read(path: Path) -> list[Source]:
-    from policy.files import read_sources
-
-    with os_errors_as(f"cannot read {path}"):
-        return read_sources(path)
-
-
-def _report(error: PolicyError, sources: list[Source], output_format: Format) -> None:
-    from dataclasses import asdict
-
-    from appliance.operator.cli.policy_view import problem_view
-
-    if print_data({"ok": False, "problems": [asdict(problem) for problem in error.problems]}, output_format):
-        return
-    texts = {source.name: source.text for source in sources}
-    console = output()
-    for problem in error.problems:
-        console.print(problem_view(problem, texts.get(problem.file, ""), console.width))
-    console.print(counted(len(error.problems), "problem"), style="bold red")
 
 
 def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], output_format: Format) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from appliance.common.audit.entry import (
     FROM_GATEWAY,
     KINDS,
+    LATER,
     MAX_ENTRY_BYTES,
     MAX_TEXT,
     Entry,
@@ -43,6 +44,19 @@ def test_a_line_comes_back(one: Entry, number: int, time_ms: int) -> None:
     assert line.isascii()
     assert len(line) <= MAX_ENTRY_BYTES
     assert from_line(line) == (number, time_ms, one)
+
+
+def test_a_line_of_an_earlier_version_is_read() -> None:
+    """A request's line without the fields that came later is read, with zeros; with one of them missing, or another, it
+    is no line (control)."""
+    one = entry("request", **dict.fromkeys(KINDS["request"], 7))  # type: ignore[arg-type]
+    values = json.loads(to_line(one, 3, 4))
+    later = LATER["request"]
+    _, _, read = from_line(json.dumps({name: value for name, value in values.items() if name not in later}).encode())
+    assert read.fields == one.fields | dict.fromkeys(later, 0)
+    for gone in ("cost", "output_tokens"):
+        with pytest.raises(EntryError):
+            from_line(json.dumps({name: value for name, value in values.items() if name != gone}).encode())
 
 
 @settings(deadline=None, derandomize=True)

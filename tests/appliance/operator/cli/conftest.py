@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -25,6 +26,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         return CliRunner().invoke(app, args, env=environment, prog_name="athanor")
 
     return invoke
+
+
+def without_digests(text: str) -> str:
+    """The text with the digits of policies' digests replaced: they change with every field that a policy gets."""
+    return re.sub(r"\b[0-9a-f]{12}\b", "0" * 12, text)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,102 @@
+"""Pure: changes between two policies, and their replay, as something to look at in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from datetime import UTC
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from appliance.common.figures import NS, clock, counted, printable
+from policy.change_wording import Direction
+from policy.changes import Change, SubjectKind
+from policy.replay import Replay, not_replayed, sentences
+
+WIDE = 110
+"""Columns from which on a rule's path stands beside its sentence."""
+
+SIGNS = {Direction.WIDER: ("+", "green"), Direction.NARROWER: ("-", "red"), Direction.OTHER: ("~", "yellow")}
+"""Direction to its sign and colour; the sign alone is enough."""
+
+LEGEND = "+ allows more or protects less   - allows less or protects more"
+
+DIGEST_CHARACTERS = 12
+
+
+def changes_view(found: Collection[Change], width: int) -> RenderableType:
+    """Sentences by tenant, group and prefix; with the rule's path beside or below each."""
+    parts: list[RenderableType] = []
+    for _, group in groupby(found, key=lambda change: change.name):
+        rows = list(group)
+        kind, subject = rows[0].kind, rows[0].subject
+        noun = "" if kind is SubjectKind.TENANT else f"{kind.value} "
+        heading = Text.assemble((noun, "dim" if subject else "bold"), (printable(subject), "bold"))
+        parts += [heading, _grid(rows, wide=width >= WIDE), ""]
+    return Group(*parts)
+
+
+def replay_view(result: Replay, since: float, lost: int, found: Collection[Change]) -> RenderableType:
+    """What the log says: findings, what makes them inexact, and rules that were not replayed."""
+    total = sum(result.requests.values())
+    when = f"{clock(round(since * NS), UTC, date=True)} UTC"
+    parts: list[RenderableType] = [
+        Text.assemble(("replay ", "dim"), (counted(total, "request"), "bold"), f" allowed since {when}")
+    ]
+    signs = [SIGNS[Direction.NARROWER]] * (len(result.refused) + len(result.shortened))
+    signs += [SIGNS[Direction.WIDER]] * len(result.lifted)
+    rows = list(zip(signs, sentences(result), strict=True))
+    parts.append(_lines([(Text(sign, f"bold {style}"), Text(printable(text))) for (sign, style), text in rows]))
+    if not rows:
+        parts.append(_lines([(Text("="), Text("none of them, and no denied one, would have been decided otherwise"))]))
+    notes = [f"not replayed: {path}: {reason}" for path, reason in not_replayed(found)]
+    if result.inexact:
+        notes.append(f"left out: {counted(result.inexact, 'request')} that the old policy would have refused as well")
+    if result.foreign:
+        notes.append(f"decided by a policy other than the old one: {counted(result.foreign, 'request')}")
+    if lost:
+        notes.append(f"missing in the log: {counted(lost, 'entry', 'entries')}")
+    parts.append(_lines([(Text(""), Text(printable(note), "dim")) for note in notes]))
+    return Group(*parts, "")
+
+
+def summary_view(old: str, new: str, found: Collection[Change]) -> RenderableType:
+    """Counts and digests, and what the signs mean."""
+    digests = f"   digest {old[:DIGEST_CHARACTERS]} to {new[:DIGEST_CHARACTERS]}"
+    if not found:
+        return Text.assemble(("nothing changes", "bold green"), (f"   digest {new[:DIGEST_CHARACTERS]}", "dim"))
+    numbers = Counter(change.direction for change in found)
+    words = ", ".join(f"{numbers[one]} {one.value}" for one in Direction if numbers[one])
+    heading = Text.assemble((counted(len(found), "change"), "bold"), f": {words}", (digests, "dim"))
+    return Group(heading, Text(LEGEND, "dim"))
+
+
+def _grid(found: Collection[Change], *, wide: bool) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=3 if wide else None)
+    if wide:
+        grid.add_column(ratio=2, overflow="fold")
+        grid.expand = True
+    for change in found:
+        sign, style = SIGNS[change.direction]
+        path = Text(printable(change.path), "dim cyan")
+        text = Text(printable(change.predicate))
+        if wide:
+            grid.add_row(Text(sign, f"bold {style}"), text, path)
+        else:
+            grid.add_row(Text(sign, f"bold {style}"), Group(text, path))
+    return Padding(grid, (0, 0, 0, 2), expand=wide)
+
+
+def _lines(rows: Collection[tuple[Text, Text]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, min_width=1)
+    grid.add_column()
+    for sign, text in rows:
+        grid.add_row(sign, text)
+    return Padding(grid, (0, 0, 0, 2), expand=False)

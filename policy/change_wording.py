@@ -1,0 +1,317 @@
+"""Words for changes between two policies: one entry for each field of the policy's values. Pure.
+
+A change is *wider* when it allows more or protects less, *narrower* when it allows less or protects more. A text is a
+predicate: the name of the tenant, group or prefix goes before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from policy.match import glob_matches
+from policy.model import (
+    WHOLE_POOL,
+    Determinism,
+    Features,
+    IsolationClass,
+    KvShare,
+    Limits,
+    PolicySet,
+    Price,
+    PriceRule,
+    Priority,
+    PublicPrefix,
+    Retention,
+    SharingGroup,
+    Tenant,
+)
+from policy.prices import MILLION, amount_text
+from policy.wording import counted
+
+MAX_NAMED = 3
+"""Names that a sentence lists before it counts the rest."""
+
+
+class Direction(StrEnum):
+    """Direction of a change, seen from the tenant."""
+
+    WIDER = "wider"
+    """Allows more, or protects less."""
+    NARROWER = "narrower"
+    """Allows less, or protects more."""
+    OTHER = "other"
+    """Neither: content, or a detail without effect on what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two policies that are compared."""
+
+    old: PolicySet
+    new: PolicySet
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One thing that changed, in words."""
+
+    direction: Direction
+    text: str
+    path: str = ""
+    """Path of the rule where it is not the field's own."""
+
+
+Wording = Callable[[Any, Any, Sides], Iterable[Told]]
+"""Maps a field's old and new value to what is told about them."""
+
+
+def _more(wider: bool) -> Direction:
+    return Direction.WIDER if wider else Direction.NARROWER
+
+
+def _number(before: str, noun: str, after: str) -> Wording:
+    """Tell a limit: ``before``, the new number with its noun, ``after``, the old number."""
+
+    def tell(old: int, new: int, _sides: Sides) -> list[Told]:
+        return [Told(_more(new > old), f"{before} {counted(new, noun)}{after} instead of {old:,}")]
+
+    return tell
+
+
+def _spend(period: str) -> Wording:
+    """Tell a limit of spend, which may be absent."""
+
+    def tell(old: int | None, new: int | None, sides: Sides) -> list[Told]:
+        if new is None:
+            before = f"{amount_text(old or 0)} {sides.old.currency}"
+            return [Told(Direction.WIDER, f"may spend without a limit in a {period} instead of {before}")]
+        text = f"may spend {amount_text(new)} {sides.new.currency} a {period}"
+        if old is None:
+            return [Told(Direction.NARROWER, f"{text} instead of any amount")]
+        return [Told(_more(new > old), f"{text} instead of {amount_text(old)}")]
+
+    return tell
+
+
+def _price(tokens: str) -> Wording:
+    """Tell the price of one kind of tokens; a lower one is wider, since money buys more."""
+
+    def tell(old: int, new: int, sides: Sides) -> list[Told]:
+        text = f"is {price_text(new)} {sides.new.currency} for a million {tokens} instead of {price_text(old)}"
+        return [Told(_more(new < old), text)]
+
+    return tell
+
+
+def price_text(billionths: int) -> str:
+    """Return the price of one token as that of a million, as the policy states it."""
+    return amount_text(billionths * MILLION)
+
+
+def _switch(on: str, off: str) -> Wording:
+    """Tell a yes or no, of which yes is wider."""
+
+    def tell(_old: bool, new: bool, _sides: Sides) -> list[Told]:
+        return [Told(_more(new), on if new else off)]
+
+    return tell
+
+
+def _priority(old: Priority, new: Priority, _sides: Sides) -> list[Told]:
+    ranks = list(Priority)
+    wider = ranks.index(new) < ranks.index(old)
+    return [Told(_more(wider), f"is served with {new.value} priority instead of {old.value}")]
+
+
+_DETERMINISM = {
+    Determinism.NEVER: "no longer gets deterministic results",
+    Determinism.ALLOWED: "may ask for deterministic results",
+    Determinism.ALWAYS: "always gets deterministic results",
+}
+"""Grant to its words; the order is from narrow to wide."""
+
+
+def _deterministic(old: Determinism, new: Determinism, _sides: Sides) -> list[Told]:
+    ranks = list(_DETERMINISM)
+    return [Told(_more(ranks.index(new) > ranks.index(old)), f"{_DETERMINISM[new]}, instead of {old.value}")]
+
+
+def _isolation_class(old: IsolationClass, new: IsolationClass, _sides: Sides) -> list[Told]:
+    apart = old is not IsolationClass.SHARED, new is not IsolationClass.SHARED
+    direction = Direction.OTHER if apart[0] == apart[1] else _more(apart[0])
+    return [Told(direction, f"has class {new.value} instead of {old.value}")]
+
+
+def _retention(old: Retention, new: Retention, _sides: Sides) -> list[Told]:
+    kept = "finished KV blocks may be kept for it" if new is Retention.STANDARD else "nothing is kept for it"
+    text = f"has retention {new.value} instead of {old.value}: {kept}"
+    return [Told(_more(new is Retention.STANDARD), text)]
+
+
+def _percent(before: str, after: str) -> Wording:
+    """Tell a share of the KV pool."""
+
+    def tell(old: int, new: int, _sides: Sides) -> list[Told]:
+        return [Told(_more(new > old), f"{before} {percent(new)} {after} instead of {percent(old)}")]
+
+    return tell
+
+
+def _credentials(old: Sequence[str], new: Sequence[str], sides: Sides) -> Iterator[Told]:
+    for name in sorted(set(new) - set(old)):
+        before = sides.old.principals.get(name)
+        text = f"is called with {name}" if before is None else f"takes over {name} from {before}"
+        yield Told(Direction.WIDER, text)
+    for name in sorted(set(old) - set(new)):
+        after = sides.new.principals.get(name)
+        fate = "calls with it are refused" if after is None else f"it belongs to {after}"
+        yield Told(Direction.NARROWER, f"loses {name}: {fate}")
+
+
+def _models(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
+    told = False
+    for pattern in sorted(set(new) - set(old)):
+        told = True
+        covering = _covering(pattern, old)
+        if covering is None:
+            yield Told(Direction.WIDER, f"may use {_model(pattern)}")
+        else:
+            yield Told(Direction.OTHER, f"lists {pattern}, which {covering} allowed already")
+    for pattern in sorted(set(old) - set(new)):
+        told = True
+        covering = _covering(pattern, new)
+        if covering is None:
+            yield Told(Direction.NARROWER, f"may no longer use {_model(pattern)}")
+        else:
+            yield Told(Direction.OTHER, f"no longer lists {pattern}, which {covering} still allows")
+    if not told and Counter(old) != Counter(new):
+        yield Told(Direction.OTHER, "lists a model another number of times, without effect")
+
+
+def _covering(pattern: str, others: Sequence[str]) -> str | None:
+    """Return one of ``others`` that matches every name that ``pattern`` matches, if one is seen to. A star of
+    ``pattern`` is matched by a star of the other alone, since no other character of a pattern matches it."""
+    return next((other for other in others if glob_matches(other, pattern)), None)
+
+
+def _model(pattern: str) -> str:
+    if pattern == "*":
+        return "every model"
+    return f"models named {pattern}" if "*" in pattern else f"model {pattern}"
+
+
+def _group(old: str | None, new: str | None, sides: Sides) -> Iterator[Told]:
+    if old is not None:
+        text = f"no longer shares cached prefixes in group {old}"
+        yield Told(Direction.NARROWER, text, f"sharing_groups.{old}.tenants")
+    if new is not None:
+        # The tenant itself is one of the members.
+        others = counted(len(sides.new.groups[new].tenants) - 1, "other tenant")
+        text = f"shares cached prefixes in group {new}, with {others}"
+        yield Told(Direction.WIDER, text, f"sharing_groups.{new}.tenants")
+
+
+def _public(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
+    for name in sorted(set(new) - set(old)):
+        yield Told(Direction.WIDER, f"may begin with public prefix {name}", f"public_prefixes.{name}.tenants")
+    for name in sorted(set(old) - set(new)):
+        text = f"may no longer begin with public prefix {name}"
+        yield Told(Direction.NARROWER, text, f"public_prefixes.{name}.tenants")
+
+
+def _members(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
+    if joined := sorted(set(new) - set(old)):
+        yield Told(Direction.WIDER, f"has {counted(len(joined), 'more member')}: {listed(joined)}")
+    if left := sorted(set(old) - set(new)):
+        yield Told(Direction.NARROWER, f"has {counted(len(left), 'member')} less: {listed(left)}")
+
+
+def _prefix_model(old: str, new: str, _sides: Sides) -> list[Told]:
+    return [Told(Direction.OTHER, f"is for model {new} instead of {old}")]
+
+
+def _prefix_kind(_old: bool, new: bool, _sides: Sides) -> list[Told]:
+    return [Told(Direction.OTHER, "is a conversation instead of a text" if new else "is a text, not a conversation")]
+
+
+def _prefix_source(old: str, new: str, _sides: Sides) -> list[Told]:
+    text = f"has other content: {counted(len(new.encode()), 'byte')} instead of {len(old.encode()):,}"
+    return [Told(Direction.OTHER, text)]
+
+
+def _told_at_tenants(_old: Sequence[str], _new: Sequence[str], _sides: Sides) -> list[Told]:
+    """Tell nothing: ``Tenant.public`` of each tenant tells it."""
+    return []
+
+
+def percent(parts: int) -> str:
+    """Return parts of ``WHOLE_POOL`` as text: ``12.5%``."""
+    return f"{parts * 100 / WHOLE_POOL:g}%"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as text: ``a, b, c and 4 more``."""
+    if len(names) <= MAX_NAMED + 1:
+        return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
+    return f"{', '.join(names[:MAX_NAMED])} and {len(names) - MAX_NAMED:,} more"
+
+
+IDENTITIES: Mapping[type, frozenset[str]] = {
+    Tenant: frozenset({"id"}),
+    SharingGroup: frozenset({"id"}),
+    PublicPrefix: frozenset({"id"}),
+    PriceRule: frozenset({"models", "isolation_class"}),
+}
+"""Fields by which two values are known to be one, and which so are the same on both sides."""
+
+KEYS: Mapping[type, Mapping[str, str]] = {Tenant: {"isolation_class": "class"}, PriceRule: {"price": ""}}
+"""Key in the policy file of a field that has another name; empty: its own fields stand there in its place."""
+
+WORDINGS: Mapping[type, Mapping[str, Wording]] = {
+    Tenant: {
+        "credentials": _credentials,
+        "models": _models,
+        "isolation_class": _isolation_class,
+        "retention": _retention,
+        "weight": _number("has a weight of", "part", " in fair service"),
+        "priority": _priority,
+        "deterministic": _deterministic,
+        "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
+        "group": _group,
+        "public": _public,
+    },
+    Limits: {
+        "requests_per_minute": _number("may send", "request", " a minute"),
+        "tokens_per_minute": _number("may use", "token", " a minute"),
+        "concurrency": _number("may have", "request", " running at once"),
+        "max_context_tokens": _number("may use", "token", " a request, prompt and output together,"),
+        "max_output_tokens": _number("may ask for", "output token", " a request"),
+        "spend_per_day": _spend("day"),
+        "spend_per_month": _spend("month"),
+    },
+    Features: {
+        "structured_output": _switch("may use structured output", "may no longer use structured output"),
+        "tokenize": _switch("may use the tokenizer alone", "may no longer use the tokenizer alone"),
+        "tools": _switch("may use tools", "may no longer use tools"),
+        "reasoning": _switch("is shown the model's reasoning", "is no longer shown the model's reasoning"),
+    },
+    KvShare: {
+        "reservation": _percent("has", "of the KV pool reserved"),
+        "cap": _percent("may fill", "of the KV pool"),
+        "borrow": _switch("borrows idle KV memory and lends its own", "neither borrows nor lends KV memory"),
+    },
+    Price: {
+        "input": _price("prompt tokens"),
+        "cached_input": _price("cached prompt tokens"),
+        "output": _price("output tokens"),
+    },
+    PriceRule: {},
+    SharingGroup: {"tenants": _members},
+    PublicPrefix: {"model": _prefix_model, "chat": _prefix_kind, "source": _prefix_source, "tenants": _told_at_tenants},
+}
+"""Class to field to what is told of a change. A field that is a value with fields of its own has no entry here: its
+class has."""

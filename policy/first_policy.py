@@ -1,0 +1,74 @@
+"""Text of a first policy, with comments that say what can be written. Pure."""
+
+from __future__ import annotations
+
+SCHEMA_NAME = "policy.schema.json"
+"""Name of the JSON Schema beside a policy, which editors read."""
+
+_TEXT = """\
+# yaml-language-server: $schema={schema}
+#
+# Who may use which models, and how much. What is not written here is denied.
+# Check:         athanor policy check {name}
+# Compare:       athanor policy diff {name}
+# Ask:           athanor policy explain {name} --tenant {tenant} --model athanor-mini
+# Put in force:  athanor reload
+version: 1
+tenants:
+  {tenant}:
+    # Make the key: athanor key create {tenant} --id {tenant}-1
+    # A client certificate is named by its SPIFFE URI: spiffe://example.org/tenant/{tenant}
+    credentials: ["key:{tenant}-1"]
+
+    # Names of served models; * stands for any characters.
+    models: ["*"]
+
+    # Rates are also bursts. Prompt and output tokens count together.
+    limits:
+      requests_per_minute: 600
+      tokens_per_minute: 200000
+      concurrency: 64
+      max_context_tokens: 4096
+      max_output_tokens: 1024
+      # spend_per_day: 20      # what the requests of a day may cost; needs prices, below
+      # spend_per_month: 300
+
+    # What follows are the defaults; take the # away to change one.
+    # class: shared            # strict or dedicated: kept further apart from other tenants
+    # retention: standard      # none: nothing is kept after a request
+    # priority: normal         # high or low; between tenants of one priority the weight decides
+    # weight: 1
+    # deterministic: never     # allowed or always: the same bits in any batch
+    # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
+    # features: {{structured_output: true, tokenize: true, tools: true, reasoning: true}}
+    # kv: {{reservation: 0%, borrow: true}}
+
+# Tenants that share cached prefixes; each can tell by response times what another has sent.
+# sharing_groups:
+#   lab:
+#     tenants: [{tenant}, another-tenant]
+
+# Beginnings of prompts that are computed once and always there.
+# public_prefixes:
+#   house-style:
+#     model: athanor-mini
+#     tenants: all
+#     text: "You answer briefly."
+
+# What a million tokens cost; the first that matches decides. Limits of spend need them.
+# prices:
+#   currency: EUR
+#   rules:
+#     - {{models: ["*"], input: 0.50, cached_input: 0.05, output: 1.50}}
+"""
+
+
+def first_policy(name: str, tenant: str, schema: str = f"./{SCHEMA_NAME}") -> str:
+    """Return the text of a policy of one tenant.
+
+    Args:
+        name: path of the file, as its comments name it.
+        tenant: id of the tenant.
+        schema: address of the JSON Schema, from the file's folder.
+    """
+    return _TEXT.format(name=name, tenant=tenant, schema=schema)

@@ -1,0 +1,318 @@
+"""Replay of logged requests under another policy: how many would have been refused, and by which rule. Pure.
+
+Each request is decided by ``policy.evaluate.evaluate`` under both policies, with buckets that fill by the times of the
+log. What counts is the difference: requests that the new policy refuses and the old one does not. The log is not the
+traffic. It has a request's time at its end, the tokens that were produced and not those that were asked for, and no
+number of choices: counts of rates are estimates. Spend before the first entry is not known: its counts are the least.
+Rules in ``NOT_REPLAYED`` are named instead of replayed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from policy.change_wording import Direction
+from policy.changes import Change
+from policy.decision import Decision, Reason
+from policy.evaluate import evaluate, principal
+from policy.limits import Bucket, Rate, full, refill
+from policy.match import first_match
+from policy.model import FREE, Feature, PolicySet, Tenant
+from policy.prices import cost, find_price
+from policy.request import AccessRequest, Spend, Usage
+from policy.wording import counted
+
+TOKENIZER = frozenset({"tokenize", "detokenize"})
+"""Operations of the tokenizer alone: a first decision, and no tokens."""
+
+EMBEDDINGS = frozenset({"embeddings"})
+"""Operations on several texts: the log has their sum, not the longest."""
+
+CUT_CREDENTIAL = 256
+"""Characters after which the log cuts a credential; of a longer one only the tenant is known."""
+
+REPLAYED = frozenset(
+    {
+        "limits.requests_per_minute",
+        "limits.tokens_per_minute",
+        "limits.max_context_tokens",
+        "limits.max_output_tokens",
+        "limits.spend_per_day",
+        "limits.spend_per_month",
+        "features.tokenize",
+    }
+)
+"""Keys of limits and features that the replay decides by."""
+
+NOT_REPLAYED: Mapping[str, str] = {
+    "limits.concurrency": "entries do not say how many requests ran at once",
+    "features.structured_output": "entries do not say which requests had a grammar",
+    "features.tools": "entries do not say which requests offered tools",
+}
+"""Keys of limits and features that refuse requests and cannot be replayed, with the reason."""
+
+NEVER_REFUSES = frozenset({"features.reasoning"})
+"""Keys of limits and features that refuse no request."""
+
+_CUTTING = frozenset({Reason.CONTEXT_TOO_LONG, Reason.OUTPUT_TOO_LONG})
+"""Reasons that cut an answer short where no number of output tokens was asked for."""
+
+UNKNOWN_KEY = "the replay does not know this rule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedEntry:
+    """Request that was allowed, as logged at its end."""
+
+    time_s: float
+    tenant: str
+    credential: str
+    model: str
+    operation: str
+    policy: str
+    """Digest of the policy that decided."""
+    input_tokens: int
+    """Prompt tokens; 0 where the request ended before they were counted."""
+    cached_tokens: int
+    """Prompt tokens whose KV was found in the cache."""
+    output_tokens: int
+    day: int
+    """Number of the day (UTC) to which its cost belongs; any numbering that grows."""
+    month: int
+    """Number of its month."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeniedEntry:
+    """Requests of one tenant that one rule denied within a moment."""
+
+    tenant: str
+    credential: str
+    model: str
+    """Empty for a model that is not served."""
+    rule: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Number of a tenant's requests that one rule would have decided otherwise."""
+
+    tenant: str
+    rule: str
+    requests: int
+    sure: bool = True
+    """Whether the log shows it; if not, it is the most that may be."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """Result of a replay."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    """Allowed requests in the log, by tenant."""
+    foreign: int = 0
+    """Allowed requests that a policy with another digest than the old one decided."""
+    inexact: int = 0
+    """Allowed requests that the replay refuses under the old policy too: they count nowhere."""
+    _refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _shortened: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _lifted: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+
+    @property
+    def refused(self) -> list[Finding]:
+        """Requests that would have been refused."""
+        return [Finding(tenant, rule, number) for (tenant, rule), number in sorted(self._refused.items())]
+
+    @property
+    def shortened(self) -> list[Finding]:
+        """Requests that would have been refused if they asked for what they got, and cut short otherwise."""
+        return [Finding(tenant, rule, number, False) for (tenant, rule), number in sorted(self._shortened.items())]
+
+    @property
+    def lifted(self) -> list[Finding]:
+        """Denied requests that the rule which denied them would have let pass."""
+        return [Finding(tenant, rule, number, sure) for (tenant, rule, sure), number in sorted(self._lifted.items())]
+
+    def count(self, entry: AllowedEntry, before: Verdict | None, after: Verdict | None) -> None:
+        """Count one allowed request, with what the old and the new policy say against it."""
+        self.requests[entry.tenant] += 1
+        if before is not None:
+            self.inexact += 1
+        elif after is not None:
+            counter = self._shortened if after.cut else self._refused
+            counter[entry.tenant, after.rule] += 1
+
+    def count_lifted(self, entry: DeniedEntry, *, sure: bool) -> None:
+        """Count denied requests that their rule would have let pass."""
+        self._lifted[entry.tenant, entry.rule, sure] += entry.count
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Rule that a policy has against a logged request."""
+
+    rule: str
+    cut: bool = False
+    """Whether a request that asked for no number of output tokens is served with fewer, not refused."""
+
+
+def replay(old: PolicySet, new: PolicySet, entries: Iterable[AllowedEntry | DeniedEntry]) -> Replay:
+    """Decide logged requests, in the order of their times, under both policies."""
+    result, before, after = Replay(), _Meter(old), _Meter(new)
+    for entry in entries:
+        if isinstance(entry, AllowedEntry):
+            result.foreign += entry.policy != old.digest
+            result.count(entry, before.judge(entry), after.judge(entry))
+        else:
+            then, now = _permits(old, entry), _permits(new, entry)
+            if now and not then:
+                result.count_lifted(entry, sure=True)
+            elif now is None and _limit(new, entry) > _limit(old, entry):
+                result.count_lifted(entry, sure=False)
+    return result
+
+
+def not_replayed(found: Collection[Change]) -> list[tuple[str, str]]:
+    """Return path and reason of each rule that may refuse more requests than before and was not replayed."""
+    told = []
+    for change in found:
+        if change.direction is Direction.WIDER:
+            continue
+        section, _, name = change.path.rpartition(".")
+        key = f"{section.rpartition('.')[2]}.{name}"
+        if key.startswith(("limits.", "features.")) and key not in REPLAYED | NEVER_REFUSES:
+            told.append((change.path, NOT_REPLAYED.get(key, UNKNOWN_KEY)))
+    return told
+
+
+def sentences(result: Replay) -> list[str]:
+    """Return the findings as sentences, those that take something away first."""
+    lines = []
+    for one in result.refused:
+        total = counted(result.requests[one.tenant], "request")
+        lines.append(f"{one.requests:,} of {total} of {one.tenant} would have been refused, by {one.rule}")
+    for one in result.shortened:
+        total = counted(result.requests[one.tenant], "request")
+        lines.append(f"{one.requests:,} of {total} of {one.tenant} might have been refused or cut short, by {one.rule}")
+    for one in result.lifted:
+        denied = counted(one.requests, "denied request")
+        lines.append(f"{denied} of {one.tenant} {'would' if one.sure else 'might'} have passed {one.rule}")
+    return lines
+
+
+class _Meter:
+    """Decides the requests of a log under one policy; keeps the buckets between two of them."""
+
+    def __init__(self, policy: PolicySet) -> None:
+        self._policy = policy
+        self._buckets: dict[str, tuple[Bucket, Bucket]] = {}
+        self._spent: Counter[tuple[str, str, int]] = Counter()
+        """Billionths by tenant, kind of period and number of the period."""
+
+    def judge(self, entry: AllowedEntry) -> Verdict | None:
+        """Return the rule against a request; None when it is served, and then its tokens are taken."""
+        tenant = _owner(self._policy, entry)
+        if tenant is None:
+            known = entry.tenant in self._policy.tenants
+            return Verdict(f"tenants.{entry.tenant}{'.credentials' if known else ''}")
+        now, limits = entry.time_s, tenant.limits
+        requests, tokens = self._buckets.get(tenant.id) or (
+            full(Rate(limits.requests_per_minute), now),
+            full(Rate(limits.tokens_per_minute), now),
+        )
+        spend = self._spend(tenant.id, entry)
+        usage = Usage(concurrency=0, request_bucket=requests, token_bucket=tokens, spend=spend)
+        first = evaluate(self._policy, _first_access(tenant, entry), usage, now)
+        if not first.allowed:
+            return Verdict(first.rule)
+        verdict = self._counted(tenant, entry, usage)
+        used = 0
+        if verdict is None:
+            used = entry.input_tokens + entry.output_tokens
+            self._pay(tenant, entry)
+        self._buckets[tenant.id] = (
+            _take(requests, Rate(limits.requests_per_minute), 1, now),
+            _take(tokens, Rate(limits.tokens_per_minute), used, now),
+        )
+        return verdict
+
+    def _spend(self, tenant: str, entry: AllowedEntry) -> Spend:
+        day, month = self._spent[tenant, "day", entry.day], self._spent[tenant, "month", entry.month]
+        return Spend(day=day, month=month, day_left_s=0.0, month_left_s=0.0)
+
+    def _pay(self, tenant: Tenant, entry: AllowedEntry) -> None:
+        price = find_price(self._policy, entry.model, tenant.isolation_class) or FREE
+        paid = cost(price, entry.input_tokens, entry.cached_tokens, entry.output_tokens)
+        if paid:
+            self._spent[tenant.id, "day", entry.day] += paid
+            self._spent[tenant.id, "month", entry.month] += paid
+
+    def _counted(self, tenant: Tenant, entry: AllowedEntry, usage: Usage) -> Verdict | None:
+        """Return the rule against a request with its counts. The request asked for one token at least, and for no fewer
+        than it got or for no number at all: then it would have been cut short."""
+        if entry.operation in TOKENIZER or not entry.input_tokens:
+            return None
+        asked = 0 if entry.operation in EMBEDDINGS else max(1, entry.output_tokens)
+        whole = self._second(tenant, entry, usage, asked)
+        if whole.allowed:
+            return None
+        least = self._second(tenant, entry, usage, min(1, asked))
+        return Verdict(whole.rule, cut=whole.reason in _CUTTING) if least.allowed else Verdict(least.rule)
+
+    def _second(self, tenant: Tenant, entry: AllowedEntry, usage: Usage, output: int) -> Decision:
+        access = AccessRequest(
+            tenant=tenant.id,
+            model=entry.model,
+            input_tokens=entry.input_tokens,
+            max_output_tokens=output,
+            longest_input=1 if entry.operation in EMBEDDINGS else None,
+        )
+        return evaluate(self._policy, access, usage, entry.time_s)
+
+
+def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
+    current = refill(bucket, rate, now)
+    return Bucket(current.level - amount, current.updated_at)
+
+
+def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
+    alone = entry.operation in TOKENIZER
+    return AccessRequest(
+        tenant=tenant.id,
+        model=entry.model,
+        input_tokens=None,
+        max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
+        feature=Feature.TOKENIZE if alone else None,
+    )
+
+
+def _owner(policy: PolicySet, entry: AllowedEntry | DeniedEntry) -> Tenant | None:
+    if len(entry.credential) >= CUT_CREDENTIAL:
+        return policy.tenants.get(entry.tenant)
+    return policy.tenants.get(principal(policy, entry.credential) or "")
+
+
+def _permits(policy: PolicySet, entry: DeniedEntry) -> bool | None:
+    """Return whether a policy lets the requests pass the rule that denied them; None where the log does not show it."""
+    tenant = _owner(policy, entry)
+    if tenant is None or not entry.rule:
+        return False
+    section, _, name = entry.rule.rpartition(".")
+    if name == "models":
+        return bool(entry.model) and first_match(tenant.models, entry.model) is not None
+    if section.endswith(".features"):
+        return name in _FEATURES and tenant.features.grants(Feature(name))
+    return None
+
+
+def _limit(policy: PolicySet, entry: DeniedEntry) -> float:
+    """Return the limit by which requests were denied; 0 where there is none of its name."""
+    tenant = _owner(policy, entry)
+    value = None if tenant is None else getattr(tenant.limits, entry.rule.rpartition(".")[2], None)
+    return value if isinstance(value, int | float) else 0
+
+
+_FEATURES = frozenset(one.value for one in Feature)

@@ -1,0 +1,124 @@
+"""Decision about a request that nobody sent: the question of ``athanor policy explain``, of a policy case, of a test.
+
+The answer comes from ``policy.evaluate.evaluate``, called as the gateway calls it: before the prompt is tokenised, then
+with its count. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policy.decision import Decision
+from policy.evaluate import evaluate, principal
+from policy.limits import Bucket, Rate, full
+from policy.model import Feature, PolicySet, Tenant
+from policy.prices import BILLIONTHS
+from policy.request import AccessRequest, Spend, Usage
+
+NOW = 0.0
+"""Seconds of the simulated clock: the buckets are as the question says, so no time has to pass."""
+
+DAY_S = 86_400.0
+"""Seconds until midnight where a question does not say: a whole day."""
+
+MONTH_S = 30 * DAY_S
+"""Seconds until the next month where a question does not say."""
+
+NO_TENANT = ""
+"""Tenant id that no policy has, for a credential that the policy does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Request to decide on: exactly one of ``tenant`` and ``credential`` names the caller."""
+
+    tenant: str | None = None
+    credential: str | None = None
+    model: str
+    input_tokens: int | None = None
+    """Prompt tokens; None: only the decision before the prompt is tokenised is taken."""
+    longest_input: int | None = None
+    """Tokens of the longest of several texts."""
+    max_tokens: int | None = None
+    """Output tokens asked for, for each choice; None for as many as allowed, 0 for none."""
+    choices: int = 1
+    feature: Feature | None = None
+    uncounted: bool = False
+    """Whether the prompt has ``input_tokens`` or more."""
+    admitted: bool = False
+    """Whether the first decision was taken already, so that the request itself is counted in the tenant's load."""
+
+    def __post_init__(self) -> None:
+        if (self.tenant is None) == (self.credential is None):
+            raise ValueError("exactly one of tenant and credential names the caller")
+        if self.admitted and self.input_tokens is None:
+            raise ValueError("an admitted request has its prompt tokens counted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the tenant uses just before the request; by default nothing, with full buckets."""
+
+    running: int = 0
+    """Requests admitted and not yet finished."""
+    requests_left: float | None = None
+    """Requests left in this minute; None: all. Below 0 is debt."""
+    tokens_left: float | None = None
+    """Tokens left in this minute; None: all. Below 0 is debt."""
+    spent_today: float = 0.0
+    """Units of the currency spent since midnight UTC."""
+    spent_this_month: float = 0.0
+    """Units of the currency spent since the first of the month, UTC."""
+    day_left_s: float = DAY_S
+    """Seconds until the next day begins."""
+    month_left_s: float = MONTH_S
+    """Seconds until the next month begins."""
+
+
+IDLE = Load()
+
+
+def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision:
+    """Return the decision on a request: the first denial, or the last allowance."""
+    tenant = question.tenant if question.credential is None else principal(policy, question.credential)
+    known = policy.tenants.get(tenant or NO_TENANT)
+    usage = _usage(known, load)
+    if not question.admitted:
+        first = evaluate(policy, _access(question, tenant or NO_TENANT, None), usage, NOW)
+        if not first.allowed or question.input_tokens is None:
+            return first
+    return evaluate(policy, _access(question, tenant or NO_TENANT, question.input_tokens), usage, NOW)
+
+
+def _access(question: Question, tenant: str, input_tokens: int | None) -> AccessRequest:
+    counted = input_tokens is not None
+    return AccessRequest(
+        tenant=tenant,
+        model=question.model,
+        input_tokens=input_tokens,
+        max_output_tokens=question.max_tokens,
+        longest_input=question.longest_input if counted else None,
+        feature=question.feature,
+        choices=question.choices,
+        uncounted=question.uncounted and counted,
+    )
+
+
+def _usage(tenant: Tenant | None, load: Load) -> Usage:
+    requests = tenant.limits.requests_per_minute if tenant is not None else 1
+    tokens = tenant.limits.tokens_per_minute if tenant is not None else 1
+    return Usage(
+        concurrency=load.running,
+        request_bucket=_bucket(requests, load.requests_left),
+        token_bucket=_bucket(tokens, load.tokens_left),
+        spend=Spend(
+            day=round(load.spent_today * BILLIONTHS),
+            month=round(load.spent_this_month * BILLIONTHS),
+            day_left_s=load.day_left_s,
+            month_left_s=load.month_left_s,
+        ),
+    )
+
+
+def _bucket(per_minute: int, left: float | None) -> Bucket:
+    return full(Rate(per_minute), NOW) if left is None else Bucket(float(left), NOW)

@@ -1,0 +1,120 @@
+"""Policies drawn by hypothesis: small, valid, and alike enough that two of them differ in little."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+from policy.errors import PolicyError
+from policy.loader import Source, load_policy
+from policy.model import Feature, PolicySet
+
+TENANTS = ("alpha", "beta", "gamma")
+MODELS = ("m", "m-large", "other")
+
+limits = st.fixed_dictionaries(
+    {},
+    optional={
+        "requests_per_minute": st.sampled_from([1, 60, 600]),
+        "tokens_per_minute": st.sampled_from([100, 6_000, 200_000]),
+        "concurrency": st.sampled_from([1, 4, 64]),
+        "max_context_tokens": st.sampled_from([50, 400, 4_096]),
+        "max_output_tokens": st.sampled_from([10, 100, 1_024]),
+    },
+)
+features = st.fixed_dictionaries(
+    {}, optional={name: st.booleans() for name in ("structured_output", "tokenize", "tools", "reasoning")}
+)
+kv = st.fixed_dictionaries(
+    {}, optional={"reservation": st.sampled_from(["0%", "10%", "20%"]), "cap": st.sampled_from(["20%", "50%"])}
+)
+tenant = st.fixed_dictionaries(
+    {"models": st.lists(st.sampled_from(["*", "m", "m-*", "*large", "other"]), min_size=1, max_size=3)},
+    optional={
+        "limits": limits,
+        "features": features,
+        "kv": kv,
+        "class": st.sampled_from(["shared", "strict", "dedicated"]),
+        "retention": st.sampled_from(["standard", "none"]),
+        "weight": st.sampled_from([1, 5]),
+        "priority": st.sampled_from(["high", "normal", "low"]),
+        "deterministic": st.sampled_from(["never", "allowed", "always"]),
+        "freeze_idle": st.booleans(),
+    },
+)
+
+
+prices = st.lists(
+    st.fixed_dictionaries(
+        {"models": st.sampled_from([["*"], ["m"]]), "input": st.sampled_from([0, 1, 1000]), "output": st.just(2)},
+        optional={"class": st.sampled_from(["shared", "strict"]), "cached_input": st.just(0.5)},
+    ),
+    min_size=1,
+    max_size=3,
+)
+spend = st.fixed_dictionaries(
+    {}, optional={"spend_per_day": st.sampled_from([0, 0.01, 5]), "spend_per_month": st.sampled_from([0.5, 100])}
+)
+
+
+@st.composite
+def _candidates(draw) -> dict[str, Any]:
+    names = draw(st.lists(st.sampled_from(TENANTS), min_size=1, max_size=3, unique=True))
+    spare = draw(st.sampled_from(names))
+    found = {}
+    for name in names:
+        keys = [f"key:{name}-1"] + (["key:spare"] if name == spare and draw(st.booleans()) else [])
+        found[name] = {"credentials": keys, **draw(tenant)}
+    document: dict[str, Any] = {"version": 1, "tenants": found}
+    if len(names) > 1 and draw(st.booleans()):
+        document["sharing_groups"] = {"lab": {"tenants": names[:2]}}
+    if draw(st.booleans()):
+        text = draw(st.sampled_from(["You are brief.", "You are kind."]))
+        document["public_prefixes"] = {"style": {"model": "m", "tenants": "all", "text": text}}
+    if draw(st.booleans()):
+        document["prices"] = {"currency": draw(st.sampled_from(["EUR", "USD"])), "rules": draw(prices)}
+        found[spare]["limits"] = {**found[spare].get("limits", {}), **draw(spend)}
+    return document
+
+
+def is_valid(document: dict[str, Any]) -> bool:
+    """Return whether the loader takes it."""
+    try:
+        loaded(document)
+    except PolicyError:
+        return False
+    return True
+
+
+def loaded(document: dict[str, Any]) -> PolicySet:
+    """Load one document."""
+    return load_policy([Source("p.yaml", json.dumps(document))])
+
+
+documents = _candidates().filter(is_valid)
+"""Contents of valid policy files of one to three tenants, perhaps with a group and a public prefix."""
+
+questions = st.fixed_dictionaries(
+    {"tenant": st.sampled_from([*TENANTS, "stranger"]), "model": st.sampled_from(MODELS)},
+    optional={
+        "input_tokens": st.integers(1, 5_000),
+        "max_tokens": st.integers(0, 1_200),
+        "choices": st.integers(1, 5),
+        "feature": st.sampled_from(list(Feature)),
+    },
+)
+"""Keyword arguments of ``policy.simulate.Question``."""
+
+loads = st.fixed_dictionaries(
+    {},
+    optional={
+        "running": st.integers(0, 70),
+        "requests_left": st.integers(-5, 1),
+        "tokens_left": st.integers(-500, 100),
+        "spent_today": st.sampled_from([0.0, 0.005, 4.5]),
+        "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
+    },
+)
+"""Keyword arguments of ``policy.simulate.Load``."""
