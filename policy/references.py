@@ -70,9 +70,11 @@ def _located(one: Dangling, files: Sequence[tuple[str, Locator, object]], keys: 
 
 def _models(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
     names = f"; served: {', '.join(sorted(models))}" if models else ""
+    patterns = {pattern for tenant in policy.tenants.values() for pattern in tenant.models}
+    loose = {pattern for pattern in patterns if not any(glob_matches(pattern, name) for name in models)}
     for tenant in policy.tenants.values():
         for index, pattern in enumerate(tenant.models):
-            if not any(glob_matches(pattern, name) for name in models):
+            if pattern in loose:
                 yield Dangling(("tenants", tenant.id, "models", index), f"no model is named {pattern!r}{names}")
     for prefix in policy.public.values():
         if prefix.model not in models:

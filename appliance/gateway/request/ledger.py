@@ -83,6 +83,8 @@ class Ledger:
                 account.requests = Bucket(min(account.requests.level, new.limits.requests_per_minute), now)
                 account.tokens = Bucket(min(account.tokens.level, new.limits.tokens_per_minute), now)
                 continue
+            if old.limits == new.limits:
+                continue  # Both levels rise as before; most reloads change the limits of few tenants.
             account.requests = rescale(
                 account.requests, Rate(old.limits.requests_per_minute), Rate(new.limits.requests_per_minute), now
             )
