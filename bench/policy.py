@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import cProfile
 import gc
-import json
 import os
 import pstats
 import random
@@ -24,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import uvloop
@@ -36,7 +36,6 @@ from appliance.common.keys import KeyRecord, serialise_records
 from appliance.gateway.process import YOUNG_OBJECTS, Gateway
 from appliance.gateway.request.ledger import Ledger
 from appliance.operator.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
-from datetime import UTC, datetime
 from policy.evaluate import evaluate
 from policy.limits import Rate, full
 from policy.loader import Source, load_policy
@@ -146,7 +145,11 @@ async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> t
         watching.cancel()
         found[-1] = (*found[-1][:2], (await asyncio.gather(watching))[0])
         kept = kept or resident() - before
-    return (*(statistics.median(column) for column in list(zip(*found, strict=True))[:2]), max(f[2] for f in found), kept)
+    return (
+        *(statistics.median(column) for column in list(zip(*found, strict=True))[:2]),
+        max(f[2] for f in found),
+        kept,
+    )
 
 
 async def longest_gap() -> float:

@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from yaml import Mark, MarkedYAMLError
+from yaml import Mark, MarkedYAMLError, YAMLError
 from yaml.cyaml import CParser
 from yaml.events import (
     AliasEvent,
@@ -33,7 +33,7 @@ from yaml.events import (
 )
 
 from policy.errors import PolicySyntaxError, Problem
-from policy.yaml_text import TAB_MESSAGE, place_at, refused_character, shielded, stray_tab, worded
+from policy.yaml_text import BYTE_ORDER_MARK, TAB_MESSAGE, place_at, refused_character, shielded, stray_tab, worded
 
 MAX_TEXT_BYTES = 1 << 20
 """Largest size of a file in bytes: some ten thousand tenants."""
@@ -103,6 +103,7 @@ def load_yaml(text: str, name: str) -> tuple[Any, Locator]:
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
         raise _refusal(name, (1, 1), f"the file is larger than {MAX_TEXT_BYTES} bytes")
+    text = text.removeprefix(BYTE_ORDER_MARK)
     if (index := refused_character(text)) is not None:
         raise _refusal(name, place_at(text, index), f"character U+{ord(text[index]):04X} is not allowed")
     reader = _Reader(name, text)
@@ -154,6 +155,8 @@ class _Reader:
                     data = self._node(self._next(), 0, None)
         except MarkedYAMLError as error:
             raise self._syntax_error(error, ended=ended) from error
+        except YAMLError as error:
+            raise self._refusal((1, 1), f"not YAML: {error}") from error
         return data
 
     def _check_start(self, event: Event, documents: int) -> None:

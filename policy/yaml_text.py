@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from string import hexdigits
 
 from yaml import MarkedYAMLError, YAMLError
 from yaml.cyaml import CParser
@@ -29,6 +30,7 @@ _REFUSED = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\
 """Characters outside of c-printable (YAML 1.2.2, section 5.1)."""
 
 BYTE_ORDER_MARK = "\ufeff"
+"""Character before a text that is no part of it."""
 
 _LINE_ENDS_OF_1_1 = "\x85\u2028\u2029"
 _PRIVATE = range(0xF0000, 0xFFFFE)
@@ -39,8 +41,6 @@ _PLAIN, _TABS = 1, 2
 
 TAB_MESSAGE = r"not YAML: while scanning for the next token: found character '\t' that cannot start any token"
 """Message for a tab where none may stand."""
-
-_HEX = re.compile("[0-9A-Fa-f]*")
 
 _CONTEXTS: Mapping[str, str] = {"while parsing a quoted scalar": "while scanning a double-quoted scalar"}
 
@@ -73,8 +73,8 @@ def refused_character(text: str) -> int | None:
 
 
 def place_at(text: str, index: int) -> tuple[int, int]:
-    """Return line and column of a character, both counted from 1; a byte order mark has no column."""
-    before = text[:index].removeprefix(BYTE_ORDER_MARK).replace("\r\n", " \n").replace("\r", "\n")
+    """Return line and column of a character, both counted from 1."""
+    before = text[:index].replace("\r\n", " \n").replace("\r", "\n")
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
@@ -139,9 +139,10 @@ def _marked(text: str) -> tuple[bytearray, int]:
         for event in events(text):
             first, last = event.start_mark.index, event.end_mark.index
             if isinstance(event, ScalarEvent):
-                block = event.style in ("|", ">")
-                begin = text.find("\n", first, last) if block else first  # No tab after the sign of a block scalar.
-                (allowed if event.style else plain).append((max(begin, first), last))
+                if event.style in ("|", ">"):
+                    # No tab stands in a block scalar's first line, which has its sign alone.
+                    first = text.find("\n", first, last) % (last + 1)
+                (allowed if event.style else plain).append((first, last))
             elif isinstance(event, MappingStartEvent | SequenceStartEvent) and (opened or event.flow_style):
                 outermost = outermost if opened else first
                 opened += 1
@@ -177,28 +178,29 @@ def worded(error: MarkedYAMLError, text: str, original: str) -> tuple[tuple[int,
     if "directive" in context:
         return (line, column), "directives are not accepted"
     if problem == "found unknown escape character":
-        index, column = index + 1, column + 1
-    context, problem = _rewritten(context, problem, text, index)
-    token = _token_at(text, index) if "{token" in problem else ""
-    problem = problem.format(character=original[index : index + 1] or "\0", token=token)
+        index, column = index + 1, column + 1  # libyaml points at the backslash.
+    if "tab character" in problem:
+        context, problem = "while scanning for the next token", "found character that cannot start any token"
+    problem = _found(problem, text, original, index)
+    context = _CONTEXTS.get(context, context)
     return (line, column), "not YAML: " + ": ".join(part for part in (context, problem) if part)
 
 
-def _rewritten(context: str, problem: str, text: str, index: int) -> tuple[str, str]:
-    """Return context and problem in our words; the problem is a template with ``character`` and ``token``."""
-    if "tab character" in problem:
-        return "while scanning for the next token", _PROBLEMS["found character that cannot start any token"]
+def _found(problem: str, text: str, original: str, index: int) -> str:
+    """Return what was expected and what was found at ``index``."""
+    character = original[index : index + 1] or "\0"
     if problem == "did not find expected hexdecimal number":
         # A backslash and a letter stand before the digits.
         length = {"x": 2, "u": 4, "U": 8}[text[index - 1]]
-        digits = _HEX.match(text, index)
-        found = text[digits.end() : digits.end() + 1] if digits else ""
-        return _CONTEXTS[context], f"expected escape sequence of {length} hexdecimal numbers, but found {found or chr(0)!r}"
+        after = original[index:].lstrip(hexdigits)[:1] or "\0"
+        return f"expected escape sequence of {length} hexdecimal numbers, but found {after!r}"
     if problem == "did not find expected comment or line break":
         expected = "a comment or a line break" if text[index - 1] == " " else "chomping or indentation indicators"
-        return context, f"expected {expected}, but found {{character!r}}"
-    known = _PROBLEMS.get(problem)
-    return _CONTEXTS.get(context, context), problem.replace("{", "{{").replace("}", "}}") if known is None else known
+        return f"expected {expected}, but found {character!r}"
+    template = _PROBLEMS.get(problem)
+    if template is None:
+        return problem
+    return template.format(character=character, token=_token_at(text, index) if "{token" in template else "")
 
 
 def _token_at(text: str, index: int) -> str:

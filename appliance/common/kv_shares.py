@@ -47,11 +47,7 @@ def quotas_of(policy: PolicySet, keys: Mapping[str, bytes], model: str) -> KvQuo
         if group.kv.bounded and any(_may_use(policy.tenants[member], model) for member in group.tenants):
             shares.append((group_account(group.id), group.kv))
     return KvQuotas(
-        tuple(
-            KvQuota(keys[name], share.reservation, share.cap, share.borrow)
-            for name, share in shares
-            if name in keys
-        )
+        tuple(KvQuota(keys[name], share.reservation, share.cap, share.borrow) for name, share in shares if name in keys)
     )
 
 
