@@ -4,8 +4,8 @@
 
 Each tenant has one key. A check is ``athanor policy check`` in a process of its own; a reload is a gateway's, with its
 keys and a supervisor that answers at once. Times are processor seconds of that process; the wall time stands beside.
-The gap is the longest time between two turns of the event loop, which serves all streams: wall time, so the machine
-has to be otherwise idle.
+The gap is the longest time between two turns of the event loop, which serves all streams, in wall time; beside it the
+most processor time between two turns, which does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,29 +56,33 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="checks and reloads of each size; the median is shown")
     parser.add_argument("--profile", action="store_true", help="also show where the last reload's time went")
     options = parser.parse_args()
-    print("tenants   check cpu s  wall s  MiB   reload cpu s  wall s  longest gap ms  kept MiB")
+    print("tenants   check cpu s  wall s  MiB   reload cpu s  wall s  gap, wall ms  gap, cpu ms  kept MiB")
     for tenants in options.tenants:
         with tempfile.TemporaryDirectory(prefix="ath-", dir="/tmp") as folder:
             configuration = prepare(Path(folder), tenants)
             checks = [check(Path(folder)) for _ in range(options.rounds)]
             told = uvloop.run(reloads(configuration, tenants, options.rounds, profiled=options.profile))
         cpu, wall, peak = map(statistics.median, zip(*checks, strict=True))
-        spent, taken, gap, kept = told
         print(
-            f"{tenants:>7,}   {cpu:>11.2f}  {wall:>6.2f}  {peak:>3.0f}   {spent:>12.2f}  {taken:>6.2f}"
-            f"  {gap * 1e3:>14.1f}  {kept:>8.1f}"
+            f"{tenants:>7,}   {cpu:>11.2f}  {wall:>6.2f}  {peak:>3.0f}   {told.cpu:>12.2f}  {told.wall:>6.2f}"
+            f"  {told.gap * 1e3:>13.1f}  {told.worked * 1e3:>10.1f}  {told.kept:>8.1f}"
         )
+    largest = max(options.tenants)
+    print(
+        f"\na new rate for each of {largest:,} tenants, all with accounts: "
+        f"{rescaling(largest) * 1e3:.0f} ms in one turn"
+    )
     one, request = decisions(DECISION_TENANTS)
     print(f"\nwith {DECISION_TENANTS:,} tenants, processor time, p99 of {DECISIONS:,}:")
     print(f"one decision {one:.1f} us; a request's admission, reservation and settlement {request:.1f} us")
     return 0
 
 
-def policy_text(tenants: int, *, weight: int = 1) -> str:
-    """Return a policy of so many tenants with one key each, a line a tenant."""
+def policy_text(tenants: int, *, weight: int = 1, limit: str = "concurrency") -> str:
+    """Return a policy of so many tenants with one key each, a line a tenant; another weight is another policy."""
     lines = (
         f'  t{number:05}: {{credentials: ["key:k{number:05}"], models: ["{MODEL}"], weight: {weight}, '
-        f"limits: {{concurrency: {number % 64 + 1}}}}}\n"
+        f"limits: {{{limit}: {number % 64 + weight}}}}}\n"
         for number in range(tenants)
     )
     return "version: 1\ntenants:\n" + "".join(lines)
@@ -108,8 +113,22 @@ def check(folder: Path) -> tuple[float, float, float]:
     return usage.ru_utime + usage.ru_stime, time.monotonic() - began, usage.ru_maxrss / 1024
 
 
-async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> tuple[float, float, float, float]:
-    """Return the median processor and wall time of a reload, the longest gap of all, and MiB kept by the policy."""
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What reloads of one size cost, in seconds."""
+
+    cpu: float
+    wall: float
+    gap: float
+    """Longest time between two turns of the event loop, of all reloads."""
+    worked: float
+    """Most processor time of the process between two turns: what the gap would be on an idle machine, at most."""
+    kept: float
+    """MiB that the process has grown by."""
+
+
+async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> Reload:
+    """Reload a policy of another content several times; times are medians, gaps are maxima."""
     policy = path.parent / "policy.yaml"
     policy.write_text(policy_text(1))
     gateway = Gateway(load_config(path), reread=lambda: load_config(path))
@@ -123,45 +142,61 @@ async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> t
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-    before = resident()
-    found: list[tuple[float, float, float]] = []
-    kept = 0.0
+    before, kept = resident(), 0.0
+    found: list[tuple[float, ...]] = []
     for number in range(rounds):
         policy.write_text(policy_text(tenants, weight=number + 2))
-        profile = cProfile.Profile() if profiled and number == rounds - 1 else None
+        ledger = gateway._service.ledger
+        for name in ledger.policy.tenants:
+            ledger.rates(name)  # Every tenant has an account, as after a call.
         watching = asyncio.create_task(longest_gap())
         await asyncio.sleep(0.05)
+        profile = cProfile.Profile() if profiled and number == rounds - 1 else None
         if profile:
             profile.enable()
         began, spent = time.monotonic(), time.process_time()
         outcome = await gateway.reload()
-        found.append((time.process_time() - spent, time.monotonic() - began, 0.0))
+        spent, taken = time.process_time() - spent, time.monotonic() - began
         if profile:
             profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)
         if not outcome.ok:
-            raise SystemExit(outcome.message + "\n" + "\n".join(outcome.problems))
+            raise SystemExit("\n".join((outcome.message, *outcome.problems)))
         await asyncio.sleep(0.05)
         watching.cancel()
-        found[-1] = (*found[-1][:2], (await asyncio.gather(watching))[0])
+        found.append((spent, taken, *await watching))
         kept = kept or resident() - before
-    return (
-        *(statistics.median(column) for column in list(zip(*found, strict=True))[:2]),
-        max(f[2] for f in found),
-        kept,
+    spent, taken, gaps, worked = zip(*found, strict=True)
+    return Reload(statistics.median(spent), statistics.median(taken), max(gaps), max(worked), kept)
+
+
+def rescaling(tenants: int) -> float:
+    """Return the processor time of putting a policy in force that changes the request rate of every tenant."""
+    before, after = (
+        load_policy([Source("p", policy_text(tenants, weight=weight, limit="requests_per_minute"))])
+        for weight in (1, 2)
     )
+    ledger = Ledger(before, dict.fromkeys(before.tenants, bytes(32)))
+    for name in before.tenants:
+        ledger.rates(name)
+    began = time.process_time()
+    ledger.replace(after, dict.fromkeys(after.tenants, bytes(32)))
+    return time.process_time() - began
 
 
-async def longest_gap() -> float:
-    """Return, when cancelled, the longest time between two turns of the loop in seconds, less the pause."""
-    longest, last = 0.0, time.monotonic()
+async def longest_gap() -> tuple[float, float]:
+    """Return, when cancelled, the longest time between two turns of the loop in seconds, less the pause; and the most
+    processor time of this process between two turns."""
+    longest = most = 0.0
+    last, spent = time.monotonic(), time.process_time()
     try:
         while True:
             await asyncio.sleep(TURN_S)
-            now = time.monotonic()
-            longest, last = max(longest, now - last - TURN_S), now
+            now, used = time.monotonic(), time.process_time()
+            longest, most = max(longest, now - last - TURN_S), max(most, used - spent)
+            last, spent = now, used
     except asyncio.CancelledError:
-        return longest
+        return longest, most
 
 
 def resident() -> float:

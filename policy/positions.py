@@ -35,8 +35,8 @@ from yaml.events import (
 from policy.errors import PolicySyntaxError, Problem
 from policy.yaml_text import BYTE_ORDER_MARK, TAB_MESSAGE, place_at, refused_character, shielded, stray_tab, worded
 
-MAX_TEXT_BYTES = 1 << 20
-"""Largest size of a file in bytes: some ten thousand tenants."""
+MAX_TEXT_BYTES = 4 << 20
+"""Largest size of a file in bytes: ten thousand tenants with most of their keys written out."""
 
 MAX_DEPTH = 16
 """Largest depth of nested mappings and sequences; our own files need five."""
