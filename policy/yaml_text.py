@@ -36,6 +36,10 @@ _LINE_ENDS_OF_1_1 = "\x85\u2028\u2029"
 _PRIVATE = range(0xF0000, 0xFFFFE)
 """Private-use characters, from which stand-ins are taken."""
 
+_MAX_DEPTH = 64
+"""Depth to which tabs are looked for: a reader refuses the text before, and libyaml takes a time for each bracket that
+grows with its depth."""
+
 _PLAIN, _TABS = 1, 2
 """Marks of characters: in a scalar without tabs, and where tabs are allowed."""
 
@@ -131,10 +135,20 @@ def _hashes(line: str) -> Iterator[int]:
 def _marked(text: str) -> tuple[bytearray, int]:
     """Mark each character: ``_TABS`` where a tab is allowed, ``_PLAIN`` in other scalars; also return the index of the
     first syntax error, or the text's length."""
+    allowed, plain, end = _spans(text)
+    marks = bytearray(len(text))
+    for spans, mark in ((allowed, _TABS), (plain, _PLAIN)):
+        for first, last in spans:
+            marks[first:last] = bytes([mark]) * (last - first)
+    return marks, end
+
+
+def _spans(text: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
+    """Return where tabs are allowed, where unquoted scalars are, and the index of the first syntax error."""
     allowed: list[tuple[int, int]] = []
     plain: list[tuple[int, int]] = []
-    opened = outermost = 0
-    end = len(text)
+    depth, end = 0, len(text)
+    brackets: tuple[int, int] | None = None  # Depth and beginning of the outermost collection in brackets.
     try:
         for event in events(text):
             first, last = event.start_mark.index, event.end_mark.index
@@ -143,23 +157,26 @@ def _marked(text: str) -> tuple[bytearray, int]:
                     # No tab stands in a block scalar's first line, which has its sign alone.
                     first = text.find("\n", first, last) % (last + 1)
                 (allowed if event.style else plain).append((first, last))
-            elif isinstance(event, MappingStartEvent | SequenceStartEvent) and (opened or event.flow_style):
-                outermost = outermost if opened else first
-                opened += 1
-            elif isinstance(event, MappingEndEvent | SequenceEndEvent) and opened:
-                opened -= 1
-                if not opened:
-                    allowed.append((outermost, last))
+            elif isinstance(event, MappingStartEvent | SequenceStartEvent):
+                depth += 1
+                if depth > _MAX_DEPTH:
+                    end = first
+                    break
+                if event.flow_style and brackets is None:
+                    brackets = depth, first
+            elif isinstance(event, MappingEndEvent | SequenceEndEvent):
+                if brackets is not None and brackets[0] == depth:
+                    allowed.append((brackets[1], last))
+                    brackets = None
+                depth -= 1
     except MarkedYAMLError as error:
         # A quoted scalar that does not end is wrong from its beginning on.
         end = (error.context_mark if "quoted" in (error.context or "") else error.problem_mark).index
-    if opened:
-        allowed.append((outermost, end))
-    marks = bytearray(len(text))
-    for spans, mark in ((allowed, _TABS), (plain, _PLAIN)):
-        for first, last in spans:
-            marks[first:last] = bytes([mark]) * (last - first)
-    return marks, end
+    except YAMLError:
+        end = 0
+    if brackets is not None:
+        allowed.append((brackets[1], end))
+    return allowed, plain, end
 
 
 def worded(error: MarkedYAMLError, text: str, original: str) -> tuple[tuple[int, int], str]:

@@ -144,6 +144,17 @@ def test_a_hundred_thousand_tabs_are_looked_at_once() -> None:
     assert calls < 500
 
 
+def test_deep_brackets_are_refused_at_once() -> None:
+    """A hundred thousand brackets are read no further than the depth that is refused, even to find tabs."""
+    for text in ("[" * 100_000, "[" * 100_000 + "\t", "- " * 100_000 + "\t"):
+
+        def refused(text: str = text) -> None:
+            with pytest.raises(PolicySyntaxError, match="nested deeper than 16"):
+                load_yaml(text, "x")
+
+        assert python_calls(refused) < 2_000
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.kind)
 def test_a_mistake_is_placed_in_its_line(broken: Broken) -> None:
     """Each of 200 policies with one mistake is refused, with the line of the mistake and a column in that line."""
