@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policy.model import Determinism, IsolationClass, Priority, Retention
+from policy.model import FREE, Determinism, IsolationClass, Price, Priority, Retention
 
 
 class Effect(StrEnum):
@@ -28,6 +28,10 @@ class Reason(StrEnum):
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - a reason, no secret
     CONCURRENCY = "concurrency"
+    SPEND = "spend"
+    """A limit of spend is reached, or the request may cost more than is left of it."""
+    NO_PRICE = "no_price"
+    """The tenant has a limit of spend, and the policy has no price for the model: the limit cannot be evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,10 @@ class Obligations:
     """Ids of this model's public prefixes with which the request may begin."""
     reasoning: bool = True
     """Whether the answer may show the model's reasoning."""
+    price: Price = FREE
+    """Price of the request's tokens; zeros where the policy has none."""
+    bounds_spend: bool = False
+    """Whether the largest cost must be reserved, because the tenant has a limit of spend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

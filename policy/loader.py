@@ -29,6 +29,8 @@ from policy.model import (
     KvShare,
     Limits,
     PolicySet,
+    Price,
+    PriceRule,
     Priority,
     PublicPrefix,
     Retention,
@@ -36,6 +38,7 @@ from policy.model import (
     Tenant,
 )
 from policy.positions import Locator, Path, dotted, load_yaml
+from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
@@ -46,6 +49,8 @@ from policy.schema import (
     LimitsSchema,
     PolicySchema,
     PrefixMessageSchema,
+    PriceSchema,
+    PricesSchema,
     PublicPrefixSchema,
     TenantSchema,
 )
@@ -57,7 +62,7 @@ MAX_PROBLEMS = 100
 SHOWN_SUM = 200
 """Characters repeated in a message from the end of a sum that is too large."""
 
-DIGEST_DOMAIN = "athanor policy 4"
+DIGEST_DOMAIN = "athanor policy 5"
 
 T = TypeVar("T")
 
@@ -99,11 +104,12 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     public = _published(files, tenants, problems)
     _check_reservations(files, problems)
     _check_accounts(files, problems)
+    currency, prices = _priced(files, problems)
     if problems:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
-    digest = _digest(tenants, groups, public)
+    digest = _digest(tenants, groups, public, (currency, prices))
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
-    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3])
+    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +207,45 @@ def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: lis
         for member in found[name].tenants:
             tenants[member] = replace(tenants[member], public=(*tenants[member].public, name))
     return found
+
+
+def _priced(files: Sequence[_File], problems: list[Problem]) -> tuple[str, tuple[PriceRule, ...]]:
+    """Return currency and prices, which one file has; a limit of spend needs them."""
+    priced = [(file, file.content.prices) for file in files if file.content.prices is not None]
+    for file, _ in priced[1:]:
+        message = f"prices stand in {priced[0][0].name} already; their order decides, so one file has them all"
+        problems.append(file.problem(("prices",), message, at_key=True))
+    if not priced:
+        for file in files:
+            for tenant_id, tenant in file.content.tenants.items():
+                for key in ("spend_per_day", "spend_per_month"):
+                    if getattr(tenant.limits, key) is not None:
+                        message = "without prices nothing has a cost: write prices, or leave the limit out"
+                        problems.append(file.problem(("tenants", tenant_id, "limits", key), message))
+        return "", ()
+    content = priced[0][1]
+    return content.currency, tuple(map(_price_rule, content.rules))
+
+
+def _price_rule(content: PriceSchema) -> PriceRule:
+    cached = content.input if content.cached_input is None else content.cached_input
+    return PriceRule(
+        models=tuple(content.models),
+        isolation_class=None if content.isolation_class is None else IsolationClass(content.isolation_class),
+        price=Price(
+            input=round(content.input * BILLIONTHS_A_TOKEN),
+            cached_input=round(cached * BILLIONTHS_A_TOKEN),
+            output=round(content.output * BILLIONTHS_A_TOKEN),
+        ),
+    )
+
+
+def _limits(content: LimitsSchema) -> Limits:
+    values = content.model_dump()
+    for key in ("spend_per_day", "spend_per_month"):
+        if values[key] is not None:
+            values[key] = round(values[key] * BILLIONTHS)
+    return Limits(**values)
 
 
 def _objection(tenant: Tenant | None, name: str) -> str | None:
@@ -307,7 +352,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         weight=content.weight,
         priority=Priority(content.priority),
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
-        limits=one(Limits(**dict(content.limits))),
+        limits=one(_limits(content.limits)),
         features=one(Features(**dict(content.features))),
         freeze_idle=content.freeze_idle,
         kv=one(_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
@@ -315,17 +360,21 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
 
 
 def _digest(
-    tenants: Mapping[str, Tenant], groups: Mapping[str, SharingGroup], public: Mapping[str, PublicPrefix]
+    tenants: Mapping[str, Tenant],
+    groups: Mapping[str, SharingGroup],
+    public: Mapping[str, PublicPrefix],
+    prices: tuple[str, tuple[PriceRule, ...]],
 ) -> str:
-    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public]``, a part at a time: encoding thousands of
-    tenants at once would keep all other threads waiting."""
+    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices]``, a part at a time: encoding thousands
+    of tenants at once would keep all other threads waiting."""
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
     published = {name: asdict(prefix) for name, prefix in public.items()}
+    priced = [prices[0], [asdict(rule) for rule in prices[1]]]
     state = hashlib.sha256(f"[{_json(DIGEST_DOMAIN)},{{".encode())
     for index, tenant_id in enumerate(sorted(tenants)):
         values = _values(tenants[tenant_id])
         state.update(f"{',' if index else ''}{_json(tenant_id)}:{_json(values)}".encode())
-    state.update(f"}},{_json(shared)},{_json(published)}]".encode())
+    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)}]".encode())
     return state.hexdigest()
 
 
@@ -346,16 +395,18 @@ _KNOWN_KEYS = {
     "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
     "sharing_groups": tuple(GroupSchema.model_fields),
     "public_prefixes": tuple(PublicPrefixSchema.model_fields),
+    "prices": tuple(PricesSchema.model_fields),
 }
-"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``."""
+"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``, ``prices``."""
 
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
     "features": tuple(FeaturesSchema.model_fields),
     "limits": tuple(LimitsSchema.model_fields),
     "messages": tuple(PrefixMessageSchema.model_fields),
+    "rules": tuple(field.alias or name for name, field in PriceSchema.model_fields.items()),
 }
-"""Keys of the mappings of a tenant, a group or a public prefix."""
+"""Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules``."""
 
 
 def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:
@@ -371,4 +422,5 @@ def _problems(error: ValidationError, name: str, locator: Locator) -> list[Probl
 def _message(item: Mapping[str, Any], path: Path) -> str:
     if item["type"] != "extra_forbidden" or len(path) == 1:
         return worded(item, tuple(PolicySchema.model_fields))
-    return worded(item, _KNOWN_BELOW[str(path[2])] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])
+    below = path[1] if path[0] == "prices" else path[2] if len(path) > 2 else ""
+    return worded(item, _KNOWN_BELOW[str(below)] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])

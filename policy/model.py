@@ -84,6 +84,15 @@ class Limits:
     """Prompt and output tokens of one request."""
     max_output_tokens: int
     """Output tokens of one request, all its choices together."""
+    spend_per_day: int | None = None
+    """Cost of all requests of one day (UTC), in billionths of the currency's unit; None: unlimited."""
+    spend_per_month: int | None = None
+    """Cost of all requests of one calendar month (UTC), in billionths of the currency's unit; None: unlimited."""
+
+    @property
+    def bounds_spend(self) -> bool:
+        """Whether there is a limit of spend."""
+        return self.spend_per_day is not None or self.spend_per_month is not None
 
 
 class Feature(StrEnum):
@@ -192,6 +201,31 @@ class Tenant:
     """Ids of the public prefixes with which its requests may begin."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Price of one token of each kind, in billionths of the currency's unit."""
+
+    input: int = 0
+    cached_input: int = 0
+    """Price of a prompt token whose KV was found in the cache."""
+    output: int = 0
+
+
+FREE = Price()
+"""Price where the policy has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRule:
+    """One entry of the policy's prices; the first that matches a request decides."""
+
+    models: tuple[str, ...]
+    """Patterns of model names."""
+    isolation_class: IsolationClass | None
+    """Class of the tenants whose requests it is for; None: all."""
+    price: Price
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySet:
     """All tenants of one load, with the index from credential to tenant."""
@@ -206,3 +240,12 @@ class PolicySet:
     """Sharing groups by id."""
     public: Mapping[str, PublicPrefix]
     """Public prefixes by id."""
+    prices: tuple[PriceRule, ...] = ()
+    """Prices in the order in which they are tried."""
+    currency: str = ""
+    """Name of the unit of prices and spend, such as ``EUR``; empty without prices."""
+
+    @property
+    def bounds_spend(self) -> bool:
+        """Whether any tenant has a limit of spend."""
+        return any(tenant.limits.bounds_spend for tenant in self.tenants.values())

@@ -40,6 +40,19 @@ class AccessRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spend:
+    """Spend of a tenant in the day and the month of a request, in billionths of the currency's unit: settled costs and
+    reservations."""
+
+    day: int
+    month: int
+    day_left_s: float
+    """Seconds until the next day begins, UTC."""
+    month_left_s: float
+    """Seconds until the next month begins, UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Usage of a tenant just before the request is admitted."""
 
@@ -47,3 +60,5 @@ class Usage:
     """Number of requests admitted and not yet finished."""
     request_bucket: Bucket
     token_bucket: Bucket
+    spend: Spend | None = None
+    """Spend of a tenant that has a limit of it; None counts as nothing spent."""

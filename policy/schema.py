@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
+
+from policy.wording import counted
 
 MAX_TENANTS = 10_000
 MAX_CREDENTIALS = 256
@@ -21,6 +24,17 @@ MAX_PUBLIC_PREFIXES = 64
 MAX_PUBLIC_BYTES = 256 << 10
 """Largest size of one public prefix in UTF-8 bytes: some hundred pages."""
 MAX_PUBLIC_MESSAGES = 64
+MAX_PRICES = 256
+MAX_PRICE = 1_000_000
+"""Largest price of a million tokens, in units of the currency: one unit a token."""
+PRICE_DECIMALS = 3
+"""Decimals of a price: a thousandth for a million tokens is a billionth for one."""
+MAX_SPEND = 1_000_000_000
+"""Largest limit of spend, in units of the currency."""
+SPEND_DECIMALS = 2
+AMOUNT_ROUNDING = 1e-12
+"""Relative error of a decimal number as a float, with a margin: less than the last decimal of any amount."""
+CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
 MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
 MAX_TRUST_DOMAIN_BYTES = 255
@@ -68,6 +82,23 @@ def _refusal(message: str) -> PydanticCustomError:
     return PydanticCustomError("policy", "{text}", {"text": message})
 
 
+def _amount(decimals: int, most: int) -> Callable[[object], object]:
+    """Return the check of an amount of money: a number from 0 to ``most`` with at most so many decimals."""
+
+    def checked(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _refusal("must be a number, such as 0.25")
+        if not 0 <= value <= most:
+            raise _refusal(f"must be at least 0 and at most {most}")
+        if abs(round(value, decimals) - value) > AMOUNT_ROUNDING * max(1.0, value):
+            raise _refusal(f"must have at most {counted(decimals, 'decimal')}")
+        return float(value)
+
+    return checked
+
+
+Amount = Annotated[float, BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE)), Field(ge=0, le=MAX_PRICE)]
+Spend = Annotated[float, BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND)), Field(ge=0, le=MAX_SPEND)]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
@@ -106,6 +137,14 @@ class LimitsSchema(_Strict):
         ge=1,
         le=1 << 20,
         description="Output tokens of one request, all its choices (n) together; the context limit holds beside it.",
+    )
+    spend_per_day: Spend | None = Field(
+        default=None,
+        description="What the requests of one day (UTC) may cost, in the currency of prices. Reserved at the most a "
+        "request may cost, settled at what it cost; needs the audit log. Left out: no limit.",
+    )
+    spend_per_month: Spend | None = Field(
+        default=None, description="What the requests of one calendar month (UTC) may cost. Left out: no limit."
     )
 
 
@@ -233,6 +272,35 @@ class PublicPrefixSchema(_Strict):
     )
 
 
+class PriceSchema(_Strict):
+    """Price of models, in units of the currency for a million tokens."""
+
+    models: list[ModelPattern] = Field(
+        min_length=1, max_length=MAX_MODELS, description="Models it is for: names, with * for any characters."
+    )
+    isolation_class: Literal["shared", "strict", "dedicated"] | None = Field(
+        default=None, alias="class", description="Class of the tenants it is for. Left out: all classes."
+    )
+    input: Amount = Field(description="Price of a million prompt tokens.")
+    cached_input: Amount | None = Field(
+        default=None,
+        description="Price of a million prompt tokens that were found in the tenant's cache. Left out: as input.",
+    )
+    output: Amount = Field(description="Price of a million output tokens.")
+
+
+class PricesSchema(_Strict):
+    """What requests cost. One file has them; the first rule that matches model and class decides. A model without a
+    price costs nothing, and a tenant with a limit of spend may not use it."""
+
+    currency: Annotated[str, StringConstraints(pattern=CURRENCY)] = Field(
+        description="Name of the unit, such as EUR; it is shown beside amounts."
+    )
+    rules: list[PriceSchema] = Field(
+        min_length=1, max_length=MAX_PRICES, description="Prices in the order in which they are tried."
+    )
+
+
 def _no_other_one(value: object) -> object:
     """Refuse what equals the number 1 and is another type: true and 1.0."""
     if isinstance(value, bool | float):
@@ -253,6 +321,7 @@ class PolicySchema(_Strict):
         max_length=MAX_PUBLIC_PREFIXES,
         description="Beginnings of prompts that are computed once and always there, by id.",
     )
+    prices: PricesSchema | None = Field(default=None, description="What requests cost, by model and class.")
 
 
 def schema_text() -> str:

@@ -2,11 +2,11 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it was
-handed whether it has it. It may ask for exactly five things: namespace keys, the end of a sandbox that misbehaved, the
-freezing of idle ones, and the coming and going of the sandboxes that the policy grants to single tenants, which the
-supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines, and reports what belongs into
-the audit log. There is no message that names a program or a file or reads a key of another kind, so a taken-over
-gateway gains nothing here.
+handed whether it has it. It may ask for exactly six things: namespace keys, what tenants have spent, the end of a
+sandbox that misbehaved, the freezing of idle ones, and the coming and going of the sandboxes that the policy grants to
+single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines,
+reserves what requests may cost, and reports what belongs into the audit log. There is no message that names a program
+or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 9
+CONTROL_VERSION = 10
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -208,6 +208,42 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
+class SpendQuery:
+    """Gateway: asks what these tenants have spent."""
+
+    tenants: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Supervisor: what tenants have spent in a day and a month, by number (``appliance.common.usage.periods``): two
+    amounts each, in billionths of the currency's unit, with what is reserved. ``asked`` are those of the question:
+    one that has spent nothing is not in ``spent``."""
+
+    day: int
+    month: int
+    asked: list[str]
+    spent: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSpend:
+    """Gateway: the most that a request of a tenant may cost, in billionths, to be recorded before its first token. The
+    request's entry in the audit log releases it."""
+
+    request: str
+    tenant: str
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpendReserved:
+    """Supervisor: the costs of these requests are recorded on disk."""
+
+    requests: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditState:
     """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
     meanwhile."""
@@ -232,9 +268,31 @@ class DiskState:
     places: dict[str, list[int]]
 
 
-FromGateway = Attach | NamespaceQuery | Retention | HandedOver | Fault | Freeze | Want | Release | Audited
+FromGateway = (
+    Attach
+    | NamespaceQuery
+    | Retention
+    | HandedOver
+    | Fault
+    | Freeze
+    | Want
+    | Release
+    | Audited
+    | SpendQuery
+    | ReserveSpend
+)
 FromSupervisor = (
-    Welcome | Namespaces | SandboxUp | SandboxDown | SandboxUse | Frozen | AuditState | SpillState | DiskState
+    Welcome
+    | Namespaces
+    | SandboxUp
+    | SandboxDown
+    | SandboxUse
+    | Frozen
+    | AuditState
+    | SpillState
+    | DiskState
+    | Spent
+    | SpendReserved
 )
 Control = FromGateway | FromSupervisor
 

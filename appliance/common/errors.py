@@ -191,6 +191,12 @@ class RateLimitedError(ApplianceError):
     wire = Wire("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_exceeded", "RATE_LIMITED")
 
 
+class SpendLimitError(ApplianceError):
+    """A limit of the tenant's spend is reached, or the request may cost more than is left of it."""
+
+    wire = Wire("RESOURCE_EXHAUSTED", 429, "insufficient_quota", "insufficient_quota", "SPEND_LIMIT_REACHED")
+
+
 class CancelledError(ApplianceError):
     """The client left."""
 

@@ -17,7 +17,17 @@ import structlog
 
 from appliance.common import notify
 from appliance.common.config import ApplianceConfig
-from appliance.common.control import AuditState, Control, DiskState, Frozen, Namespaces, SpillState, Welcome
+from appliance.common.control import (
+    AuditState,
+    Control,
+    DiskState,
+    Frozen,
+    Namespaces,
+    SpendReserved,
+    Spent,
+    SpillState,
+    Welcome,
+)
 from appliance.common.errors import ConfigError, StartError
 from appliance.common.kv_shares import account_names, shown
 from appliance.common.log import report_callbacks
@@ -36,6 +46,7 @@ from appliance.gateway.sandboxes.attached import Sandboxes
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
+from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, certificate_dates, serve_front_ends
@@ -87,7 +98,7 @@ class Gateway:
         )
         policy = self._file.load()
         self._wiping_problem = wiping_problem(wanted=config.wipe_memory)
-        if found := unforgettable(policy, self._wiping_problem):
+        if found := self._unusable(policy):
             raise ConfigError("\n".join(found))
         self._models = {
             model.name: ModelSandboxes(model.name, model.runner, truncates=model.truncates) for model in config.models
@@ -97,13 +108,19 @@ class Gateway:
         tenant_sandboxes = TenantSandboxes(config.sandbox.residents, supervisor.tell)
         tenant_sandboxes.reconsider(policy)
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
-        self._service = GatewayService(self._models, Ledger(policy, {}), self._telemetry, self._audit, tenant_sandboxes)
+        ledger = Ledger(policy, {})
+        self._spend = SpendRecords(supervisor.tell, ledger.spends.take)
+        self._service = GatewayService(
+            self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve
+        )
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks = SpillGauges(), Disks()
         self._freezer = Freezer(supervisor.tell, config.sandbox.freeze_after_s, self._count_thaw)
         self._freezer.apply(policy, self._models)
         takers: dict[type[Control], Callable[[Any], None]] = {
-            Welcome: self._namespaces.attached,
+            Welcome: self._welcome,
+            Spent: self._spend.take_spent,
+            SpendReserved: self._spend.take_reserved,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,
@@ -150,6 +167,9 @@ class Gateway:
             policy = self._service.ledger.policy
             namespaces = await self._unless_stopped(self._namespaces.fetch(account_names(policy), FIRST_READY_S))
             if namespaces is None:
+                return
+            await self._unless_stopped(self._spend.fetch(spending(policy), FIRST_READY_S))
+            if self._stop.is_set():
                 return
             self._service.ledger.replace(policy, namespaces)
             await self._follow_policy()
@@ -274,6 +294,10 @@ class Gateway:
             tell()
             await asyncio.sleep(0)
 
+    def _welcome(self, welcome: Welcome) -> None:
+        self._namespaces.attached(welcome)
+        self._spend.attached(welcome)
+
     def _freeze(self) -> None:
         self._freezer.look(self._sandboxes.every)
 
@@ -286,7 +310,16 @@ class Gateway:
 
     async def _prepare(self, policy: PolicySet) -> list[str]:
         """Make what a new policy needs; returns what is wrong with it."""
-        return unforgettable(policy, self._wiping_problem) or await self._service.publications.prepare(policy)
+        if found := self._unusable(policy):
+            return found
+        await self._spend.fetch(spending(policy))
+        return await self._service.publications.prepare(policy)
+
+    def _unusable(self, policy: PolicySet) -> list[str]:
+        """Return what of a policy this appliance cannot keep."""
+        return unforgettable(policy, self._wiping_problem) + unaccountable(
+            policy, audited=self._config.audit is not None
+        )
 
     def _forgets(self) -> bool:
         """Return whether the policy has a tenant with ``retention: none``."""

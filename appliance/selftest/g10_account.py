@@ -58,7 +58,9 @@ def made_up(number: int) -> Entry:
         policy="ab" * 32,
         outcome="OK",
         input_tokens=number,
+        cached_tokens=0,
         output_tokens=9,
+        cost=number * 100,
     )
 
 

@@ -21,6 +21,7 @@ from appliance.common.audit.entry import Entry, EntryError, entry, from_wire
 from appliance.common.audit.log import AuditLog, AuditWriteError
 from appliance.common.control import REFUSED, Audited, AuditState, Control, Frozen, SandboxDown, SandboxUp
 from appliance.common.errors import ControlError
+from appliance.supervisor.metering import Metering
 from appliance.supervisor.sandbox_output import MARK
 
 log = structlog.get_logger()
@@ -48,9 +49,12 @@ class Recorder:
         *,
         refuses: bool = False,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        metering: Metering | None = None,
     ) -> None:
-        """``audit``: None where no log is kept; ``tell``: gives the gateway the state, when it changes."""
+        """``audit``: None where no log is kept; ``tell``: gives the gateway the state, when it changes; ``metering``
+        counts what was written."""
         self._audit = audit
+        self._metering = metering
         self._tell = tell
         self._refuses = refuses
         self._clock_ms = clock_ms
@@ -128,7 +132,7 @@ class Recorder:
         self._more.clear()
         taken = len(self._pending)
         try:
-            await asyncio.to_thread(audit.append, list(batch))
+            await asyncio.to_thread(self._write, audit, list(batch))
         except AuditWriteError as error:
             self._more.set()
             self._become(str(error))
@@ -140,6 +144,11 @@ class Recorder:
         self._become("")
         if time.monotonic() - self._announced >= ANNOUNCE_S:
             self._announce(audit)
+
+    def _write(self, audit: AuditLog, batch: list[tuple[int, Entry]]) -> None:
+        first = audit.append(batch)
+        if self._metering is not None:
+            self._metering.count(audit.name, first, batch)
 
     def _become(self, problem: str) -> None:
         if problem == self.problem:

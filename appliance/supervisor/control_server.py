@@ -21,7 +21,9 @@ from appliance.common.control import (
     NamespaceQuery,
     Namespaces,
     Release,
+    ReserveSpend,
     Retention,
+    SpendQuery,
     Want,
     Welcome,
     receive,
@@ -63,6 +65,8 @@ class ControlServer:
         self.namespace = Namespace()
         self.on_retention: Callable[[dict[str, int]], None] = lambda _kept: None
         """Takes which tenants' KV may be kept outside of engines."""
+        self.on_spend: Callable[[SpendQuery | ReserveSpend], None] = lambda _message: None
+        """Takes questions about spend and reservations of it."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -175,6 +179,8 @@ class ControlServer:
             self._on_keys(len(message.tenants))
         elif isinstance(message, Audited):
             self._on_audited(message)
+        elif isinstance(message, SpendQuery | ReserveSpend):
+            self.on_spend(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
         elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):

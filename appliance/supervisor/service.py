@@ -20,7 +20,6 @@ from appliance.common.catalog import ModelFiles, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import (
     CONTROL_VERSION,
-    AuditState,
     DiskState,
     Fault,
     Freeze,
@@ -45,6 +44,7 @@ from appliance.supervisor.disks import space, watched
 from appliance.supervisor.forms import Forms
 from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.machine import choose_runtime
+from appliance.supervisor.metering import Metering, open_metering
 from appliance.supervisor.operator_socket import OperatorSocket
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
@@ -72,7 +72,7 @@ async def supervise(config: ApplianceConfig) -> None:
     runtime = choose_runtime(config)
     served = await asyncio.to_thread(_read_models, config)
     keepers: list[Keeper] = []
-    recorder = await _open_recorder(config, lambda state: server.publish(state, ()))
+    recorder, metering = await _open_account(config, lambda *sent: server.publish(*sent))
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
@@ -97,7 +97,7 @@ async def supervise(config: ApplianceConfig) -> None:
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
+    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish), _meter(server, metering))
     asides = (residents.run(), *told, _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
@@ -116,7 +116,7 @@ async def supervise(config: ApplianceConfig) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
         await operator.close()
-        await _close(vault, recorder, writing)
+        await _close(vault, recorder, metering, writing)
         await asyncio.to_thread(runtime.close)
 
 
@@ -142,13 +142,17 @@ async def _listen(server: ControlServer, operator: OperatorSocket, run_dir: Path
         raise StartError(f"cannot listen in {run_dir}: {error.strerror or error}") from error
 
 
-async def _close(vault: Vault | None, recorder: Recorder, writing: asyncio.Task[None]) -> None:
-    """Close the spill store, then write the rest of the audit log."""
+async def _close(
+    vault: Vault | None, recorder: Recorder, metering: Metering | None, writing: asyncio.Task[None]
+) -> None:
+    """Close the spill store, then write the rest of the audit log and count it."""
     if vault is not None:
         await asyncio.to_thread(vault.close)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     await recorder.close()
+    if metering is not None:
+        await asyncio.to_thread(metering.close)
 
 
 def _residents(
@@ -200,14 +204,23 @@ def _checked(config: ApplianceConfig) -> ApplianceConfig:
     return config
 
 
-async def _open_recorder(config: ApplianceConfig, tell: Callable[[AuditState], object]) -> Recorder:
-    """Recorder of the audit log; it keeps nothing where the configuration names no log."""
+async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Recorder, Metering | None]:
+    """Open the audit log and its usage book; nothing is recorded where the configuration names no log.
+
+    Raises:
+        StartError: log or book cannot be used.
+    """
     if config.audit is None:
         log.warning("no audit log is kept; name a folder for it in the configuration: audit.directory")
-        return Recorder(None, tell)
-    audit = await asyncio.to_thread(open_log, config.audit.directory, config.audit.key)
-    log.info("audit log", folder=str(config.audit.directory), key=audit.verifier.line(), entries=audit.size)
-    return Recorder(audit, tell, refuses=config.audit.on_failure == "refuse")
+        return Recorder(None, lambda state: publish(state, ())), None
+    folder = config.audit.directory
+    audit = await asyncio.to_thread(open_log, folder, config.audit.key)
+    log.info("audit log", folder=str(folder), key=audit.verifier.line(), entries=audit.size)
+    metering = await asyncio.to_thread(open_metering, folder, audit.name, publish)
+    refuses = config.audit.on_failure == "refuse"
+    recorder = Recorder(audit, lambda state: publish(state, ()), refuses=refuses, metering=metering)
+    metering.written = recorder.flush
+    return recorder, metering
 
 
 async def _tell_spill(vault: Vault | None, publish: Callable[[SpillState, tuple[int, ...]], bool]) -> None:
@@ -224,6 +237,15 @@ async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tup
     while True:
         publish(DiskState(await asyncio.to_thread(space, folders)), ())
         await asyncio.sleep(DISK_PERIOD_S)
+
+
+async def _meter(server: ControlServer, metering: Metering | None) -> None:
+    """Take reservations of spend, and questions about it, until cancelled."""
+    if metering is None:
+        await asyncio.Event().wait()
+        return
+    server.on_spend = metering.take
+    await metering.run()
 
 
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:

@@ -35,7 +35,9 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "policy": _T,
         "outcome": _T,
         "input_tokens": _N,
+        "cached_tokens": _N,
         "output_tokens": _N,
+        "cost": _N,
     },
     "denied": {"tenant": _T, "principal": _T, "model": _T, "rule": _T, "policy": _T, "outcome": _T, "count": _N},
     "refused": {"outcome": _T, "count": _N},
@@ -58,7 +60,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 }
 """Kind to its fields and their types:
 
-* ``request``: a request that the policy allowed, at its end;
+* ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for and their cost in
+  billionths of the currency's unit;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise;
 * ``policy``: a policy was put in force, or refused;

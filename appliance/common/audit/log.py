@@ -78,8 +78,8 @@ class AuditLog:
         """Signed text for what is written."""
         return sign_checkpoint(Checkpoint(self._tree.size, self._tree.root()), self.name, self._key)
 
-    def append(self, batch: list[tuple[int, Entry]]) -> None:
-        """Write entries with their times in milliseconds, and a checkpoint over them.
+    def append(self, batch: list[tuple[int, Entry]]) -> int:
+        """Write entries with their times in milliseconds, and a checkpoint over them; returns the number of the first.
 
         Raises:
             AuditWriteError: the disk does not take them; nothing of the batch is in the log.
@@ -101,6 +101,7 @@ class AuditLog:
             with suppress(OSError):
                 self._undo()
             raise AuditWriteError(f"the audit log cannot be written: {error.strerror or error}") from error
+        return before.size
 
     def close(self) -> None:
         """Close the files."""

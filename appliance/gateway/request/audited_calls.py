@@ -8,11 +8,23 @@ from dataclasses import dataclass
 from appliance.common.errors import ApplianceError
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.audit_feed import AuditFeed
-from appliance.gateway.request.follower import Outcome
 from policy.decision import Decision
 
 OK = "OK"
 """Outcome of a request without an error; others are reasons of ``appliance.common.errors``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Tokens that a request is charged for, and what they cost."""
+
+    input: int
+    cached: int
+    output: int
+    cost: int
+    """Billionths of the currency's unit."""
+    reserved: bool
+    """Whether a cost was reserved, which the entry releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +50,11 @@ class AuditedCalls:
         return self._feed.refuses
 
     def served(
-        self, principal: Principal, call: Call, decision: Decision, outcome: Outcome, error: ApplianceError | None
+        self, principal: Principal, call: Call, decision: Decision, charge: Charge, error: ApplianceError | None
     ) -> None:
         """Make the entry of a request that the policy allowed and that has ended; one that the second decision denied
         counts as denied."""
-        if error is not None and error.rule:
+        if error is not None and error.rule and not charge.reserved:
             self.denied(principal, call, decision.policy_digest, error)
             return
         self._feed.add(
@@ -55,8 +67,10 @@ class AuditedCalls:
             rule=decision.rule,
             policy=decision.policy_digest,
             outcome=_outcome(error),
-            input_tokens=outcome.input_tokens,
-            output_tokens=outcome.output_tokens,
+            input_tokens=charge.input,
+            cached_tokens=charge.cached,
+            output_tokens=charge.output,
+            cost=charge.cost,
         )
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:

@@ -73,6 +73,7 @@ class EmbeddingSession:
         life.place(reservation)
         texts = await self._encode(reservation)
         self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
+        await life.secure(reservation)
         mark = self._mark(texts)
         try:
             with life.waiting():

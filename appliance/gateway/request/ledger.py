@@ -2,7 +2,8 @@
 
 ``policy.limits`` does the arithmetic; this module keeps the state between two calls. A request is admitted once
 (concurrency, request rate), reserves its exact prompt and its grant of output tokens, and is settled once with what it
-used: the rest is refunded. A reload keeps the levels.
+used: the rest is refunded. Where the tenant's spend is limited the largest cost is reserved likewise (``spend``). A
+reload keeps the levels.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from appliance.common.errors import (
     InvalidRequestError,
     PermissionDeniedError,
     RateLimitedError,
+    SpendLimitError,
     UnauthenticatedError,
 )
 from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import RateState
+from appliance.gateway.request.spend import Spends
 from policy.decision import Decision, Obligations, Reason
-from policy.evaluate import evaluate
+from policy.evaluate import evaluate, spend_left
 from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, charge, full, refill, rescale, settle
-from policy.model import Feature, Limits, PolicySet
+from policy.model import Feature, Limits, PolicySet, Price
+from policy.prices import affordable, amount_text, cost
 from policy.request import AccessRequest, Usage
 
 COUNTED_CONTEXTS = 2
@@ -58,9 +62,15 @@ class Ledger:
     to its namespace key."""
 
     def __init__(
-        self, policy: PolicySet, namespaces: dict[str, bytes], clock: Callable[[], float] = time.monotonic
+        self,
+        policy: PolicySet,
+        namespaces: dict[str, bytes],
+        clock: Callable[[], float] = time.monotonic,
+        spends: Spends | None = None,
     ) -> None:
         self._policy = policy
+        self.spends = spends or Spends()
+        """What tenants have spent."""
         self._namespaces = namespaces
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
@@ -180,6 +190,16 @@ class Ledger:
         if refused:
             account.tokens = charge(account.tokens, rate, refused, now)
 
+    def affordable(self, tenant: str, price: Price, input_tokens: int, choices: int) -> int | None:
+        """Return the output tokens that what is left of the tenant's spend gives each choice; None without a limit.
+
+        Raises:
+            UnauthenticatedError: it is no tenant any more.
+        """
+        limits = self.limits(tenant)
+        left = spend_left(limits, self.spends.of(tenant)) if limits.bounds_spend else None
+        return None if left is None else affordable(price, input_tokens, choices, left)
+
     def rates(self, tenant: str) -> RateState:
         """Return what is left of both rates. A tenant that is gone since its request was admitted has none: its last
         answer or error goes out without them."""
@@ -230,7 +250,14 @@ class Ledger:
             ApplianceError: the policy denies.
         """
         account = self._account(access.tenant, now)
-        usage = Usage(concurrency=account.concurrency, request_bucket=account.requests, token_bucket=account.tokens)
+        known = self._policy.tenants.get(access.tenant)
+        bounded = known is not None and known.limits.bounds_spend
+        usage = Usage(
+            concurrency=account.concurrency,
+            request_bucket=account.requests,
+            token_bucket=account.tokens,
+            spend=self.spends.of(access.tenant) if bounded else None,
+        )
         decision = evaluate(self._policy, access, usage, now)
         if not decision.allowed:
             raise denial(decision)
@@ -246,6 +273,9 @@ class Reservation:
         self._model = model
         self._choices = choices
         self._reserved = 0
+        self.reserved_cost = 0
+        """Largest cost of the request in billionths, where the tenant's spend is limited; it must be recorded before
+        the first token."""
         self._settled = False
         self.decision = decision
         self.namespace = keys.namespace
@@ -270,6 +300,9 @@ class Reservation:
             # Today's limits: with those of the admission, a reload in between would refuse tokens never asked for.
             limits = self._ledger.limits(self._tenant)
             most = min(room, limits.max_output_tokens // self._choices, limits.max_context_tokens - input_tokens)
+            price = self.obligations.price
+            paid = self._ledger.affordable(self._tenant, price, input_tokens, self._choices)
+            most = most if paid is None else min(most, paid)
             asked = most if most >= 1 else None
         access = AccessRequest(
             tenant=self._tenant,
@@ -283,6 +316,13 @@ class Reservation:
         most = self.obligations.max_output_tokens
         self.grant = min(room, most)
         self._reserved = input_tokens + self._choices * most
+        if self.obligations.bounds_spend:
+            self.reserved_cost = cost(self.obligations.price, input_tokens, 0, self._choices * most)
+            self._ledger.spends.reserve(self._tenant, self.reserved_cost)
+
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+        """Return what so many tokens cost, in billionths of the currency's unit."""
+        return cost(self.obligations.price, input_tokens, cached_tokens, output_tokens)
 
     def most_counted(self) -> int:
         """Return the tokens beyond which nobody counts those of a prompt of this tenant.
@@ -309,11 +349,14 @@ class Reservation:
         )
         self._ledger.refuse(access)
 
-    def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0) -> None:
-        """Charge what was used, and what a refused prompt cost, and free the slot; the second and later calls do
-        nothing."""
+    def settle(self, input_tokens: int, output_tokens: int, refused_tokens: int = 0, cached_tokens: int = 0) -> None:
+        """Charge what was used, and what a refused prompt took, and free the slot; the second and later calls do
+        nothing. ``cached_tokens`` are part of the input and change its cost alone."""
         if not self._settled:
             self._settled = True
+            price = self.cost(input_tokens, cached_tokens, output_tokens)
+            if price or self.reserved_cost:
+                self._ledger.spends.settle(self._tenant, self.reserved_cost, price)
             used = input_tokens + output_tokens
             self._ledger.settle(self._tenant, self._reserved, used, self._choices, refused_tokens)
 
@@ -332,12 +375,14 @@ def _denial(decision: Decision) -> ApplianceError:
         details["limit"] = str(decision.limit)
     if decision.actual is not None:
         details["actual"] = str(decision.actual)
+    if decision.reason is Reason.SPEND:
+        details = {name: amount_text(int(number)) for name, number in details.items()}
     details["rule"] = decision.rule.rpartition(".")[2]
     wait = decision.retry_after_s
     match decision.reason:
         case Reason.UNKNOWN_CREDENTIAL:
             return UnauthenticatedError(decision.message)
-        case Reason.MODEL_NOT_ALLOWED:
+        case Reason.MODEL_NOT_ALLOWED | Reason.NO_PRICE:
             return PermissionDeniedError(decision.message, param="model")
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)
@@ -347,7 +392,10 @@ def _denial(decision: Decision) -> ApplianceError:
             return InvalidRequestError(decision.message, param="max_tokens", details=details)
         case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
             return RateLimitedError(decision.message, retry_after_s=min(wait, SECONDS_PER_MINUTE), details=details)
+        case Reason.SPEND if wait is not None:
+            return SpendLimitError(decision.message, retry_after_s=wait, details=details)
         case _:
-            # More choices than may run, or a request larger than a whole minute's tokens: waiting does not help.
+            # More choices than may run, or a request larger than a whole minute's tokens or a whole period's spend:
+            # waiting does not help.
             param = "choices" if decision.reason is Reason.CONCURRENCY else "max_tokens"
             return InvalidRequestError(decision.message, param=param, details=details)

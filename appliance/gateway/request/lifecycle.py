@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -26,7 +26,7 @@ from appliance.common.errors import (
     UnavailableError,
 )
 from appliance.gateway.generate_request import AnyRequest, EmbedRequest, Principal, TokenizerRequest
-from appliance.gateway.request.audited_calls import AuditedCalls, Call
+from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation
 from appliance.gateway.request.suspects import Standing, Suspects
@@ -83,6 +83,8 @@ class SessionDependencies:
     publications: Publications = field(default_factory=Publications)
     live: set[Lifecycle] = field(default_factory=set)
     """Requests between admission and settlement."""
+    record_spend: Callable[[str, str, int], Awaitable[None]] | None = None
+    """Records the largest cost of a request of a tenant; None where no account is kept."""
 
 
 class Lifecycle:
@@ -241,6 +243,17 @@ class Lifecycle:
             self.outcome.text_tokens = client.text_tokens
         self.trace.end(Phase.TEXT, input_tokens=self.outcome.input_tokens)
 
+    async def secure(self, reservation: Reservation) -> None:
+        """Have the reserved cost recorded, where the tenant's spend is limited: the account must survive this process.
+
+        Raises:
+            ApplianceError: it was not recorded in time, or the request was withdrawn.
+        """
+        record = self.dependencies.record_spend
+        if reservation.reserved_cost and record is not None:
+            with self.waiting():
+                await record(self._call.request_id, self.principal.tenant, reservation.reserved_cost)
+
     async def limits(self, largest_id: int, param: str) -> EngineReady:
         """Return what the engine can do, once its vocabulary is known to have the request's largest token id.
 
@@ -315,8 +328,10 @@ class Lifecycle:
         if reservation is None:
             parts.audited_calls.denied(self.principal, self._call, parts.ledger.policy.digest, error)
         else:
-            parts.audited_calls.served(self.principal, self._call, reservation.decision, outcome, error)
-            reservation.settle(tokens.input, tokens.output, refused)
+            price = reservation.cost(tokens.input, tokens.cached, tokens.output)
+            charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
+            parts.audited_calls.served(self.principal, self._call, reservation.decision, charge, error)
+            reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
         self.trace.finish(
             error=error,
             input_tokens=tokens.input,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from appliance.common.errors import (
@@ -71,9 +71,10 @@ class GatewayService:
         telemetry: OtelTelemetry,
         audit: AuditFeed | None = None,
         tenant_sandboxes: TenantSandboxes | None = None,
+        record_spend: Callable[[str, str, int], Awaitable[None]] | None = None,
     ) -> None:
         """``model_sandboxes`` are shared, by model; ``tenant_sandboxes`` are those of single tenants; ``audit`` takes
-        entries of the audit log."""
+        entries of the audit log; ``record_spend`` records what a request may cost."""
         self.model_sandboxes = model_sandboxes
         self.tenant_sandboxes = tenant_sandboxes or TenantSandboxes()
         self.audit = audit or NoAuditFeed()
@@ -97,6 +98,7 @@ class GatewayService:
             self.tenant_counts,
             self.tenant_sandboxes,
             self.publications,
+            record_spend=record_spend,
         )
 
     def next_id(self) -> int:

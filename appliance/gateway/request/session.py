@@ -71,6 +71,7 @@ class Session:
         # From here on, and for a replay, the ids are enough; the text may be megabytes.
         request = self._request = replace(request, prompt=TokenPrompt(token_ids, request.prompt.param))
         self._reserve(reservation, token_ids, await life.limits(max(token_ids), request.prompt.param))
+        await life.secure(reservation)
         submit = self._submit(reservation, token_ids)
         mark = fingerprint(life.principal.tenant, life.model.name, submit)
         for attempt in life.attempts(mark):

@@ -35,6 +35,7 @@ from appliance.operator.cli import (
     tenant_usage,
     top,
     traces,
+    usage,
     version,
 )
 from appliance.operator.cli.help import HelpCommand, HelpGroup
@@ -115,6 +116,7 @@ _add("Commands", "show", config.show, config.SHOW_EXAMPLES, _config)
 _policy = _group("policy", "Check policy files.", GOVERN)
 _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
+_add(GOVERN, "usage", usage.usage, usage.EXAMPLES)
 _key = _group("key", "Create API keys.", GOVERN)
 _add("Commands", "create", key.create, key.EXAMPLES, _key)
 _audit = _group("audit", "Verify and read the audit log.", GOVERN)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from appliance.common import control
 from appliance.common.audit.entry import Entry, from_wire
 from appliance.common.control import Audited
 from appliance.common.errors import RateLimitedError, UnauthenticatedError
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.audit_feed import MAX_COUNTED, MAX_PENDING, MESSAGES_A_TURN, AuditFeed, NoAuditFeed
-from appliance.gateway.request.audited_calls import AuditedCalls, Call
-from appliance.gateway.request.follower import Outcome
+from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
 from policy.decision import Decision, Effect, Reason
 
 WHO = Principal("alpha", "key:k1")
 CALL = Call("req_1", "m", "chat")
+CHARGE = Charge(input=7, cached=2, output=3, cost=950, reserved=False)
 YES = Decision(effect=Effect.ALLOW, reason=Reason.ALLOWED, rule="tenants.alpha", message="", policy_digest="ab" * 32)
 
 
@@ -44,10 +46,10 @@ def test_calls_become_entries() -> None:
     peer = Peer()
     feed = AuditFeed(peer.send)
     calls = AuditedCalls(feed, {"m"})
-    calls.served(WHO, CALL, YES, Outcome(), None)
+    calls.served(WHO, CALL, YES, CHARGE, None)
     limited = RateLimitedError("slow down")
     limited.rule = "tenants.alpha.limits.tokens"
-    calls.served(WHO, CALL, YES, Outcome(), limited)
+    calls.served(WHO, CALL, YES, CHARGE, limited)
     for name in ("m", "m", "unknown-1", "unknown-2"):
         calls.denied(WHO, Call("req_2", name, "chat"), "cd" * 32, limited)
     for _ in range(5):
@@ -66,6 +68,8 @@ def test_calls_become_entries() -> None:
         ("denied", 1, ""),
     ]
     assert peer.entries[0].fields["outcome"] == "OK"
+    charged = ("input_tokens", "cached_tokens", "output_tokens", "cost")
+    assert [peer.entries[0].fields[name] for name in charged] == [7, 2, 3, 950]
     assert peer.entries[2].fields["rule"] == limited.rule
     assert peer.entries[2].fields["policy"] == YES.policy_digest
     assert peer.entries[5].fields["outcome"] == "UNAUTHENTICATED"
@@ -73,10 +77,21 @@ def test_calls_become_entries() -> None:
     assert len(peer.taken) == 1
 
 
+def test_a_denial_that_reserved_a_cost_is_an_entry() -> None:
+    """The entry of a request releases its reservation of spend, so there is one however the request ends."""
+    peer = Peer()
+    feed = AuditFeed(peer.send)
+    denied = RateLimitedError("slow down")
+    denied.rule = "tenants.alpha.limits.tokens"
+    AuditedCalls(feed, {"m"}).served(WHO, CALL, YES, replace(CHARGE, reserved=True), denied)
+    feed.flush()
+    assert [(one.kind, one.fields["outcome"]) for one in peer.entries] == [("request", "RATE_LIMITED")]
+
+
 def test_without_a_feed_nothing_is_made() -> None:
     """A gateway without an audit log makes no entries and refuses nobody."""
     calls = AuditedCalls(NoAuditFeed(), set())
-    calls.served(WHO, CALL, YES, Outcome(), None)
+    calls.served(WHO, CALL, YES, CHARGE, None)
     calls.denied(WHO, CALL, "", None)
     calls.refused(None, UnauthenticatedError("no"))
     calls.integrity("m", 1, 1)
@@ -89,7 +104,7 @@ def test_a_supervisor_that_is_away_costs_a_bounded_list_and_a_gap() -> None:
     feed = AuditFeed(peer.send)
     calls = AuditedCalls(feed, {"m"})
     for number in range(MAX_PENDING + 7):
-        calls.served(WHO, Call(f"req_{number}", "m", "chat"), YES, Outcome(), None)
+        calls.served(WHO, Call(f"req_{number}", "m", "chat"), YES, CHARGE, None)
     feed.flush()
     assert peer.taken == []
     peer.room = 3
@@ -108,7 +123,7 @@ def test_a_flood_of_denials_pushes_no_request_out() -> None:
     peer = Peer()
     feed = AuditFeed(peer.send)
     calls = AuditedCalls(feed, {"m"})
-    calls.served(WHO, CALL, YES, Outcome(), None)
+    calls.served(WHO, CALL, YES, CHARGE, None)
     error = RateLimitedError("slow down")
     for number in range(20_000):
         calls.denied(Principal("mallory", f"key:{number % 5_000}"), CALL, "", error)
@@ -126,7 +141,7 @@ def test_texts_from_outside_are_made_harmless() -> None:
     feed = AuditFeed(peer.send)
     hostile = Principal("alpha", '"\\\n\x1b[31m\u202e' * 60)
     for _ in range(500):
-        AuditedCalls(feed, {"m"}).served(hostile, CALL, YES, Outcome(), None)
+        AuditedCalls(feed, {"m"}).served(hostile, CALL, YES, CHARGE, None)
     feed.flush()
     assert len(peer.entries) == 500
     text = str(peer.entries[0].fields["principal"])

@@ -1,0 +1,234 @@
+"""The usage book: tokens and costs by hour, tenant and model, and the reservations of requests that run. Blocks.
+
+The audit log comes first: the supervisor writes a request's entry there, then here, and the book knows the number of
+the first entry that it does not have. After a crash it takes what is missing from the log (``replay``), so no request
+is missed and none counted twice; a book that is lost or damaged is made again from the log alone.
+
+A tenant whose spend is limited has the largest cost of each running request reserved here before its first token. The
+request's entry releases the reservation. One whose entry never comes, because a process was killed, stays until its
+day ends: it counts against the tenant's limits for so long, and is on no bill.
+
+SQLite in WAL mode; every commit is forced to disk (``synchronous=FULL``), at most one a second for entries and one for
+each group of reservations that came together.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.common.audit.entry import Entry
+from appliance.common.errors import StartError
+from appliance.common.usage.periods import HOURS_PER_DAY, MS_PER_HOUR, first_day, period_of
+
+NAME = "usage.db"
+"""Name of the book's file, in the folder ``FOLDER`` of the audit log."""
+
+FOLDER = "usage"
+
+SCHEMA = 1
+"""Form of the tables; a book of a newer form is refused."""
+
+FOLDER_MODE = 0o750
+BUSY_S = 10.0
+"""Seconds that a write waits for a reader's lock; readers hold none in WAL mode, a backup does for a moment."""
+
+MAX_CHECKED_BYTES = 64 << 20
+"""Largest book that is read whole at a start, to find damage: a tenth of a second."""
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS position (log TEXT NOT NULL, next INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS used (
+    hour INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL,
+    input INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, cost INTEGER NOT NULL,
+    PRIMARY KEY (hour, tenant, model)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spent (
+    tenant TEXT NOT NULL, day INTEGER NOT NULL, cost INTEGER NOT NULL, PRIMARY KEY (tenant, day)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reserved (
+    request TEXT PRIMARY KEY, tenant TEXT NOT NULL, day INTEGER NOT NULL, cost INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
+"""
+
+ADD_USED = """
+INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, model) DO UPDATE SET
+    requests = requests + 1, input = input + excluded.input, cached = cached + excluded.cached,
+    output = output + excluded.output, cost = cost + excluded.cost
+"""
+
+ADD_SPENT = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost = cost + excluded.cost"
+
+
+SPENT = """
+SELECT COALESCE(SUM(CASE WHEN day = :today THEN cost END), 0), COALESCE(SUM(cost), 0) FROM spent
+WHERE tenant = :tenant AND day >= :since
+"""
+
+RESERVED = "SELECT COALESCE(SUM(cost), 0) FROM reserved WHERE tenant = :tenant AND day = :today"
+
+
+class UsageError(StartError):
+    """The usage book cannot be used; the message says why and what to do."""
+
+
+class UsageWriteError(Exception):
+    """The disk does not take a change of the book; the book is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The largest cost of one request, in billionths of the currency's unit."""
+
+    request: str
+    tenant: str
+    cost: int
+
+
+class UsageBook:
+    """One open book. All methods may be called from any thread; one call at a time has it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Use ``open_book``."""
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def position(self, log: str) -> int:
+        """Return the number of the first entry of this log that the book does not have."""
+        with self._lock:
+            row = self._connection.execute("SELECT log, next FROM position").fetchone()
+        return int(row[1]) if row is not None and row[0] == log else 0
+
+    def apply(self, log: str, first: int, batch: Sequence[tuple[int, Entry]]) -> None:
+        """Count entries of the audit log with their times in milliseconds; ``first`` is the number of the first one,
+        which must be ``position``.
+
+        Raises:
+            UsageWriteError: the disk does not take it.
+        """
+        with self._change() as connection:
+            for time_ms, one in batch:
+                if one.kind == "request":
+                    _count(connection, time_ms, one)
+            connection.execute("DELETE FROM position")
+            connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
+
+    def reserve(self, now_s: float, reservations: Sequence[Reserved]) -> None:
+        """Record what requests may cost, before their first tokens.
+
+        Raises:
+            UsageWriteError: the disk does not take it.
+        """
+        day = period_of(now_s).day
+        rows = [(one.request, one.tenant, day, one.cost) for one in reservations]
+        with self._change() as connection:
+            connection.executemany("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?)", rows)
+
+    def forget_reservations(self, now_s: float) -> None:
+        """Remove the reservations of earlier days.
+
+        Raises:
+            UsageWriteError: the disk does not take it.
+        """
+        with self._change() as connection:
+            connection.execute("DELETE FROM reserved WHERE day < ?", (period_of(now_s).day,))
+
+    def spent(self, now_s: float, tenants: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return what each tenant has spent in the current day and month, in billionths, reservations included; tenants
+        that have spent nothing are left out."""
+        period = period_of(now_s)
+        found: dict[str, tuple[int, int]] = {}
+        with self._lock:
+            for tenant in tenants:
+                values = {"tenant": tenant, "today": period.day, "since": first_day(period.month)}
+                day, month = self._connection.execute(SPENT, values).fetchone()
+                (reserved,) = self._connection.execute(RESERVED, values).fetchone()
+                if month or reserved:
+                    found[tenant] = day + reserved, month + reserved
+        return found
+
+    def close(self) -> None:
+        """Close the book."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                with self._connection:
+                    yield self._connection
+            except sqlite3.Error as error:
+                raise UsageWriteError(f"the usage book cannot be written: {error}") from error
+
+
+def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
+    """Add one request to its hour and its day, and release what was reserved for it."""
+    fields = one.fields
+    hour, tenant, price = time_ms // MS_PER_HOUR, str(fields["tenant"]), int(fields.get("cost", 0))
+    row = connection.execute("DELETE FROM reserved WHERE request = ? RETURNING cost", (fields["request"],)).fetchone()
+    if row is not None:
+        # Nobody pays more than what was reserved, whatever a gateway reports.
+        price = min(price, int(row[0]))
+    numbers = (int(fields.get(name, 0)) for name in ("input_tokens", "cached_tokens", "output_tokens"))
+    connection.execute(ADD_USED, (hour, tenant, fields["model"], *numbers, price))
+    if price:
+        connection.execute(ADD_SPENT, (tenant, hour // HOURS_PER_DAY, price))
+
+
+def open_book(folder: Path) -> tuple[UsageBook, bool]:
+    """Open the book of an audit folder, or begin one; returns it, and whether a damaged one was moved aside.
+
+    Raises:
+        UsageError: the folder cannot be used, or the book is of a newer version.
+    """
+    path = folder / FOLDER / NAME
+    try:
+        path.parent.mkdir(exist_ok=True, mode=FOLDER_MODE)
+    except OSError as error:
+        raise UsageError(f"cannot use {path.parent}: {error.strerror or error}") from error
+    try:
+        return UsageBook(_connect(path)), False
+    except sqlite3.OperationalError as error:
+        raise UsageError(f"cannot open the usage book {path}: {error}") from error
+    except sqlite3.DatabaseError:
+        # Damaged. The log has everything that was in it, as far as the log was kept.
+        for suffix in ("", "-wal", "-shm"):
+            beside = path.with_name(path.name + suffix)
+            if beside.exists():
+                beside.replace(beside.with_name(f"damaged-{beside.name}"))
+        return UsageBook(_connect(path)), True
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open the file and bring its tables into being.
+
+    Raises:
+        sqlite3.Error: the file is damaged, or cannot be opened.
+        UsageError: it is of a newer version.
+    """
+    connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA:
+            raise UsageError(
+                f"the usage book {path} has the form {version}, and this version knows {SCHEMA}. Install the newer "
+                "version again, or move the file away: the book is then made again from the audit log"
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if path.stat().st_size <= MAX_CHECKED_BYTES:
+            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem)
+        connection.executescript(TABLES)
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+    except (sqlite3.Error, UsageError):
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,111 @@
+"""Sums of the usage book, for people and bills. Reads only; the supervisor may write meanwhile. Blocks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+
+from appliance.common.errors import ConfigError
+from appliance.common.usage.book import BUSY_S, FOLDER, NAME, SCHEMA
+from appliance.common.usage.periods import EPOCH, MS_PER_HOUR
+
+SECONDS_PER_HOUR = MS_PER_HOUR // 1_000
+
+
+class By(StrEnum):
+    """What usage is summed by."""
+
+    TENANT = "tenant"
+    MODEL = "model"
+    MONTH = "month"
+    DAY = "day"
+    HOUR = "hour"
+
+
+COLUMNS = {
+    By.TENANT: "tenant",
+    By.MODEL: "model",
+    By.MONTH: "strftime('%Y-%m', hour * 3600, 'unixepoch')",
+    By.DAY: "strftime('%Y-%m-%d', hour * 3600, 'unixepoch')",
+    By.HOUR: "strftime('%Y-%m-%dT%H:00Z', hour * 3600, 'unixepoch')",
+}
+"""SQL of what is summed by; all times are UTC."""
+
+TIMES = (By.MONTH, By.DAY, By.HOUR)
+"""Sums by time are in the order of time, all others by cost and tokens, the most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Usage of one row."""
+
+    keys: tuple[str, ...]
+    """Values of what was summed by, in its order."""
+    requests: int
+    input: int
+    cached: int
+    output: int
+    cost: int
+    """Billionths of the currency's unit."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens together."""
+        return self.input + self.output
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What of the book is summed; times are whole hours, and empty sequences leave nothing out."""
+
+    since: datetime
+    until: datetime
+    tenants: Sequence[str] = ()
+    models: Sequence[str] = ()
+
+
+def sums(folder: Path, by: Sequence[By], chosen: Filter) -> list[Sum]:
+    """Return the sums of the book in the audit folder.
+
+    Raises:
+        ConfigError: there is no book, it is of a newer version, or it cannot be read.
+    """
+    path = folder / FOLDER / NAME
+    if not path.exists():
+        raise ConfigError(f"there is no usage book in {path.parent}; the supervisor begins one at its start")
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA:
+                raise ConfigError(f"the usage book {path} has the form {version}; this version knows {SCHEMA}")
+            return _sums(connection, by, chosen)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise ConfigError(f"cannot read the usage book {path}: {error}") from error
+
+
+def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> list[Sum]:
+    columns = "".join(f"{COLUMNS[one]}, " for one in by)
+    places = ", ".join(str(number + 1) for number in range(len(by)))
+    where, values = "hour >= ? AND hour < ?", [_hour(chosen.since), _hour(chosen.until)]
+    for name, wanted in (("tenant", chosen.tenants), ("model", chosen.models)):
+        if wanted:
+            where += f" AND {name} IN ({', '.join('?' * len(wanted))})"
+            values += wanted  # type: ignore[arg-type]
+    times = [str(number + 1) for number, one in enumerate(by) if one in TIMES]
+    order = ", ".join([*times, "cost DESC", "input + output DESC", *([places] if by else [])])
+    query = (  # Columns and names are constants; values are bound.
+        f"SELECT {columns}SUM(requests), SUM(input) AS input, SUM(cached), SUM(output) AS output, SUM(cost) AS cost "  # noqa: S608
+        f"FROM used WHERE {where}{f' GROUP BY {places}' if by else ''} HAVING SUM(requests) ORDER BY {order}"
+    )
+    return [Sum(tuple(row[: len(by)]), *row[len(by) :]) for row in connection.execute(query, values)]
+
+
+def _hour(moment: datetime) -> int:
+    return int((moment - EPOCH).total_seconds() // SECONDS_PER_HOUR)

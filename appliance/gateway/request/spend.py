@@ -1,0 +1,81 @@
+"""What tenants have spent in the current day and month: settled costs, and reservations of requests that run.
+
+The supervisor's usage book is the durable account. This one begins with what the supervisor tells of a tenant, goes on
+from its own requests, and is what decisions read. A new day or month (UTC) begins at zero; requests that run then are
+settled into it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from appliance.common.control import Spent
+from appliance.common.usage.periods import Period, period_of
+from policy.request import Spend
+
+
+@dataclass(slots=True)
+class _Spent:
+    period: Period
+    day: int = 0
+    month: int = 0
+    reserved: int = 0
+    """Costs reserved for requests that run; they count in both periods."""
+
+    def roll(self, now: float) -> None:
+        """Begin the periods that have begun since the last look; a clock that steps back begins none."""
+        if now < self.period.day_ends:
+            return
+        before, self.period = self.period, period_of(now)
+        self.day = 0
+        if self.period.month != before.month:
+            self.month = 0
+
+
+class Spends:
+    """Spend of all tenants, in billionths of the currency's unit. ``clock`` gives Unix time."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._tenants: dict[str, _Spent] = {}
+
+    def of(self, tenant: str) -> Spend:
+        """Return a tenant's spend now."""
+        now, spent = self._clock(), self._spent(tenant)
+        return Spend(
+            day=spent.day + spent.reserved,
+            month=spent.month + spent.reserved,
+            day_left_s=max(0.0, spent.period.day_ends - now),
+            month_left_s=max(0.0, spent.period.month_ends - now),
+        )
+
+    def reserve(self, tenant: str, cost: int) -> None:
+        """Take a request's largest cost."""
+        self._spent(tenant).reserved += cost
+
+    def settle(self, tenant: str, reserved: int, cost: int) -> None:
+        """Replace what was reserved for a request by its cost."""
+        spent = self._spent(tenant)
+        spent.reserved -= reserved
+        spent.day += cost
+        spent.month += cost
+
+    def take(self, message: Spent) -> None:
+        """Take the supervisor's account. It may know less than this one, of requests that have just ended, and more, of
+        earlier gateways; the larger amount holds. Its account of another period says nothing any more."""
+        for tenant, (day, month) in message.spent.items():
+            spent = self._spent(tenant)
+            if message.day == spent.period.day:
+                spent.day = max(spent.day, day - spent.reserved)
+            if message.month == spent.period.month:
+                spent.month = max(spent.month, month - spent.reserved)
+
+    def _spent(self, tenant: str) -> _Spent:
+        now = self._clock()
+        spent = self._tenants.get(tenant)
+        if spent is None:
+            spent = self._tenants[tenant] = _Spent(period_of(now))
+        spent.roll(now)
+        return spent

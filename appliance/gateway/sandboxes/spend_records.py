@@ -1,0 +1,112 @@
+"""Spend as the supervisor records it: what tenants have spent, and what running requests may cost.
+
+A reservation is confirmed once it is on disk; a request of a tenant with a limit of spend waits for that before it
+enters an engine. When the supervisor comes anew, everything that it has not confirmed is told again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from appliance.common.control import Control, ReserveSpend, SpendQuery, SpendReserved, Spent, Welcome
+from appliance.common.errors import ControlError, UnavailableError
+from appliance.gateway.sandboxes.link import RETRY_AFTER_S
+from policy.model import PolicySet
+
+TENANTS_PER_QUERY = 500
+"""Tenants of one question: the answer must fit one datagram."""
+
+CONFIRM_S = 5.0
+"""Longest that a request waits for its reservation: a disk that takes longer is no place for an account."""
+
+ANSWER_S = 1.0
+"""Seconds after which a question is asked again: the supervisor may have been restarted."""
+
+
+class SpendRecords:
+    """Asks for spend and has reservations recorded."""
+
+    def __init__(self, tell: Callable[[Control], None], changed: Callable[[Spent], None]) -> None:
+        """``tell`` sends to the supervisor; ``changed`` is called with what it tells of tenants' spend."""
+        self._tell = tell
+        self._changed = changed
+        self._known: set[str] = set()
+        """Tenants whose spend the supervisor has told."""
+        self._arrived = asyncio.Event()
+        self._waiting: dict[str, tuple[ReserveSpend, asyncio.Future[None]]] = {}
+
+    async def fetch(self, tenants: Sequence[str], timeout_s: float = 30.0) -> None:
+        """Return once the supervisor has told the spend of these tenants, now or before.
+
+        Raises:
+            ControlError: it did not in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while missing := [tenant for tenant in tenants if tenant not in self._known]:
+            self._arrived.clear()
+            self._tell(SpendQuery(missing[:TENANTS_PER_QUERY]))
+            try:
+                async with asyncio.timeout(max(0.0, min(ANSWER_S, deadline - time.monotonic()))):
+                    await self._arrived.wait()
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise ControlError("the supervisor did not tell in time what tenants have spent") from None
+
+    async def reserve(self, request: str, tenant: str, cost: int) -> None:
+        """Return once the largest cost of a request is recorded.
+
+        Raises:
+            UnavailableError: it was not recorded in time.
+        """
+        message = ReserveSpend(request, tenant, cost)
+        confirmed = asyncio.get_running_loop().create_future()
+        self._waiting[request] = message, confirmed
+        self._tell(message)
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                await confirmed
+        except TimeoutError:
+            raise UnavailableError(
+                "the cost of this request cannot be recorded now, and this tenant's spend is limited",
+                retry_after_s=RETRY_AFTER_S,
+            ) from None
+        finally:
+            del self._waiting[request]
+
+    def attached(self, _welcome: Welcome) -> None:
+        """Tell a supervisor that came anew what waits, and ask for what it knows."""
+        known = sorted(self._known)
+        for start in range(0, len(known), TENANTS_PER_QUERY):
+            self._tell(SpendQuery(known[start : start + TENANTS_PER_QUERY]))
+        for message, _ in self._waiting.values():
+            self._tell(message)
+
+    def take_spent(self, message: Spent) -> None:
+        """Take the spend of tenants."""
+        self._changed(message)
+        self._known.update(message.asked)
+        self._arrived.set()
+
+    def take_reserved(self, message: SpendReserved) -> None:
+        """Take confirmations; those of requests that wait no more change nothing."""
+        for request in message.requests:
+            waiting = self._waiting.get(request)
+            if waiting is not None and not waiting[1].done():
+                waiting[1].set_result(None)
+
+
+def spending(policy: PolicySet) -> list[str]:
+    """Return the tenants whose spend is limited."""
+    return [name for name, tenant in policy.tenants.items() if tenant.limits.bounds_spend]
+
+
+def unaccountable(policy: PolicySet, *, audited: bool) -> list[str]:
+    """Return a line for a tenant whose limit of spend cannot be kept because no account is."""
+    if audited or not (names := spending(policy)):
+        return []
+    return [
+        f"tenant {names[0]!r} has a limit of spend, and no audit log is kept, so what it spends would be forgotten; "
+        "name a folder in the configuration (audit.directory), or leave the limit out"
+    ]

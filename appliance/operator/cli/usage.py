@@ -1,0 +1,128 @@
+"""``athanor usage``: what tenants used and what it cost, from the usage book."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance.operator.cli import exits
+from appliance.operator.cli.audit import DEFAULT_FOLDER, ELSEWHERE
+from appliance.operator.cli.terminal import Format, fail, output, print_data
+
+if TYPE_CHECKING:
+    from appliance.common.usage.report import By, Filter, Sum
+
+EXAMPLES = """
+athanor usage | this month, by tenant
+athanor usage --since yesterday --until today | who used most yesterday
+athanor usage --by day,model --tenant alpha --since 30d | what alpha used, day by day
+athanor usage --since 2026-10 --until 2026-11 -o csv | last month's bills
+"""
+
+
+class UsageFormat(StrEnum):
+    """``--output`` of this command: a bill is opened in a spreadsheet."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    YAML = "yaml"
+
+
+HOURS = {"h": 1, "d": 24, "w": 168}
+"""Hours of the units of a time that lies back."""
+
+MOMENTS = "month, today, yesterday, now, 36h, 7d, 2w, 2026-11, 2026-11-24 or 2026-11-24T13"
+
+
+def usage(
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help=f"Begin of the time: {MOMENTS} (UTC).")
+    ] = "month",
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="End of the time, likewise.")] = "now",
+    by: Annotated[
+        str, typer.Option("--by", metavar="NAMES", help="Sum by tenant, model, month, day, hour; several with commas.")
+    ] = "tenant",
+    tenant: Annotated[
+        list[str] | None, typer.Option("--tenant", metavar="ID", help="Only this tenant; may be repeated.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar="NAME", help="Only this model; may be repeated.")
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option("--from", metavar="DIR", help="Folder of the audit log, which the book is in.")
+    ] = DEFAULT_FOLDER,
+    output_format: Annotated[
+        UsageFormat, typer.Option("--output", "-o", metavar="FORMAT", help="table, csv, json or yaml.")
+    ] = UsageFormat.TABLE,
+) -> None:
+    """Show what tenants used and what it cost.
+
+    Requests, tokens and cost as they are in the audit log, since the log began: a restart loses
+    nothing. Prompt tokens that were found in the cache are part of the input. Costs are in the
+    currency of the policy's prices, at the prices of their time.
+    """
+    from appliance.common.errors import ConfigError
+    from appliance.common.usage.report import Filter, sums
+
+    names = _names(by)
+    now = datetime.now(UTC)
+    begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
+    if until == "now":
+        end += timedelta(hours=1)  # the hour that runs
+    if end <= begin:
+        fail(exits.USAGE, f"the time ends before it begins: from {begin:%Y-%m-%dT%HZ} to {end:%Y-%m-%dT%HZ}")
+    chosen = Filter(begin, end, tuple(tenant or ()), tuple(model or ()))
+    try:
+        found = sums(directory, names, chosen)
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message, ELSEWHERE)
+    _show(found, names, chosen, output_format)
+
+
+def _names(text: str) -> list[By]:
+    from appliance.common.usage.report import By
+
+    try:
+        names = [By(name.strip()) for name in text.split(",")]
+    except ValueError:
+        fail(exits.USAGE, f"usage is summed by {', '.join(By)}, not by {text!r}")
+    if len(set(names)) < len(names):
+        fail(exits.USAGE, f"--by names something twice: {text!r}")
+    return names
+
+
+def _moment(text: str, now: datetime, option: str) -> datetime:
+    """Read a moment; it is rounded down to the hour."""
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    named = {
+        "now": now.replace(minute=0, second=0, microsecond=0),
+        "today": today,
+        "yesterday": today - timedelta(days=1),
+        "month": today.replace(day=1),
+    }
+    if text in named:
+        return named[text]
+    if text[:-1].isdecimal() and text[-1:] in HOURS and len(text) < 6:
+        back = timedelta(hours=int(text[:-1]) * HOURS[text[-1]])
+        return (now - back).replace(minute=0, second=0, microsecond=0)
+    for form in ("%Y-%m", "%Y-%m-%d", "%Y-%m-%dT%H"):
+        try:
+            return datetime.strptime(text, form).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+    fail(exits.USAGE, f"{option} {text!r} is no time; write {MOMENTS}")
+
+
+def _show(found: list[Sum], names: list[By], chosen: Filter, output_format: UsageFormat) -> None:
+    from appliance.operator.cli.usage_view import csv_text, document, usage_view
+
+    if output_format is UsageFormat.CSV:
+        typer.echo(csv_text(found, names), nl=False)
+    elif not print_data(document(found, names, chosen), Format(output_format.value)):
+        console = output()
+        console.print(usage_view(found, names, chosen, console.width))

@@ -1,0 +1,181 @@
+"""The usage book: counted once, released once, made again from the log."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.common.audit.entry import Entry, entry
+from appliance.common.audit.log import open_log
+from appliance.common.usage import book as module
+from appliance.common.usage.book import NAME, Reserved, UsageBook, UsageError, UsageWriteError, open_book
+from appliance.common.usage.periods import date_of, first_day, month_start, period_of
+from appliance.common.usage.replay import replay
+
+NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
+NOON_MS = int(NOON * 1000)
+
+
+def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m") -> Entry:
+    """The entry of one request."""
+    return entry(
+        "request",
+        request=f"req_{number}",
+        tenant=tenant,
+        principal="key:k",
+        model=model,
+        operation="chat",
+        rule="r",
+        policy="p",
+        outcome="OK",
+        input_tokens=10,
+        cached_tokens=4,
+        output_tokens=5,
+        cost=cost,
+    )
+
+
+def rows(book: UsageBook) -> list[tuple[object, ...]]:
+    """All rows of usage."""
+    return book._connection.execute("SELECT * FROM used").fetchall()
+
+
+def test_requests_are_counted_by_hour_tenant_and_model(tmp_path: Path) -> None:
+    """Sums by hour, tenant and model; what is no request counts nothing, and moves the position."""
+    book, damaged = open_book(tmp_path)
+    assert not damaged
+    other = entry("refused", outcome="UNAUTHENTICATED", count=3)
+    hour = NOON_MS // 3_600_000
+    book.apply("log", 0, [(NOON_MS, request(1)), (NOON_MS + 1, request(2)), (NOON_MS, other)])
+    book.apply(
+        "log", 3, [(NOON_MS + 3_600_000, request(3)), (NOON_MS, request(4, "beta")), (NOON_MS, request(5, model="n"))]
+    )
+    assert rows(book) == [
+        (hour, "alpha", "m", 2, 20, 8, 10, 200),
+        (hour, "alpha", "n", 1, 10, 4, 5, 100),
+        (hour, "beta", "m", 1, 10, 4, 5, 100),
+        (hour + 1, "alpha", "m", 1, 10, 4, 5, 100),
+    ]
+    assert (book.position("log"), book.position("another")) == (6, 0)
+
+
+def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
+    """A reservation counts until the request's entry comes, whose cost then counts, and no more than was reserved; one
+    without an entry counts until its day is over."""
+    book, _ = open_book(tmp_path)
+    reservations = [Reserved("req_1", "alpha", 500), Reserved("req_2", "alpha", 50), Reserved("req_3", "alpha", 7)]
+    book.reserve(NOON, reservations)
+    assert book.spent(NOON, ["alpha", "beta"]) == {"alpha": (557, 557)}
+    book.apply("log", 0, [(NOON_MS, request(1)), (NOON_MS, request(2))])
+    assert book.spent(NOON, ["alpha"]) == {"alpha": (157, 157)}
+    tomorrow, next_month = NOON + 86_400, datetime(2026, 4, 1, tzinfo=UTC).timestamp()
+    assert book.spent(tomorrow, ["alpha"]) == {"alpha": (0, 150)}
+    assert book.spent(next_month, ["alpha"]) == {}
+    book.forget_reservations(NOON)
+    assert book.spent(NOON, ["alpha"]) == {"alpha": (157, 157)}
+    book.forget_reservations(tomorrow)
+    assert book.spent(NOON, ["alpha"]) == {"alpha": (150, 150)}
+
+
+def test_it_survives_a_crash_and_is_made_again_from_the_log(tmp_path: Path) -> None:
+    """Entries that the log has and the book has not are counted once; a lost and a damaged book have the same rows."""
+    audit = open_log(tmp_path)
+    first = audit.append([(NOON_MS, request(number)) for number in range(5)])
+    book, _ = open_book(tmp_path)
+    book.apply(audit.name, first, [(NOON_MS, request(number)) for number in range(5)])
+    audit.append([(NOON_MS, request(number)) for number in range(5, 9)])  # the process is killed here
+    book.close()
+    audit.close()
+    book, _ = open_book(tmp_path)
+    assert replay(book, tmp_path, audit.name) == 4
+    assert replay(book, tmp_path, audit.name) == 0
+    expected = rows(book)
+    assert expected[0][3] == 9
+    book.close()
+    path = tmp_path / module.FOLDER / NAME
+    path.unlink()
+    book, damaged = open_book(tmp_path)
+    assert (replay(book, tmp_path, audit.name), damaged, rows(book)) == (9, False, expected)
+    book.close()
+    path.write_bytes(b"SQLite format 3\0" + b"no" * 5000)
+    book, damaged = open_book(tmp_path)
+    assert (replay(book, tmp_path, audit.name), damaged, rows(book)) == (9, True, expected)
+    assert (path.parent / f"damaged-{NAME}").exists()
+
+
+def test_segments_and_another_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay goes over segments, from the middle of one; a log with another name is counted from its start."""
+    monkeypatch.setattr("appliance.common.audit.log.SEGMENT_BYTES", 2_000)
+    audit = open_log(tmp_path)
+    book, _ = open_book(tmp_path)
+    for start in range(0, 40, 4):
+        batch = [(NOON_MS, request(number)) for number in range(start, start + 4)]
+        first = audit.append(batch)
+        if start < 20:
+            book.apply(audit.name, first, batch)
+    assert len(list(tmp_path.glob("*.log"))) > 3
+    assert replay(book, tmp_path, audit.name) == 20
+    assert rows(book)[0][3] == 40
+    assert replay(book, tmp_path, "athanor.audit/another") == 0
+    assert book.position(audit.name) == 40
+
+
+def test_a_newer_book_is_refused(tmp_path: Path) -> None:
+    """A book of a newer form is left as it is, and the message says what to do; so is a folder that cannot be made."""
+    book, _ = open_book(tmp_path)
+    book._connection.execute("PRAGMA user_version = 99")
+    book.close()
+    with pytest.raises(UsageError, match=r"has the form 99, and this version knows 1.*move the file away"):
+        open_book(tmp_path)
+    assert sqlite3.connect(tmp_path / module.FOLDER / NAME).execute("PRAGMA user_version").fetchone() == (99,)
+    with pytest.raises(UsageError, match="cannot use"):
+        open_book(tmp_path / "absent")
+
+
+def test_a_change_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """While the file cannot be written the position stays, and afterwards the same entries are counted once."""
+    book, _ = open_book(tmp_path)
+    book.apply("log", 0, [(NOON_MS, request(1))])
+    book._connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(UsageWriteError, match="cannot be written"):
+        book.apply("log", 1, [(NOON_MS, request(2))])
+    book._connection.execute("PRAGMA query_only = OFF")
+    assert (book.position("log"), rows(book)[0][3]) == (1, 1)
+    book.apply("log", 1, [(NOON_MS, request(2))])
+    assert (book.position("log"), rows(book)[0][3]) == (2, 2)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1000), st.booleans()), max_size=20))
+def test_spent_is_the_sum_of_costs_and_open_reservations(tmp_path_factory, events) -> None:
+    """In any order of reservations and entries the account equals a plain sum."""
+    book, _ = open_book(tmp_path_factory.mktemp("usage"))
+    reserved: dict[int, int] = {}
+    costs = position = 0
+    for number, amount, ends in events:
+        if ends:
+            book.apply("log", position, [(NOON_MS, request(number, cost=amount))])
+            position += 1
+            costs += min(amount, reserved.pop(number, amount))
+        else:
+            book.reserve(NOON, [Reserved(f"req_{number}", "alpha", amount)])
+            reserved[number] = amount
+    total = costs + sum(reserved.values())
+    assert book.spent(NOON, ["alpha"]) == ({"alpha": (total, total)} if total else {})
+    book.close()
+
+
+@given(st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(2200, 1, 1), timezones=st.just(UTC)))
+def test_periods_are_calendar_days_and_months(moment: datetime) -> None:
+    """Day and month are those of the calendar in UTC, and end where the next begins."""
+    period = period_of(moment.timestamp())
+    assert date_of(period.day).date() == moment.date()
+    assert month_start(period.month).strftime("%Y-%m-01") == moment.strftime("%Y-%m-01")
+    assert date_of(first_day(period.month)) == month_start(period.month)
+    assert datetime.fromtimestamp(period.day_ends, UTC) == date_of(period.day + 1)
+    assert datetime.fromtimestamp(period.month_ends, UTC) == month_start(period.month + 1)

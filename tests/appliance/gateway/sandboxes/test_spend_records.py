@@ -1,0 +1,83 @@
+"""Spend records: a request waits for its reservation, a new supervisor is told again, and silence is an error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from appliance.common.control import Control, ReserveSpend, SpendQuery, SpendReserved, Spent, Welcome
+from appliance.common.errors import ControlError, UnavailableError
+from appliance.gateway.sandboxes import spend_records as module
+from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
+from policy.loader import Source, load_policy
+
+WELCOME = Welcome(1, "s", "l", [])
+
+
+async def test_a_reservation_waits_for_its_confirmation() -> None:
+    """It returns when the confirmation comes, not before; a confirmation of another request changes nothing."""
+    told: list[Control] = []
+    records = SpendRecords(told.append, lambda _: None)
+    task = asyncio.create_task(records.reserve("req_1", "alpha", 7))
+    await asyncio.sleep(0)
+    records.take_reserved(SpendReserved(["req_2"]))
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    records.attached(WELCOME)  # a supervisor that came anew does not know of it
+    records.take_reserved(SpendReserved(["req_1", "req_1"]))
+    await task
+    assert told == [ReserveSpend("req_1", "alpha", 7)] * 2
+    records.attached(WELCOME)
+    assert len(told) == 2
+
+
+async def test_an_account_that_stands_still_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a confirmation the request ends with a typed error that says why, and nothing is left waiting."""
+    monkeypatch.setattr(module, "CONFIRM_S", 0.01)
+    records = SpendRecords(lambda _: None, lambda _: None)
+    with pytest.raises(UnavailableError, match="cannot be recorded now") as refused:
+        await records.reserve("req_1", "alpha", 7)
+    assert refused.value.retry_after_s is not None
+    assert records._waiting == {}
+
+
+async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tenants are asked about in parts, a lost question is asked again, known tenants are not asked about, and a
+    supervisor that never answers is an error."""
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    told: list[SpendQuery] = []
+    taken: list[Spent] = []
+
+    def answer(query: SpendQuery) -> None:
+        told.append(query)
+        if len(told) > 1:  # the first is lost
+            records.take_spent(Spent(1, 2, query.tenants, {query.tenants[0]: [3, 4]}))
+
+    records = SpendRecords(answer, taken.append)
+    tenants = [f"t{number}" for number in range(1200)]
+    await records.fetch(tenants)
+    assert [len(query.tenants) for query in told] == [500, 500, 500, 200]
+    assert [next(iter(spent.spent)) for spent in taken] == ["t0", "t500", "t1000"]
+    await records.fetch(tenants)
+    assert len(told) == 4
+    records.attached(WELCOME)
+    assert sum(len(query.tenants) for query in told[4:]) == 1200
+    silent = SpendRecords(lambda _: None, taken.append)
+    with pytest.raises(ControlError, match="did not tell in time"):
+        await silent.fetch(["a"], 0.02)
+
+
+@pytest.mark.parametrize(
+    ("limit", "audited", "lines"), [("", False, 0), ("spend_per_day: 1", True, 0), ("spend_per_day: 1", False, 1)]
+)
+def test_a_limit_without_an_account_is_refused(limit, audited, lines) -> None:
+    """A limit of spend needs the audit log; without one the policy is refused, with what to do."""
+    text = "version: 1\nprices: {currency: EUR, rules: [{models: ['*'], input: 1, output: 1}]}\n"
+    policy = load_policy(
+        [Source("p", text + f"tenants: {{a: {{credentials: ['key:a'], models: ['*'], limits: {{{limit}}}}}}}")]
+    )
+    assert spending(policy) == (["a"] if limit else [])
+    found = unaccountable(policy, audited=audited)
+    assert len(found) == lines
+    assert not found or "audit.directory" in found[0]

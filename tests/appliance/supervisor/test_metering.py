@@ -1,0 +1,155 @@
+"""Metering: reservations are confirmed once they are on disk, questions are answered with everything that was reported,
+and a book that takes nothing loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from appliance.common.audit.entry import Entry, entry, to_wire
+from appliance.common.audit.log import open_log
+from appliance.common.control import Audited, Control, ControlError, ReserveSpend, SpendQuery, SpendReserved, Spent
+from appliance.common.usage.book import FOLDER, NAME, UsageBook
+from appliance.common.usage.periods import period_of
+from appliance.supervisor import metering as module
+from appliance.supervisor.audit import Recorder
+from appliance.supervisor.metering import MAX_ASKED, MAX_COST, open_metering
+
+NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
+
+
+def request(number: int, cost: int) -> Entry:
+    """The entry of a request of alpha."""
+    texts = dict.fromkeys(("principal", "model", "operation", "rule", "policy", "outcome"), "x")
+    numbers = {"input_tokens": 1, "cached_tokens": 0, "output_tokens": 1, "cost": cost}
+    return entry("request", request=f"req_{number}", tenant="alpha", **texts, **numbers)
+
+
+class House:
+    """A recorder with metering over a real log and a real book."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sent: list[Control] = []
+        self.audit = open_log(folder)
+        self.metering = open_metering(folder, self.audit.name, self.publish)
+        self.metering._clock = lambda: NOON
+        self.recorder = Recorder(self.audit, lambda _: None, clock_ms=lambda: int(NOON * 1000), metering=self.metering)
+        self.metering.written = self.recorder.flush
+        self.task = asyncio.create_task(self.metering.run())
+
+    def publish(self, message: Control, _fds: tuple[int, ...]) -> bool:
+        """Take what the gateway is told."""
+        self.sent.append(message)
+        return True
+
+    async def until(self, count: int) -> list[Control]:
+        """What was sent, once it is so much."""
+        async with asyncio.timeout(20):
+            while len(self.sent) < count:
+                await asyncio.sleep(0.005)
+        return self.sent
+
+    async def close(self) -> None:
+        """Stop, as the supervisor does."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.recorder.close()
+        self.metering.close()
+
+    def reserved(self) -> list[tuple[str, int]]:
+        """Reservations on disk, as another process sees them."""
+        with sqlite3.connect(self.folder / FOLDER / NAME) as connection:
+            return connection.execute("SELECT request, cost FROM reserved ORDER BY request").fetchall()
+
+
+async def test_reservations_are_on_disk_before_they_are_confirmed(tmp_path: Path, monkeypatch) -> None:
+    """When a confirmation is sent another process can read the reservation; those that come together are one write."""
+    house = House(tmp_path)
+    writes, seen = [], []
+    reserve, publish = UsageBook.reserve, house.publish
+
+    def counted(book: UsageBook, now: float, group: list[module.Reserved]) -> None:
+        writes.append(len(group))
+        reserve(book, now, group)
+
+    def looking(message: Control, fds: tuple[int, ...]) -> bool:
+        seen.append([name for name, _ in house.reserved()])
+        return publish(message, fds)
+
+    monkeypatch.setattr(UsageBook, "reserve", counted)
+    house.metering._publish = looking
+    for number in range(100):
+        house.metering.take(ReserveSpend(f"req_{number:03d}", "alpha", number))
+    await house.until(1)
+    assert house.sent == [SpendReserved([f"req_{number:03d}" for number in range(100)])]
+    assert (writes, len(seen[0])) == ([100], 100)
+    await house.close()
+
+
+async def test_an_answer_has_everything_that_was_reported(tmp_path: Path) -> None:
+    """A question that comes right behind entries and reservations is answered with both; a new supervisor, which finds
+    a reservation without its entry, counts it on."""
+    house = House(tmp_path)
+    for number, cost in ((1, 500), (2, 900)):
+        house.metering.take(ReserveSpend(f"req_{number}", "alpha", cost))
+    house.recorder.take(Audited([to_wire(request(1, 300))], 0))
+    house.metering.take(SpendQuery(["alpha", "beta"]))
+    period = period_of(NOON)
+    answer = Spent(period.day, period.month, ["alpha", "beta"], {"alpha": [1_200, 1_200]})
+    assert (await house.until(2))[1] == answer
+    await house.close()
+    again = House(tmp_path)
+    again.metering.take(SpendQuery(["alpha", "beta"]))
+    assert await again.until(1) == [answer]
+    assert again.reserved() == [("req_2", 900)]
+    await again.close()
+
+
+async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
+    """While the book cannot be written entries go to the log, no reservation is confirmed, and nothing fails; later
+    everything is counted once."""
+    house = House(tmp_path)
+    book = house.metering._book
+    book._connection.execute("PRAGMA query_only = ON")
+    house.recorder.take(Audited([to_wire(request(1, 300))], 0))
+    await house.recorder.flush()
+    house.metering.take(ReserveSpend("req_2", "alpha", 5))
+    house.metering.take(SpendQuery(["alpha"]))
+    (answer,) = await house.until(1)
+    assert isinstance(answer, Spent)
+    assert answer.spent == {}
+    book._connection.execute("PRAGMA query_only = OFF")
+    house.recorder.take(Audited([to_wire(request(3, 30))], 0))
+    await house.recorder.flush()
+    assert book.spent(NOON, ["alpha"]) == {"alpha": (330, 330)}
+    await house.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ReserveSpend("r", "alpha", -1),
+        ReserveSpend("r", "alpha", MAX_COST),
+        ReserveSpend("r" * 65, "alpha", 1),
+        SpendQuery(["t"] * (MAX_ASKED + 1)),
+    ],
+)
+async def test_a_hostile_gateway_is_dropped(tmp_path: Path, message) -> None:
+    """A reservation or a question that no gateway sends breaks the protocol, and so do too many."""
+    house = House(tmp_path)
+    with pytest.raises(ControlError):
+        house.metering.take(message)
+    house.task.cancel()
+    await asyncio.gather(house.task, return_exceptions=True)
+    with pytest.raises(ControlError, match="too many reservations"):
+        for number in range(module.MAX_WAITING + 1):
+            house.metering.take(ReserveSpend(f"req_{number}", "alpha", 1))
+    with pytest.raises(ControlError, match="too many questions"):
+        for _ in range(module.MAX_QUESTIONS + 1):
+            house.metering.take(SpendQuery([]))
+    await house.close()
