@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -62,6 +63,8 @@ SHOWN_SUM = 200
 """Characters repeated in a message from the end of a sum that is too large."""
 
 DIGEST_DOMAIN = "athanor policy 5"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
     tenants: dict[str, Tenant] = {}
     principals: dict[str, str] = {}
     origin: dict[str, str] = {}
+    shared: dict[Hashable, Any] = {}
     for file in files:
         for tenant_id, content in file.content.tenants.items():
             path: Path = ("tenants", tenant_id)
@@ -133,7 +137,7 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
                 problems.append(file.problem(path, message, at_key=True))
                 continue
             origin[tenant_id] = file.name
-            tenants[tenant_id] = _tenant(tenant_id, content)
+            tenants[tenant_id] = _tenant(tenant_id, content, shared)
             written = "deterministic" in content.model_fields_set
             if written and tenants[tenant_id].deterministic.value != content.deterministic:
                 message = f"class strict is always deterministic; leave {content.deterministic!r} out, or the class"
@@ -146,8 +150,10 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
             else:
                 _check_share(file, path, content.kv, problems)
             for index, credential in enumerate(content.credentials):
-                owner = principals.setdefault(credential, tenant_id)
-                if owner != tenant_id or content.credentials.index(credential) != index:
+                owner = principals.get(credential)
+                if owner is None:
+                    principals[credential] = tenant_id
+                else:
                     where = f" in {origin[owner]}" if origin[owner] != file.name else ""
                     message = f"credential {credential!r} belongs to tenant {owner!r}{where} already"
                     problems.append(file.problem((*path, "credentials", index), message))
@@ -264,6 +270,7 @@ def _share(content: KvSchema) -> KvShare:
     return KvShare(reservation=reservation, cap=cap, borrow=content.borrow)
 
 
+@lru_cache(maxsize=1_024)
 def _parts(percent: str) -> int:
     """Convert a percentage with at most two decimals to parts of ``WHOLE_POOL``."""
     return round(float(percent.removesuffix("%")) * WHOLE_POOL / 100)
@@ -328,21 +335,27 @@ def _check_accounts(files: Sequence[_File], problems: list[Problem]) -> None:
             return
 
 
-def _tenant(tenant_id: str, content: TenantSchema) -> Tenant:
+def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) -> Tenant:
+    """Return a tenant. Equal parts of tenants become one object, kept in ``shared``: most tenants differ in few."""
+
+    def one(value: T) -> T:
+        found: T = shared.setdefault(value, value)
+        return found
+
     isolation_class = IsolationClass(content.isolation_class)
     return Tenant(
         id=tenant_id,
         credentials=tuple(content.credentials),
-        models=tuple(content.models),
+        models=one(tuple(content.models)),
         isolation_class=isolation_class,
         retention=Retention(content.retention),
         weight=content.weight,
         priority=Priority(content.priority),
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
-        limits=_limits(content.limits),
-        features=Features(**content.features.model_dump()),
+        limits=one(_limits(content.limits)),
+        features=one(Features(**dict(content.features))),
         freeze_idle=content.freeze_idle,
-        kv=_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv),
+        kv=one(_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )
 
 
@@ -352,17 +365,31 @@ def _digest(
     public: Mapping[str, PublicPrefix],
     prices: tuple[str, tuple[PriceRule, ...]],
 ) -> str:
-    content = {}
-    for tenant_id, tenant in tenants.items():
-        values = asdict(tenant)
-        # The order of these two lists carries no meaning.
-        content[tenant_id] = values | {"credentials": sorted(values["credentials"]), "models": sorted(values["models"])}
+    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices]``, a part at a time: encoding thousands
+    of tenants at once would keep all other threads waiting."""
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
     published = {name: asdict(prefix) for name, prefix in public.items()}
     priced = [prices[0], [asdict(rule) for rule in prices[1]]]
-    canonical = json.dumps([DIGEST_DOMAIN, content, shared, published, priced], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    state = hashlib.sha256(f"[{_json(DIGEST_DOMAIN)},{{".encode())
+    for index, tenant_id in enumerate(sorted(tenants)):
+        values = _values(tenants[tenant_id])
+        state.update(f"{',' if index else ''}{_json(tenant_id)}:{_json(values)}".encode())
+    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)}]".encode())
+    return state.hexdigest()
 
+
+def _values(tenant: Tenant) -> dict[str, Any]:
+    """Return a tenant's values for the digest; ``asdict`` would copy every one of them."""
+    values: dict[str, Any] = {name: getattr(tenant, name) for name in _FIELDS[Tenant]}
+    for name in ("limits", "features", "kv"):
+        part = values[name]
+        values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
+    # The order of these two lists carries no meaning.
+    return values | {"credentials": sorted(tenant.credentials), "models": sorted(tenant.models)}
+
+
+_FIELDS = {part: tuple(each.name for each in fields(part)) for part in (Tenant, Limits, Features, KvShare)}
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 _KNOWN_KEYS = {
     "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),

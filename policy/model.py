@@ -141,7 +141,11 @@ class KvShare:
     @property
     def bounded(self) -> bool:
         """Whether it differs from the default share."""
-        return self != KvShare()
+        return self is not DEFAULT_SHARE and self != DEFAULT_SHARE
+
+
+DEFAULT_SHARE = KvShare()
+"""Share of a tenant whose policy says nothing of one: nothing is reserved, and nothing is withheld."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

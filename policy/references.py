@@ -41,7 +41,7 @@ def dangling(
         keys: ids of the API keys in force; None: not known, and not compared.
         whole: the policy is all there is, so that a key it does not name belongs to nobody.
     """
-    found = [*_models(policy, models), *(() if keys is None else _credentials(policy, keys))]
+    found = [*_models(policy, models), *(() if keys is None else _credentials(policy, frozenset(keys)))]
     if whole and keys is not None:
         free = sorted(set(keys) - {name.removeprefix(API_KEY) for name in policy.principals})
         found += [Dangling((), f"key {name!r} belongs to no tenant: calls with it are refused") for name in free]
@@ -50,6 +50,8 @@ def dangling(
 
 def located(found: Sequence[Dangling], sources: Sequence[Source], keys: str) -> list[Problem]:
     """Return the same with file, line and column; ``keys`` names the file of what no policy file names, with line 0."""
+    if not found:
+        return []
     files: list[tuple[str, Locator, object]] = []
     for source in sources:
         try:
@@ -70,16 +72,18 @@ def _located(one: Dangling, files: Sequence[tuple[str, Locator, object]], keys: 
 
 def _models(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
     names = f"; served: {', '.join(sorted(models))}" if models else ""
+    patterns = {pattern for tenant in policy.tenants.values() for pattern in tenant.models}
+    loose = {pattern for pattern in patterns if not any(glob_matches(pattern, name) for name in models)}
     for tenant in policy.tenants.values():
         for index, pattern in enumerate(tenant.models):
-            if not any(glob_matches(pattern, name) for name in models):
+            if pattern in loose:
                 yield Dangling(("tenants", tenant.id, "models", index), f"no model is named {pattern!r}{names}")
     for prefix in policy.public.values():
         if prefix.model not in models:
             yield Dangling(("public_prefixes", prefix.id, "model"), f"no model is named {prefix.model!r}{names}")
 
 
-def _credentials(policy: PolicySet, keys: Collection[str]) -> Iterator[Dangling]:
+def _credentials(policy: PolicySet, keys: frozenset[str]) -> Iterator[Dangling]:
     for tenant in policy.tenants.values():
         for index, credential in enumerate(tenant.credentials):
             if credential.startswith(API_KEY) and credential.removeprefix(API_KEY) not in keys:

@@ -41,17 +41,13 @@ def quotas_of(policy: PolicySet, keys: Mapping[str, bytes], model: str) -> KvQuo
     """What the engine of a model has to know: the shares of those who may use it, where they say anything. Accounts
     whose keys are not there yet are left out."""
     shares: list[tuple[str, KvShare]] = [
-        (tenant.id, tenant.kv) for tenant in policy.tenants.values() if _may_use(tenant, model)
+        (tenant.id, tenant.kv) for tenant in policy.tenants.values() if tenant.kv.bounded and _may_use(tenant, model)
     ]
     for group in policy.groups.values():
-        if any(_may_use(policy.tenants[member], model) for member in group.tenants):
+        if group.kv.bounded and any(_may_use(policy.tenants[member], model) for member in group.tenants):
             shares.append((group_account(group.id), group.kv))
     return KvQuotas(
-        tuple(
-            KvQuota(keys[name], share.reservation, share.cap, share.borrow)
-            for name, share in shares
-            if share.bounded and name in keys
-        )
+        tuple(KvQuota(keys[name], share.reservation, share.cap, share.borrow) for name, share in shares if name in keys)
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +36,19 @@ FetchNamespaces = Callable[[list[str]], Awaitable[dict[str, bytes]]]
 
 MAX_WARNINGS = 20
 """Most warnings of one reload: a policy of a thousand tenants may have one for each."""
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running: it would look at all that a large policy is made of while it is made,
+    again and again and in one piece, and no other thread runs meanwhile. Nothing in it is a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class PolicyFile:
@@ -96,11 +111,12 @@ class PolicyFile:
     async def reload(self, ledger: Ledger, fetch: FetchNamespaces, prepare: Prepare) -> ReloadOutcome:
         """Replace policy and keys together. A problem changes nothing and is reported.
 
-        The files are read beside the event loop: a policy of a thousand tenants takes a second to parse, in which
-        everybody's answers would stand still.
+        The files are read, checked and compared in a thread: a policy of ten thousand tenants takes a second, in which
+        all running answers would stand still. A thread suffices, a process of its own would only add a copy of the
+        result: the reader calls the parser for a few bytes at a time, so the event loop gets its turn.
         """
         try:
-            policy, keys = await asyncio.to_thread(self.read)
+            policy, keys, warnings = await asyncio.to_thread(self._read_and_compare)
             if found := await prepare(policy):
                 raise ConfigError("\n".join(found))
             namespaces = await fetch(account_names(policy))
@@ -115,12 +131,22 @@ class PolicyFile:
             ok=True,
             digest=policy.digest,
             message=f"policy {policy.digest[:12]} with {counted(len(policy.tenants), 'tenant')} is in force",
-            warnings=self._warnings(policy),
+            warnings=warnings,
         )
 
-    def _warnings(self, policy: PolicySet) -> tuple[str, ...]:
-        """What is worth a look in a policy that is in force, a line each, and no more than ``MAX_WARNINGS``."""
-        loose = dangling(policy, self._models, self.keys.in_force(datetime.now(UTC)))
+    def _read_and_compare(self) -> tuple[PolicySet, KeyTable, tuple[str, ...]]:
+        """Return policy, API keys and warnings; runs in a thread.
+
+        Raises:
+            PolicyError, ConfigError: as ``read``.
+        """
+        with _no_collection():
+            policy, keys = self.read()
+            return policy, keys, self._warnings(policy, keys)
+
+    def _warnings(self, policy: PolicySet, keys: KeyTable) -> tuple[str, ...]:
+        """What is worth a look in a policy, a line each, and no more than ``MAX_WARNINGS``."""
+        loose = dangling(policy, self._models, keys.in_force(datetime.now(UTC)))
         told = (*self.overlooked, *map(str, loose))
         rest = len(told) - MAX_WARNINGS
         return (*told[:MAX_WARNINGS], *((f"and {rest} more: athanor policy check {self._policy}",) if rest > 0 else ()))

@@ -172,7 +172,7 @@ class Gateway:
             if self._stop.is_set():
                 return
             self._service.ledger.replace(policy, namespaces)
-            self._follow_policy()
+            await self._follow_policy()
             parts = (self._service, self._sandboxes, self._spill, self._telemetry)
             gauges = Gauges(*parts, self._certificate, self._disks)
             watching = watch_engines(self._state, gauges, self._step_timeout_s, self._freeze)
@@ -252,7 +252,7 @@ class Gateway:
             self._telemetry.count(names.POLICY_RELOADS, outcome=verdict)
             self._audit_policy(verdict, outcome.digest)
             if outcome.ok:
-                self._follow_policy()
+                await self._follow_policy()
             if self._announced:
                 notify.ready(outcome.summary)
             return outcome
@@ -277,16 +277,22 @@ class Gateway:
     def _step_timeout_s(self) -> float:
         return self._config_file.running.sandbox.step_timeout_s
 
-    def _follow_policy(self) -> None:
-        """Tell every part what the policy that has just come into force demands of it."""
+    async def _follow_policy(self) -> None:
+        """Tell every part what the policy that has just come into force demands of it. The event loop has a turn
+        between any two parts: each looks at every tenant."""
         policy = self._service.ledger.policy
-        self._namespaces.set_retention(retention_of(policy))
-        self._service.tenant_sandboxes.reconsider(policy)
-        self._freezer.apply(policy, self._models)
-        self._service.share_out()
         now, keys = datetime.now(UTC), self._file.keys
-        self._service.end_withdrawn(lambda credential: holds(credential, keys, now))
-        self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models)
+        parts: tuple[Callable[[], None], ...] = (
+            lambda: self._service.end_withdrawn(lambda credential: holds(credential, keys, now)),
+            lambda: self._namespaces.set_retention(retention_of(policy)),
+            lambda: self._service.tenant_sandboxes.reconsider(policy),
+            lambda: self._freezer.apply(policy, self._models),
+            self._service.share_out,
+            lambda: self._telemetry.metrics.know(tenants=map(shown, account_names(policy)), models=self._models),
+        )
+        for tell in parts:
+            tell()
+            await asyncio.sleep(0)
 
     def _welcome(self, welcome: Welcome) -> None:
         self._namespaces.attached(welcome)

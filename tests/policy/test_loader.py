@@ -244,7 +244,7 @@ def test_forbidden_characters_are_placed() -> None:
 
 def test_a_file_too_large_is_refused_unread() -> None:
     """The size is checked before any parsing."""
-    with pytest.raises(PolicySyntaxError, match="larger than 1048576 bytes"):
+    with pytest.raises(PolicySyntaxError, match=f"larger than {4 << 20} bytes"):
         load("#" * (MAX_TEXT_BYTES + 1))
 
 

@@ -93,12 +93,14 @@ class Ledger:
                 account.requests = Bucket(min(account.requests.level, new.limits.requests_per_minute), now)
                 account.tokens = Bucket(min(account.tokens.level, new.limits.tokens_per_minute), now)
                 continue
-            account.requests = rescale(
-                account.requests, Rate(old.limits.requests_per_minute), Rate(new.limits.requests_per_minute), now
-            )
-            account.tokens = rescale(
-                account.tokens, Rate(old.limits.tokens_per_minute), Rate(new.limits.tokens_per_minute), now
-            )
+            before, after = old.limits, new.limits
+            # A level under the same rate rises as before; most reloads change the rates of few tenants.
+            if before.requests_per_minute != after.requests_per_minute:
+                rates = Rate(before.requests_per_minute), Rate(after.requests_per_minute)
+                account.requests = rescale(account.requests, *rates, now)
+            if before.tokens_per_minute != after.tokens_per_minute:
+                rates = Rate(before.tokens_per_minute), Rate(after.tokens_per_minute)
+                account.tokens = rescale(account.tokens, *rates, now)
         self._policy, self._namespaces = policy, namespaces
         for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
             if tenant not in policy.tenants:

@@ -15,7 +15,7 @@ from appliance.common.errors import (
     UnavailableError,
 )
 from appliance.common.ids import new_request_id
-from appliance.common.kv_shares import quotas_of
+from appliance.common.kv_shares import account_names, quotas_of
 from appliance.gateway.generate_request import (
     AnyRequest,
     CallContext,
@@ -233,8 +233,10 @@ class GatewayService:
 
     def use_namespaces(self, namespaces: dict[str, bytes]) -> None:
         """Put new namespace keys in force: of a supervisor that came anew, or of a tenant whose key was destroyed."""
-        policy = self.ledger.policy
-        if all(tenant in namespaces for tenant in policy.tenants):
+        policy, known = self.ledger.policy, self.ledger.namespaces
+        complete = all(tenant in namespaces for tenant in policy.tenants)
+        # Keys of tenants that a reload is about to bring change nothing yet.
+        if complete and any(known.get(name) != namespaces.get(name) for name in account_names(policy)):
             self.ledger.replace(policy, namespaces)
             # Engines know accounts by these keys: under the old ones no account's share would hold any more.
             self.share_out()

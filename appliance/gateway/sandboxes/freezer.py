@@ -57,8 +57,11 @@ class Freezer:
         names = tuple(models)
         users: dict[str, bool] = {}
         own: set[Key] = set()
+        visible: dict[tuple[str, ...], tuple[str, ...]] = {}
         for tenant in policy.tenants.values():
-            for model in visible_models(policy, tenant.id, names):
+            if tenant.models not in visible:  # Thousands of tenants have the same few lists of models.
+                visible[tenant.models] = visible_models(policy, tenant.id, names)
+            for model in visible[tenant.models]:
                 if tenant.isolation_class.own_text and tenant.freeze_idle:
                     own.add((model, tenant.id))
                 if not tenant.isolation_class.own_engine:

@@ -103,11 +103,12 @@ def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], out
 
     from appliance.operator.cli.policy_view import policy_view, problem_view
 
-    tenants = {name: asdict(tenant) for name, tenant in policy.tenants.items()}
-    public = {name: asdict(prefix) for name, prefix in policy.public.items()}
-    told = [asdict(warning) for warning in warnings]
-    data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public, "warnings": told}
-    if print_data(data, output_format):
+    if output_format is not Format.TABLE:
+        tenants = {name: asdict(tenant) for name, tenant in policy.tenants.items()}
+        public = {name: asdict(prefix) for name, prefix in policy.public.items()}
+        told = [asdict(warning) for warning in warnings]
+        data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public, "warnings": told}
+        print_data(data, output_format)
         return
     texts = {source.name: source.text for source in sources}
     console = output()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +18,9 @@ TAB = 8
 
 WIDE = 100
 """Columns from which on isolation class and retention are shown."""
+
+MAX_ROWS = 200
+"""Tenants shown at most: a table of thousands takes seconds to lay out, and is read by programs, as JSON."""
 
 MIN_LINE = 20
 """Columns of source text shown at least."""
@@ -46,7 +51,9 @@ def policy_view(policy: PolicySet, width: int) -> RenderableType:
         ("ok", "bold green"), f"   {counted(tenants, 'tenant')}", (f"   digest {policy.digest[:12]}", "dim")
     )
     public = [_prefix(prefix) for prefix in policy.public.values()]
-    return Group(_tenants(policy, wide=width >= WIDE), "", *public, good) if tenants else good
+    rest = tenants - MAX_ROWS
+    more = [Text(f"and {counted(rest, 'tenant')} more; -o json has all of them", "dim")] if rest > 0 else []
+    return Group(_tenants(policy, wide=width >= WIDE), *more, "", *public, good) if tenants else good
 
 
 def _prefix(prefix: PublicPrefix) -> Text:
@@ -66,7 +73,7 @@ def _tenants(policy: PolicySet, *, wide: bool) -> Table:
     numbers = ("KEYS", "REQ/MIN", "TOK/MIN", "PARALLEL", "CONTEXT", "OUTPUT")
     shown = table("TENANT", *(("CLASS", "RETENTION") if wide else ()), numbers=numbers)
     shown.add_column("MODELS", overflow="fold", min_width=6)
-    for tenant in policy.tenants.values():
+    for tenant in islice(policy.tenants.values(), MAX_ROWS):
         classes = (tenant.isolation_class.value, tenant.retention.value) if wide else ()
         shown.add_row(
             Text(printable(tenant.id), "bold"),

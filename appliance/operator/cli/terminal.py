@@ -64,17 +64,10 @@ def print_data(data: object, output_format: Format) -> bool:
     if output_format is Format.JSON:
         print_json(data)
         return True
-    import io
+    from appliance.operator.cli.yaml_output import yaml_text
 
-    from ruamel.yaml import YAML
-
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # typed as None only
-    text = io.StringIO()
     # Tuples and enumerations become what JSON makes of them: both formats show the same document.
-    yaml.dump(json.loads(json.dumps(data)), text)
-    typer.echo(text.getvalue(), nl=False)
+    typer.echo(yaml_text(json.loads(json.dumps(data))), nl=False)
     return True
 
 

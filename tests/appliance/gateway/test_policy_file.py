@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from appliance.gateway.policy_file import PolicyFile
 from appliance.gateway.request.ledger import Ledger
+from policy.errors import PolicyError
 from policy.model import PolicySet
+from tests.policy.broken_policies import broken_policies
 
 POLICY = 'version: 1\ntenants:\n  alpha: {credentials: ["key:alpha"], models: ["*"]}\n'
 
@@ -77,3 +82,50 @@ async def test_a_reload_stands_in_nobodys_way(tmp_path: Path) -> None:
     assert outcome.ok
     assert list(ledger.policy.tenants) == ["beta"]
     assert files.keys is not keys
+
+
+async def test_two_hundred_mistakes_leave_the_policy_in_force(tmp_path: Path) -> None:
+    """Each reload of a policy with one mistake names file, line and column, and neither policy nor keys change.
+    Control: the reload of a valid one after them changes both."""
+    for name, content in (("policy.yaml", POLICY), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    path = tmp_path / "policy.yaml"
+    files = PolicyFile(path, tmp_path / "credentials.json", tmp_path / "pepper", ["m"])
+    ledger = Ledger(files.load(), {})
+    policy, keys, count = ledger.policy, files.keys, 0
+    for broken in broken_policies(200, seed=2):
+        path.write_text(broken.text)
+        outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+        assert not outcome.ok and outcome.digest == policy.digest, broken.kind
+        assert outcome.problems[0].startswith(f"{path}:{broken.line}:"), (broken, outcome.problems)
+        assert ledger.policy is policy and files.keys is keys
+        count += 1
+    path.write_text(POLICY.replace("alpha", "beta"))
+    assert count == 200 and (await files.reload(ledger, fetch_nothing, nothing_wrong)).ok
+    assert list(ledger.policy.tenants) == ["beta"] and files.keys is not keys
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["a valid policy", "a broken one"])
+async def test_nothing_is_collected_while_a_policy_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """The garbage collector rests while a reload reads, in which it would hold all threads up, and works again after
+    it, whatever came of the reload."""
+    seen: list[bool] = []
+    for name, content in (("policy.yaml", POLICY), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper", ["m"])
+    ledger, read = Ledger(files.load(), {}), files.read
+
+    def watched() -> object:
+        seen.append(gc.isenabled())
+        if not right:
+            raise PolicyError([])
+        return read()
+
+    monkeypatch.setattr(files, "read", watched)
+    assert gc.isenabled()
+    assert (await files.reload(ledger, fetch_nothing, nothing_wrong)).ok is right
+    assert seen == [False] and gc.isenabled()

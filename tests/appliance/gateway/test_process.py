@@ -295,3 +295,59 @@ def test_restarts_are_counted_once() -> None:
     assert [restarts.since(text, total) for total in (4, 4, 5)] == [0, 0, 1]
     assert [restarts.since(engine, total) for total in (0, 1)] == [0, 1]
     assert Increases(ours=True).since(text, 4) == 4
+
+
+async def test_the_event_loop_turns_between_the_parts_that_follow_a_policy(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part looks at every tenant, so each is told in a turn of its own, requests that no longer hold first."""
+    turn, told = 0, []
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def note(owner: object, name: str) -> None:
+        real = getattr(type(owner), name)
+
+        def noted(self: object, *args: object, **kwargs: object) -> object:
+            told.append((name, turn))
+            return real(self, *args, **kwargs)
+
+        monkeypatch.setattr(type(owner), name, noted)
+
+    async def at_once(tenants: list[str], timeout_s: float = 0.0) -> dict[str, bytes]:
+        return dict.fromkeys(tenants, b"k" * 32)
+
+    monkeypatch.setattr(gateway._namespaces, "fetch", at_once)
+    service = gateway._service
+    note(service, "end_withdrawn")
+    note(gateway._namespaces, "set_retention")
+    note(service.tenant_sandboxes, "reconsider")
+    note(gateway._freezer, "apply")
+    note(service, "share_out")
+    note(gateway._telemetry.metrics, "know")
+    turning = asyncio.create_task(count_turns())
+    assert (await gateway.reload()).ok
+    turning.cancel()
+    order = ["end_withdrawn", "set_retention", "reconsider", "apply", "share_out", "know"]
+    assert [name for name, _ in told] == order
+    assert len({when for _, when in told}) == len(told)
+
+
+def test_keys_of_tenants_yet_to_come_change_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a reload fetches namespace keys, each answer brings some: the engines are told of quotas only when a key of
+    an account in force has changed. Control: a renewed key is told at once."""
+    service, shared = gateway._service, []
+    monkeypatch.setattr(service, "share_out", lambda: shared.append(dict(service.ledger.namespaces)))
+    keys = dict.fromkeys(service.ledger.policy.tenants, b"k" * 32)
+    service.use_namespaces(keys)
+    assert shared == [keys]
+    for number in range(20):
+        service.use_namespaces({**keys, f"new-{number}": b"n" * 32})
+    assert shared == [keys]
+    renewed = {**keys, next(iter(keys)): b"r" * 32}
+    service.use_namespaces(renewed)
+    assert shared == [keys, renewed]

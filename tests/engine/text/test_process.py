@@ -176,7 +176,7 @@ def test_the_worker_imports_little(root) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert {"engine", "tokenizers", "jinja2"} <= loaded
-    foreign = {"torch", "numpy", "transformers", "appliance", "policy", "ruamel", "pydantic", "grpc"}
+    foreign = {"torch", "numpy", "transformers", "appliance", "policy", "yaml", "pydantic", "grpc"}
     assert not loaded & foreign
     ours = {name for name in loaded if name in ("engine", "isolation", "tokenizers", "jinja2", "markupsafe")}
     installed = loaded - set(sys.stdlib_module_names) - ours - {"__main__"}

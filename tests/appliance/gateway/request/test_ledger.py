@@ -112,6 +112,22 @@ def test_denials_have_their_own_errors() -> None:
         big.reserve(50, 50, 1_000)
 
 
+def test_a_reload_that_leaves_the_limits_alone_leaves_the_levels_alone() -> None:
+    """What is left rises by the clock through a reload with the same limits just as without one, debt included.
+    Control: a reload with others rescales."""
+    clocks = Clock(), Clock()
+    kept, reloaded = (ledger(clock, tpm=600) for clock in clocks)
+    for book in (kept, reloaded):
+        book.admit("alpha", "m", None).reserve(50, 50, 100)
+    for _ in range(3):
+        for clock in clocks:
+            clock.now += 1.5
+        reloaded.replace(policy(tpm=600), {"alpha": b"k" * 32})
+        assert reloaded.rates("alpha") == kept.rates("alpha")
+    reloaded.replace(policy(tpm=1_200), {"alpha": b"k" * 32})
+    assert reloaded.rates("alpha").remaining_tokens == 2 * kept.rates("alpha").remaining_tokens
+
+
 def test_a_reload_keeps_levels_and_running_requests() -> None:
     """A new policy rescales what is left and does not refill; a running request settles as before."""
     clock = Clock()

@@ -54,6 +54,20 @@ def test_a_good_policy(run: Run, folder: Path, columns: int) -> None:
     golden.check(GOLDEN / f"policy-good-{columns}.txt", result.stdout)
 
 
+def test_a_large_policy_shows_its_first_tenants(run: Run, folder: Path) -> None:
+    """The table of a policy of thousands ends after 200 tenants and says how many there are; JSON has all of them.
+    Control: 200 tenants are all shown."""
+    for count, rest in ((1_000, "and 800 tenants more"), (200, "")):
+        lines = (f'  t{number:04}: {{credentials: ["key:k{number}"], models: ["m"]}}' for number in range(count))
+        (folder / "policy.yaml").write_text("version: 1\ntenants:\n" + "\n".join(lines))
+        shown = run("policy", "check", "policy.yaml").stdout
+        assert "t0199" in shown and "t0200" not in shown
+        assert ("more; -o json has all of them" in shown) == bool(rest) and rest in shown
+        assert f"{count:,} tenants" in shown
+        data = json.loads(run("policy", "check", "policy.yaml", "-o", "json").stdout)
+        assert len(data["tenants"]) == count
+
+
 def test_problems_like_a_compilers(run: Run, folder: Path) -> None:
     """Every problem has its place, its path, the line and a caret; the end is 1."""
     (folder / "policy.yaml").write_text(BAD)

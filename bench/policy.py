@@ -1,0 +1,233 @@
+"""What large policies cost: check, reload, the event loop's longest gap during a reload, and decisions.
+
+    python bench/policy.py [--tenants N ...] [--rounds N] [--profile]
+
+Each tenant has one key. A check is ``athanor policy check`` in a process of its own; a reload is a gateway's, with its
+keys and a supervisor that answers at once. Times are processor seconds of that process; the wall time stands beside.
+The gap is the longest time between two turns of the event loop, which serves all streams, in wall time; beside it the
+most processor time between two turns, which does not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import os
+import pstats
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from appliance.common.config_loader import load_config
+from appliance.common.control import NamespaceQuery, Namespaces, decode, encode
+from appliance.common.keys import KeyRecord, serialise_records
+from appliance.gateway.process import YOUNG_OBJECTS, Gateway
+from appliance.gateway.request.ledger import Ledger
+from appliance.operator.demo import DemoOptions, choose_models, claim, prepare_keys, prepare_policy, write_config
+from policy.evaluate import evaluate
+from policy.limits import Rate, full
+from policy.loader import Source, load_policy
+from policy.request import AccessRequest, Usage
+
+MODEL = "athanor-mini"
+DECISIONS = 20_000
+DECISION_TENANTS = 1_000
+TURN_S = 0.001
+"""Pause between two turns of the task that measures gaps."""
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tenants", type=int, nargs="+", default=[100, 2_000, 10_000])
+    parser.add_argument("--rounds", type=int, default=3, help="checks and reloads of each size; the median is shown")
+    parser.add_argument("--profile", action="store_true", help="also show where the last reload's time went")
+    options = parser.parse_args()
+    print("tenants   check cpu s  wall s  MiB   reload cpu s  wall s  gap, wall ms  gap, cpu ms  kept MiB")
+    for tenants in options.tenants:
+        with tempfile.TemporaryDirectory(prefix="ath-", dir="/tmp") as folder:
+            configuration = prepare(Path(folder), tenants)
+            checks = [check(Path(folder)) for _ in range(options.rounds)]
+            told = uvloop.run(reloads(configuration, tenants, options.rounds, profiled=options.profile))
+        cpu, wall, peak = map(statistics.median, zip(*checks, strict=True))
+        print(
+            f"{tenants:>7,}   {cpu:>11.2f}  {wall:>6.2f}  {peak:>3.0f}   {told.cpu:>12.2f}  {told.wall:>6.2f}"
+            f"  {told.gap * 1e3:>13.1f}  {told.worked * 1e3:>10.1f}  {told.kept:>8.1f}"
+        )
+    largest = max(options.tenants)
+    print(
+        f"\na new rate for each of {largest:,} tenants, all with accounts: "
+        f"{rescaling(largest) * 1e3:.0f} ms in one turn"
+    )
+    one, request = decisions(DECISION_TENANTS)
+    print(f"\nwith {DECISION_TENANTS:,} tenants, processor time, p99 of {DECISIONS:,}:")
+    print(f"one decision {one:.1f} us; a request's admission, reservation and settlement {request:.1f} us")
+    return 0
+
+
+def policy_text(tenants: int, *, weight: int = 1, limit: str = "concurrency") -> str:
+    """Return a policy of so many tenants with one key each, a line a tenant; another weight is another policy."""
+    lines = (
+        f'  t{number:05}: {{credentials: ["key:k{number:05}"], models: ["{MODEL}"], weight: {weight}, '
+        f"limits: {{{limit}: {number % 64 + weight}}}}}\n"
+        for number in range(tenants)
+    )
+    return "version: 1\ntenants:\n" + "".join(lines)
+
+
+def prepare(folder: Path, tenants: int) -> Path:
+    """Write configuration, policy and keys of a demo with so many tenants; returns the configuration's path."""
+    claim(folder)
+    prepare_keys(folder)
+    prepare_policy(folder)
+    path = write_config(folder, DemoOptions(http_port=0, grpc_port=0, admin_port=0), choose_models(()))
+    (folder / "policy.yaml").write_text(policy_text(tenants))
+    now = datetime.now(UTC)
+    records = {f"k{number:05}": KeyRecord(os.urandom(32), now) for number in range(tenants)}
+    (folder / "credentials.json").write_text(serialise_records(records))
+    return path
+
+
+def check(folder: Path) -> tuple[float, float, float]:
+    """Return processor time, wall time and memory in MiB of one ``athanor policy check``."""
+    command = [sys.executable, "-m", "appliance.operator.cli", "policy", "check", str(folder / "policy.yaml")]
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"the check ended with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, time.monotonic() - began, usage.ru_maxrss / 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What reloads of one size cost, in seconds."""
+
+    cpu: float
+    wall: float
+    gap: float
+    """Longest time between two turns of the event loop, of all reloads."""
+    worked: float
+    """Most processor time of the process between two turns: what the gap would be on an idle machine, at most."""
+    kept: float
+    """MiB that the process has grown by."""
+
+
+async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> Reload:
+    """Reload a policy of another content several times; times are medians, gaps are maxima."""
+    policy = path.parent / "policy.yaml"
+    policy.write_text(policy_text(1))
+    gateway = Gateway(load_config(path), reread=lambda: load_config(path))
+
+    def answer(message: object) -> None:
+        if isinstance(message, NamespaceQuery):
+            keys = {name: os.urandom(32).hex() for name in message.tenants}
+            asyncio.get_running_loop().call_soon(lambda: gateway._namespaces.take(decode(encode(Namespaces(keys)))))
+
+    gateway._namespaces._tell = answer  # the supervisor's part, without its process
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    before, kept = resident(), 0.0
+    found: list[tuple[float, ...]] = []
+    for number in range(rounds):
+        policy.write_text(policy_text(tenants, weight=number + 2))
+        ledger = gateway._service.ledger
+        for name in ledger.policy.tenants:
+            ledger.rates(name)  # Every tenant has an account, as after a call.
+        watching = asyncio.create_task(longest_gap())
+        await asyncio.sleep(0.05)
+        profile = cProfile.Profile() if profiled and number == rounds - 1 else None
+        if profile:
+            profile.enable()
+        began, spent = time.monotonic(), time.process_time()
+        outcome = await gateway.reload()
+        spent, taken = time.process_time() - spent, time.monotonic() - began
+        if profile:
+            profile.disable()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+        if not outcome.ok:
+            raise SystemExit("\n".join((outcome.message, *outcome.problems)))
+        await asyncio.sleep(0.05)
+        watching.cancel()
+        found.append((spent, taken, *await watching))
+        kept = kept or resident() - before
+    spent, taken, gaps, worked = zip(*found, strict=True)
+    return Reload(statistics.median(spent), statistics.median(taken), max(gaps), max(worked), kept)
+
+
+def rescaling(tenants: int) -> float:
+    """Return the processor time of putting a policy in force that changes the request rate of every tenant."""
+    before, after = (
+        load_policy([Source("p", policy_text(tenants, weight=weight, limit="requests_per_minute"))])
+        for weight in (1, 2)
+    )
+    ledger = Ledger(before, dict.fromkeys(before.tenants, bytes(32)))
+    for name in before.tenants:
+        ledger.rates(name)
+    began = time.process_time()
+    ledger.replace(after, dict.fromkeys(after.tenants, bytes(32)))
+    return time.process_time() - began
+
+
+async def longest_gap() -> tuple[float, float]:
+    """Return, when cancelled, the longest time between two turns of the loop in seconds, less the pause; and the most
+    processor time of this process between two turns."""
+    longest = most = 0.0
+    last, spent = time.monotonic(), time.process_time()
+    try:
+        while True:
+            await asyncio.sleep(TURN_S)
+            now, used = time.monotonic(), time.process_time()
+            longest, most = max(longest, now - last - TURN_S), max(most, used - spent)
+            last, spent = now, used
+    except asyncio.CancelledError:
+        return longest, most
+
+
+def resident() -> float:
+    """Return this process's memory in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def decisions(tenants: int) -> tuple[float, float]:
+    """Return the p99 of a decision, and of a request's two decisions with their accounts, in microseconds."""
+    policy = load_policy([Source("policy.yaml", policy_text(tenants))])
+    ledger = Ledger(policy, dict.fromkeys(policy.tenants, bytes(32)))
+    drawn = random.Random(1).choices(list(policy.tenants), k=DECISIONS)
+    rate, now = Rate(600), time.monotonic()
+    usage = Usage(concurrency=0, request_bucket=full(rate, now), token_bucket=full(rate, now))
+    ones: list[int] = []
+    requests: list[int] = []
+    clock = time.thread_time_ns
+    for name in drawn:
+        access = AccessRequest(tenant=name, model=MODEL, input_tokens=10, max_output_tokens=20)
+        began = clock()
+        decision = evaluate(policy, access, usage, now)
+        ones.append(clock() - began)
+        assert decision.allowed
+        began = clock()
+        reservation = ledger.admit(name, MODEL, 20)
+        reservation.reserve(10, 20, 100)
+        reservation.settle(10, 20)
+        requests.append(clock() - began)
+    return tuple(statistics.quantiles(times, n=100)[-1] / 1e3 for times in (ones, requests))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
