@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -67,7 +68,7 @@ async def kill_again_and_again(appliance: RealAppliance, kills: int, seed: int) 
                 found.boots += sum((await appliance.generations()).values()) - booted
                 booted = len(ROLES) // 2
             await asyncio.sleep(draw.uniform(0.05, 1.0))
-            os.kill(await _living(appliance, role), signal.SIGKILL)
+            await _kill(appliance, role)
             found.kills[role] = found.kills.get(role, 0) + 1
             found.recovery_s.append((await _recovered(appliance, right), role))
     finally:
@@ -99,6 +100,14 @@ async def _recovered(appliance: RealAppliance, right: str) -> float:
             return time.monotonic() - began
         await asyncio.sleep(0.02)
     return float("inf")
+
+
+async def _kill(appliance: RealAppliance, role: str) -> None:
+    """Kill a process that lives. One of a dead supervisor may end between the look and the kill: look again then."""
+    while True:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(await _living(appliance, role), signal.SIGKILL)
+            return
 
 
 async def _living(appliance: RealAppliance, role: str) -> int:
