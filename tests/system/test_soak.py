@@ -37,6 +37,8 @@ def test_a_fault_that_there_is_not_is_refused_with_those_there_are(root: Path) -
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts private disks: needs root")
 def test_six_faults_of_different_kinds_leave_everything_as_it_was(root: Path, runsc_path: Path, tmp_path: Path) -> None:
     """A death, a hang, a full disk, descriptors, a damaged file and a policy: all survived, every control seen."""
+    if root.is_relative_to("/tmp"):
+        pytest.skip("this checkout lies in /tmp, which is an empty disk to the soak")
     faults = ("kill-engine", "nap-engine", "disk-audit", "fds-boot", "corrupt-spill", "policy-loop")
     chosen = [word for fault in faults for word in ("--fault", fault)]
     done = soak(root, *chosen, "--minutes", "6", "--turns", "6", "--json", str(tmp_path / "soak.json"), timeout_s=380)

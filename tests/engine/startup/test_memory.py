@@ -88,8 +88,8 @@ def test_what_is_predicted_is_held(
 ) -> None:
     """An engine with 95 MiB of weights in float32, or 240 in bfloat16, and 32 MiB of KV holds what was predicted,
     within two in a hundred, beside what a tiny one holds (libraries, threads); control: a twentieth less predicted
-    would not be within it. The middle of three runs: a heap's holes move with what the kernels' trial had time for, by
-    8 MiB between equal runs on a busy machine.
+    would not be within it. The least of three runs: the heap has holes that move with what the kernels' trial had time
+    for, by 6 MiB between five equal runs on a busy machine, whatever the model's size; they only add.
     """
     kernels = str(kernel_dir()) if backend == "compiled" else ""
     results = []
@@ -98,7 +98,7 @@ def test_what_is_predicted_is_held(
         folder.mkdir()
         save_model(folder, model_config(**fields))
         runs = [run(root, folder, kernels, kv_bytes, dtype) for _ in range(3)]
-        results.append(sorted(runs, key=lambda one: one["held"])[1])
+        results.append(min(runs, key=lambda one: one["held"]))
     tiny, large = results
     grown, predicted = large["held"] - tiny["held"], large["need"] - tiny["need"]
     assert 31 * MIB < large["kv"] <= 32 * MIB
