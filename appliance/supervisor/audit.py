@@ -64,6 +64,8 @@ class Recorder:
         self._turn = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
         self._announced = time.monotonic()
+        self.on_report: Callable[[Entry], None] = lambda _one: None
+        """Takes each entry that the gateway reports; set by the owner."""
         self.problem = ""
         """Why the log is not written now."""
         for one in audit.opening if audit is not None else ():
@@ -95,6 +97,7 @@ class Recorder:
             self.record(entry("gap", where="gateway", dropped=message.dropped))
         for one in entries:
             self.record(one)
+            self.on_report(one)
 
     def greet(self) -> None:
         """Tell a gateway that has attached about a problem of the log."""

@@ -36,6 +36,7 @@ from appliance.common.image.check import check, resolve
 from appliance.common.log import report_callbacks
 from appliance.common.model_digests import DigestCache
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
+from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
@@ -46,6 +47,7 @@ from appliance.supervisor.keeper import Keeper, Publish
 from appliance.supervisor.machine import choose_runtime
 from appliance.supervisor.metering import Metering, open_metering
 from appliance.supervisor.operator_socket import OperatorSocket
+from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
@@ -97,7 +99,11 @@ async def supervise(config: ApplianceConfig) -> None:
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish), _meter(server, metering))
+    told = (
+        _tell_spill(vault, server.publish),
+        _tell_disks(config, server.publish),
+        _account(config, server, metering, recorder),
+    )
     asides = (residents.run(), *told, _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
@@ -239,13 +245,18 @@ async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tup
         await asyncio.sleep(DISK_PERIOD_S)
 
 
-async def _meter(server: ControlServer, metering: Metering | None) -> None:
-    """Take reservations of spend, and questions about it, until cancelled."""
-    if metering is None:
+async def _account(
+    config: ApplianceConfig, server: ControlServer, metering: Metering | None, recorder: Recorder
+) -> None:
+    """Take reservations of spend and questions about it, and keep each policy, until cancelled; where an audit log is
+    kept."""
+    if metering is None or config.audit is None:
         await asyncio.Event().wait()
         return
+    keeper = PolicyKeeper(config.policy, PolicyHistory(config.audit.directory))
+    recorder.on_report = keeper.note
     server.on_spend = metering.take
-    await metering.run()
+    await asyncio.gather(metering.run(), keeper.run())
 
 
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:

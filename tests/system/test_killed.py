@@ -117,6 +117,8 @@ def test_twenty_moments(name: str, adopting: None, folder: Path, neighbour: Appl
 
 
 def _kill_and_look(name: str, moments: int, folder: Path, neighbour: Appliance, root: Path) -> None:
+    if name == "soak" and root.is_relative_to("/tmp"):
+        pytest.skip("this checkout lies in /tmp, which is an empty disk to the soak")
     command = COMMANDS[name]
     draw = random.Random(f"{name} {moments}")
     before = neighbour.status()["models"][0]["engine"]

@@ -30,6 +30,7 @@ from appliance.operator.cli import (
     policy_diff,
     policy_explain,
     policy_init,
+    policy_versions,
     reload,
     selftest,
     serve,
@@ -117,13 +118,16 @@ _add(WATCH, "selftest", selftest.selftest, selftest.EXAMPLES)
 _config = _group("config", "List configuration keys, show values and their origins.", GOVERN)
 _add("Commands", "reference", config.reference, config.REFERENCE_EXAMPLES, _config)
 _add("Commands", "show", config.show, config.SHOW_EXAMPLES, _config)
-_policy = _group("policy", "Write, check, compare, explain and test policies.", GOVERN)
+_policy = _group("policy", "Write, check, compare, test, apply and roll back policies.", GOVERN)
 _add("Commands", "init", policy_init.init, policy_init.INIT_EXAMPLES, _policy)
 _add("Commands", "check", policy.check, policy.EXAMPLES, _policy)
 _add("Commands", "diff", policy_diff.diff, policy_diff.EXAMPLES, _policy)
 _add("Commands", "explain", policy_explain.explain, policy_explain.EXAMPLES, _policy)
 _add("Commands", "test", policy_cases.run, policy_cases.EXAMPLES, _policy)
 _add("Commands", "schema", policy_init.schema, policy_init.SCHEMA_EXAMPLES, _policy)
+_add("Commands", "apply", policy_versions.apply, policy_versions.APPLY_EXAMPLES, _policy)
+_add("Commands", "history", policy_versions.history, policy_versions.HISTORY_EXAMPLES, _policy)
+_add("Commands", "rollback", policy_versions.rollback, policy_versions.ROLLBACK_EXAMPLES, _policy)
 _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
 _add(GOVERN, "usage", usage.usage, usage.EXAMPLES)
 _key = _group("key", "Create API keys.", GOVERN)

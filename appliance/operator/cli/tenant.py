@@ -61,7 +61,7 @@ def shred(
     supervisor's user, or root.
     """
     loaded = _load(config)
-    _confirm(f"destroy the key of {tenant}, for good", yes=yes)
+    confirm(f"destroy the key of {tenant}, for good", yes=yes)
     answer = _order(loaded, {"do": "shred", "tenant": tenant}, output_format)
     if answer is not None:
         key = "its key is destroyed" if answer["had_key"] else "it had no key"
@@ -80,7 +80,7 @@ def rotate(
     the supervisor's user, or root.
     """
     loaded = _load(config)
-    _confirm(f"renew the key of {tenant}, which destroys the one it has", yes=yes)
+    confirm(f"renew the key of {tenant}, which destroys the one it has", yes=yes)
     answer = _order(loaded, {"do": "rotate", "tenant": tenant}, output_format)
     if answer is not None:
         old = f", the old one is destroyed with {answer['objects']} sealed objects" if answer["had_key"] else ""
@@ -102,7 +102,7 @@ def rewrap(
 
     loaded = _load(config)
     root = read_root(new_root)
-    _confirm(f"wrap all tenants' keys under {new_root}", yes=yes)
+    confirm(f"wrap all tenants' keys under {new_root}", yes=yes)
     answer = _order(loaded, {"do": "rewrap", "root": root.hex()}, output_format)
     if answer is not None and loaded.keys is not None:
         number = counted(answer["keys"], "key")
@@ -130,7 +130,7 @@ def _load(config: Path) -> ApplianceConfig:
     return load_config(config)
 
 
-def _confirm(what: str, *, yes: bool) -> None:
+def confirm(what: str, *, yes: bool) -> None:
     """Ask a person at a terminal; a script is not asked."""
     if yes or not _is_person():
         return

@@ -1,0 +1,152 @@
+"""Texts of the policies that were in force, with the time of each. Blocks; the supervisor writes, commands read.
+
+A version is one file, ``NUMBER-DIGEST.json`` in the folder ``policies`` of the audit log, whose entries of kind
+``policy`` have the same digests. Files are named as they lie in the folder of the configured policy, so that a version
+can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from appliance.common.errors import ConfigError, os_errors_as
+from isolation.host.atomic_file import write_whole
+from policy.loader import Source
+
+FOLDER = "policies"
+FOLDER_MODE, FILE_MODE = 0o750, 0o640
+
+MAX_VERSIONS = 100
+"""Versions that are kept: one a day for a season."""
+
+MAX_BYTES = 64 << 20
+"""Most bytes of a version's file: a policy has less."""
+
+FORM = 1
+"""Form of a version's file."""
+
+_NAME = re.compile(r"([0-9]{6})-([0-9a-f]{12})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One policy that was in force."""
+
+    number: int
+    digest: str
+    since_ms: int
+    """Time at which it came into force, in milliseconds of the Unix epoch."""
+    files: dict[str, str]
+    """Texts by name below the folder of the configured policy, those of public prefixes included."""
+    named: tuple[str, ...]
+    """Names of those that are policy files, in their order."""
+
+    def sources(self) -> list[Source]:
+        """Return what the policy's loader takes."""
+        found = []
+        for name in self.named:
+            beside = PurePosixPath(name).parent / "public"
+            texts = {
+                PurePosixPath(one).name: text for one, text in self.files.items() if PurePosixPath(one).parent == beside
+            }
+            found.append(Source(name, self.files[name], texts))
+        return found
+
+
+def sources_of(files: dict[str, str], named: Sequence[str]) -> list[Source]:
+    """Return what the policy's loader takes, from texts by name (``relative``)."""
+    found = []
+    for name in named:
+        beside = PurePosixPath(name).parent / "public"
+        public = {PurePosixPath(one): text for one, text in files.items()}
+        texts = {path.name: text for path, text in public.items() if path.parent == beside}
+        found.append(Source(name, files[name], texts))
+    return found
+
+
+def relative(sources: Sequence[Source], policy: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the texts of a policy by name below its folder, and the names of the policy files among them. ``policy``
+    is the configured path, as the sources were read from it."""
+    files: dict[str, str] = {}
+    named = []
+    for source in sources:
+        path = Path(source.name).relative_to(policy.parent)
+        named.append(path.as_posix())
+        files[path.as_posix()] = source.text
+        files |= {(path.parent / "public" / name).as_posix(): text for name, text in source.files.items()}
+    return files, tuple(named)
+
+
+class PolicyHistory:
+    """Versions in one audit folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the audit log's."""
+        self._folder = folder / FOLDER
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all versions, the newest first; none where nothing was kept.
+
+        Raises:
+            ConfigError: the folder cannot be listed.
+        """
+        return sorted(self._paths(), reverse=True)
+
+    def read(self, number: int) -> Version:
+        """Return one version.
+
+        Raises:
+            ConfigError: there is none of this number, or its file cannot be used.
+        """
+        path = self._paths().get(number)
+        if path is None:
+            raise ConfigError(f"there is no version {number} of the policy in {self._folder}")
+        with os_errors_as(f"cannot read {path}"), path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        try:
+            values = json.loads(data)
+            files, named = dict(values["files"]), tuple(values["named"])
+            whole = values["form"] == FORM and set(named) <= set(files) and all(map(_is_below, files))
+            if not whole or not all(isinstance(text, str) for text in files.values()):
+                raise ValueError
+            return Version(number, str(values["digest"]), int(values["since_ms"]), files, named)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} is no version of a policy that this version of athanor knows") from error
+
+    def record(self, digest: str, files: dict[str, str], named: tuple[str, ...], now_ms: int) -> bool:
+        """Keep a policy that has come into force, unless it is the newest version already; returns whether it was kept.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        numbers = self.numbers()
+        if numbers:
+            try:
+                last = self.read(numbers[0])
+            except ConfigError:
+                last = None  # a damaged one is no reason not to keep the next
+            if last is not None and (last.digest, last.files) == (digest, files):
+                return False
+        number = (numbers[0] if numbers else 0) + 1
+        values = {"form": FORM, "digest": digest, "since_ms": now_ms, "named": named, "files": files}
+        with os_errors_as(f"cannot keep the policy in {self._folder}"):
+            self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            path = self._folder / f"{number:06d}-{digest[:12]}.json"
+            write_whole(path, json.dumps(values, ensure_ascii=False).encode(), FILE_MODE)
+            for old in numbers[MAX_VERSIONS - 1 :]:
+                self._paths()[old].unlink(missing_ok=True)
+        return True
+
+    def _paths(self) -> dict[int, Path]:
+        with os_errors_as(f"cannot read {self._folder}"):
+            names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
+        return {int(found[1]): self._folder / name for name in names if (found := _NAME.fullmatch(name))}
+
+
+def _is_below(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and name != "."

@@ -1,0 +1,290 @@
+"""``athanor policy history``, ``apply`` and ``rollback``: which policies were in force, and how another gets there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from appliance.operator.cli import exits
+from appliance.operator.cli.options import DEFAULT_CONFIG, FIND, Admin, Config, Output
+from appliance.operator.cli.tenant import Yes, confirm
+from appliance.operator.cli.terminal import Format, fail, output, print_data
+
+if TYPE_CHECKING:
+    from appliance.common.config import ApplianceConfig
+    from appliance.common.policy_history import PolicyHistory, Version
+    from appliance.operator.placement import Placement
+    from policy.model import PolicySet
+
+HISTORY_EXAMPLES = """
+athanor policy history | the policies that were in force, the newest first
+athanor policy history 7 | what version 7 changed, in sentences
+"""
+
+APPLY_EXAMPLES = """
+athanor policy apply new.yaml | show what changes, ask, replace the policy, put it in force
+athanor policy apply new.yaml --yes | without asking, for scripts
+"""
+
+ROLLBACK_EXAMPLES = """
+athanor policy rollback | back to the policy before this one
+athanor policy rollback 7 | back to version 7 of the history
+"""
+
+RELOAD_S = 60.0
+"""Seconds that the outcome of a reload is waited for."""
+
+CONFLICT = 409
+"""HTTP status of a reload that changed nothing."""
+
+MAX_NEW_BYTES = 64 << 20
+"""Most bytes of a new policy that are read; the loader's own bound is smaller and has its own message."""
+
+MAX_ROWS = 20
+"""Versions that the table shows; JSON and YAML have all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A policy that shall be in force, as files below the folder of the configured one."""
+
+    files: dict[str, str]
+    policy: PolicySet
+    gone: tuple[str, ...] = ()
+    """Drop-ins that it does not have."""
+
+
+def history(
+    number: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Tell what this version changed, and show its files.")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Show which policies were in force, and since when.
+
+    The supervisor keeps the text of each policy that comes into force, however it was put there,
+    and the audit log has its digest: a request's entry leads to the text that decided it.
+    """
+    kept = _history(_load(config))
+    if number is not None:
+        _show_version(kept, kept.read(number), output_format)
+        return
+    versions = [_row(kept.read(one)) for one in kept.numbers()]
+    if print_data({"versions": versions}, output_format):
+        return
+    from appliance.operator.cli.policy_versions_view import history_view
+
+    output().print(history_view(versions[:MAX_ROWS], len(versions)))
+
+
+def apply(
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The new policy: a file, or a folder where it is one.")],
+    config: Config = DEFAULT_CONFIG,
+    admin: Admin = FIND,
+    yes: Yes = False,
+) -> None:
+    """Replace the policy by another, and put it in force.
+
+    Checks the new policy together with the drop-ins that stay, tells what it changes, asks, writes
+    the file with the owner and mode of the old one, and waits until it is in force. If it is
+    refused, or nothing can be written, everything is as before.
+    """
+    loaded = _load(config)
+    _change(loaded, _given(new, loaded.policy), admin, f"put {new} in force", yes=yes)
+
+
+def rollback(
+    number: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Version of the history; the one before without it.")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    admin: Admin = FIND,
+    yes: Yes = False,
+) -> None:
+    """Put a policy that was in force before in force again.
+
+    All its files are written back; drop-ins that it did not have are kept beside, with the ending
+    .aside, and not read. Tells what changes and asks, as apply does. The history goes on: going
+    back is a new version.
+    """
+    loaded = _load(config)
+    kept = _history(loaded)
+    numbers = kept.numbers()
+    if number is None and len(numbers) < 2:
+        fail(exits.REFUSED, "the history has no policy before this one", "athanor policy history")
+    chosen = kept.read(numbers[1] if number is None else number)
+    _change(loaded, _restored(chosen, loaded.policy), admin, f"go back to version {chosen.number}", yes=yes)
+
+
+def _load(config: Path) -> ApplianceConfig:
+    from appliance.common.config_loader import load_config
+
+    return load_config(config)
+
+
+def _history(config: ApplianceConfig) -> PolicyHistory:
+    from appliance.common.policy_history import PolicyHistory
+
+    if config.audit is None:
+        fail(
+            exits.REFUSED, "policies are kept beside the audit log, and there is none", "name a folder: audit.directory"
+        )
+    return PolicyHistory(config.audit.directory)
+
+
+def _given(new: Path, policy: Path) -> Target:
+    """The configured policy with ``new`` in place of its file, or of all its files where it is a folder."""
+    from appliance.common.policy_history import relative, sources_of
+    from appliance.operator.cli.policy_sources import read, refuse
+    from policy.errors import PolicyError
+    from policy.loader import load_policy
+
+    if new.resolve() == policy.resolve():
+        fail(exits.USAGE, f"{new} is the configured policy itself", "athanor reload puts an edited policy in force")
+    if new.is_dir() != policy.is_dir():
+        kind = "a folder" if policy.is_dir() else "a file"
+        fail(exits.USAGE, f"the configured policy {policy} is {kind}, so the new one has to be {kind} too")
+    gone: tuple[str, ...] = ()
+    if new.is_dir():
+        texts, names = relative(read(new), new)
+        files = {_moved(name, policy.name): text for name, text in texts.items()}
+        named = tuple(_moved(name, policy.name) for name in names)
+        gone = tuple(name for name in relative(read(policy), policy)[1] if name not in named)
+        written = files
+    else:
+        files, named = relative(read(policy), policy)
+        written = {policy.name: _text(new)}
+        files |= written
+    # A problem is told at the file that was given.
+    sources = [replace(one, name=str(new)) if one.name == policy.name else one for one in sources_of(files, named)]
+    try:
+        return Target(written, load_policy(sources), gone)
+    except PolicyError as error:
+        refuse(error, sources, Format.TABLE)
+
+
+def _text(new: Path) -> str:
+    """The text of a file that shall be the policy's."""
+    from appliance.common.errors import ConfigError, os_errors_as
+
+    with os_errors_as(f"cannot read {new}"), new.open("rb") as file:
+        data = file.read(MAX_NEW_BYTES + 1)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{new} is not UTF-8") from None
+
+
+def _moved(name: str, folder: str) -> str:
+    """The name of a folder's file, in another folder."""
+    return "/".join([folder, *name.split("/")[1:]])
+
+
+def _restored(version: Version, policy: Path) -> Target:
+    """A version of the history, checked by this version of the appliance."""
+    from appliance.common.policy_history import relative
+    from appliance.operator.cli.policy_sources import read, refuse
+    from policy.errors import PolicyError
+    from policy.loader import load_policy
+
+    sources = version.sources()
+    try:
+        loaded = load_policy(sources)
+    except PolicyError as error:
+        refuse(error, sources, Format.TABLE)
+    gone = tuple(name for name in relative(read(policy), policy)[1] if name not in version.named)
+    if policy.name in gone:
+        fail(
+            exits.REFUSED, f"version {version.number} has no file {policy.name}: the configuration named another policy"
+        )
+    return Target(version.files, loaded, gone)
+
+
+def _change(config: ApplianceConfig, target: Target, admin: str, what: str, *, yes: bool) -> None:
+    """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was."""
+    from appliance.operator.cli.policy_diff_view import changes_view, summary_view
+    from appliance.operator.cli.policy_sources import read
+    from appliance.operator.placement import Placement
+    from policy.changes import changes
+    from policy.errors import PolicyError
+    from policy.loader import load_policy
+
+    console = output()
+    try:
+        old = load_policy(read(config.policy))
+    except PolicyError:
+        console.print("the policy that is there has problems, so nothing is compared", style="yellow")
+    else:
+        found = changes(old, target.policy)
+        console.print(changes_view(found, console.width))
+        console.print(summary_view(old.digest, target.policy.digest, found))
+    confirm(what, yes=yes)
+    placement = Placement(config.policy.parent, target.files, list(target.gone))
+    placement.put()
+    _put_in_force(placement, admin)
+
+
+def _put_in_force(placement: Placement, admin: str) -> None:
+    """Reload; where the appliance does not run the next start reads the files."""
+    from rich.markup import escape
+
+    from appliance.common.status import ReloadOutcome
+    from appliance.operator.cli.admin_client import UnreachableError, read, try_ask
+
+    console = output()
+    try:
+        answer = try_ask(admin, "/reload", "POST", RELOAD_S)
+    except UnreachableError as error:
+        console.print("[green]written[/green]; it is in force at the next start: nothing answers now", soft_wrap=True)
+        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
+        return
+    outcome = read(ReloadOutcome, answer, CONFLICT)
+    if not outcome.ok:
+        placement.undo()
+        fail(exits.REFUSED, "\n".join(["refused, and everything is as before", *outcome.problems]))
+    console.print(f"[green]in force[/green]: {escape(outcome.message)}", soft_wrap=True)
+    for line in outcome.warnings:
+        console.print(f"[bold yellow]warning:[/bold yellow] {escape(line)}", soft_wrap=True)
+
+
+def _row(version: Version) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    since = datetime.fromtimestamp(version.since_ms / 1000, UTC)
+    return {
+        "version": version.number,
+        "since": f"{since:%Y-%m-%dT%H:%M:%SZ}",
+        "digest": version.digest,
+        "files": list(version.named),
+    }
+
+
+def _show_version(kept: PolicyHistory, version: Version, output_format: Format) -> None:
+    """What a version changed against the one before it, and its files."""
+    from appliance.operator.cli.policy_diff_view import changes_view, summary_view
+    from policy.changes import changes
+    from policy.errors import PolicyError
+    from policy.loader import load_policy
+
+    if print_data({**_row(version), "texts": version.files}, output_format):
+        return
+    console = output()
+    earlier = [number for number in kept.numbers() if number < version.number]
+    if earlier:
+        try:
+            old, new = load_policy(kept.read(earlier[0]).sources()), load_policy(version.sources())
+        except PolicyError as error:
+            console.print(
+                f"not compared: this version of athanor refuses one of both: {error.problems[0]}", markup=False
+            )
+        else:
+            found = changes(old, new)
+            console.print(changes_view(found, console.width))
+            console.print(summary_view(old.digest, new.digest, found))
+    for name, text in version.files.items():
+        console.print(f"\n# {name}", style="dim", markup=False)
+        console.print(text.rstrip(), markup=False, soft_wrap=True)

@@ -1,0 +1,91 @@
+"""The history of policies: what was in force comes back as it was, and what is no version is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from appliance.common import policy_history as module
+from appliance.common.errors import ConfigError
+from appliance.common.policy_history import FOLDER, PolicyHistory, relative
+from policy.files import read_sources
+from policy.loader import load_policy
+
+TENANT = "version: 1\ntenants: {%s: {credentials: ['key:%s'], models: ['*']}}\n"
+PREFIX = "public_prefixes: {p: {model: m, tenants: all, file: %s}}\n"
+
+
+def policy(folder: Path) -> Path:
+    """A policy file with a drop-in, each with a public prefix of the same name and another text."""
+    path = folder / "etc" / "policy.yaml"
+    for place, file, tenant in (
+        (path.parent, path, "a"),
+        (path.with_suffix(".d"), path.with_suffix(".d") / "b.yaml", "b"),
+    ):
+        (place / "public").mkdir(parents=True)
+        (place / "public" / "hello.txt").write_text(f"Hello, {tenant}!")
+        file.write_text((TENANT % (tenant, tenant)) + (PREFIX.replace("{p:", f"{{{tenant}1:") % "hello.txt"))
+    return path
+
+
+def test_a_version_comes_back_with_all_its_files(tmp_path: Path) -> None:
+    """File, drop-in and the texts of public prefixes: loaded again they have the same digest. What is the newest
+    already is not kept twice, and what was there before is kept again when it comes back."""
+    path, history = policy(tmp_path), PolicyHistory(tmp_path)
+    sources = read_sources(path)
+    digest = load_policy(sources).digest
+    assert history.numbers() == []
+    assert history.record(digest, *relative(sources, path), 1_000)
+    assert not history.record(digest, *relative(sources, path), 2_000)
+    version = history.read(1)
+    assert (version.digest, version.since_ms, version.named) == (digest, 1_000, ("policy.yaml", "policy.d/b.yaml"))
+    assert set(version.files) == {*version.named, "public/hello.txt", "policy.d/public/hello.txt"}
+    assert load_policy(version.sources()).digest == digest
+    assert history.record("ab" * 32, {"policy.yaml": TENANT % ("c", "c")}, ("policy.yaml",), 3_000)
+    assert history.record(digest, *relative(sources, path), 4_000)
+    assert history.numbers() == [3, 2, 1]
+
+
+def test_a_change_of_words_alone_is_a_version(tmp_path: Path) -> None:
+    """A comment changes no digest, and is somebody's text: it is kept."""
+    history = PolicyHistory(tmp_path)
+    assert history.record("ab" * 32, {"policy.yaml": "version: 1"}, ("policy.yaml",), 1)
+    assert history.record("ab" * 32, {"policy.yaml": "version: 1 # why"}, ("policy.yaml",), 2)
+
+
+def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than the bound are kept, the newest; numbers go on."""
+    monkeypatch.setattr(module, "MAX_VERSIONS", 3)
+    history = PolicyHistory(tmp_path)
+    for number in range(6):
+        history.record(f"{number:064x}", {"policy.yaml": str(number)}, ("policy.yaml",), number)
+    assert history.numbers() == [6, 5, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"form": 99},
+        {"files": {"../../etc/passwd": "x", "policy.yaml": ""}},
+        {"files": {"/etc/passwd": "x", "policy.yaml": ""}},
+        {"files": {"policy.yaml": 7}},
+        {"named": ["absent.yaml"]},
+        {"files": None},
+    ],
+)
+def test_what_is_no_version_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    """Another form, a name outside the folder, a text that is none: refused before anything is written from it.
+    Control: the file as it was is read. A damaged newest version does not keep the next from being kept."""
+    history = PolicyHistory(tmp_path)
+    history.record("ab" * 32, {"policy.yaml": "version: 1"}, ("policy.yaml",), 1)
+    assert history.read(1).files == {"policy.yaml": "version: 1"}
+    (path,) = (tmp_path / FOLDER).iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match="is no version of a policy"):
+        history.read(1)
+    with pytest.raises(ConfigError, match="there is no version 9"):
+        history.read(9)
+    assert history.record("ab" * 32, {"policy.yaml": "version: 1"}, ("policy.yaml",), 2)
+    assert history.numbers() == [2, 1]

@@ -1,0 +1,215 @@
+"""``athanor policy history``, ``apply`` and ``rollback`` over real files, against a real admin listener."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from appliance.common.policy_history import PolicyHistory, relative
+from appliance.common.status import ReloadOutcome
+from appliance.operator.placement import ASIDE, Placement
+from policy.files import read_sources
+from policy.loader import load_policy
+from tests.appliance.admin_server import FakeAppliance
+from tests.appliance.operator.cli.conftest import Run
+
+TENANT = "version: 1\ntenants: {%s: {credentials: ['key:%s'], models: ['*'], weight: %d}}\n"
+NOBODY = "http://127.0.0.1:9"
+"""Nothing answers there."""
+
+
+class Place:
+    """A configuration with a policy, a drop-in, and an audit folder with a history."""
+
+    def __init__(self, folder: Path, policy: str = "policy.yaml") -> None:
+        self.folder = folder
+        self.policy = folder / policy
+        self.config = folder / "athanor.yaml"
+        model = {"name": "m", "path": str(folder)}
+        values = {"run_dir": str(folder / "run"), "policy": policy, "models": [model], "audit": {"directory": "audit"}}
+        values |= {"credentials": "keys", "pepper": "pepper"}
+        self.config.write_text(json.dumps(values))
+        self.history = PolicyHistory(folder / "audit")
+        (folder / "audit").mkdir()
+        (folder / "policy.d").mkdir()
+        self.write("b", 1, "policy.d/b.yaml")
+
+    def write(self, tenant: str, weight: int, name: str = "policy.yaml") -> Path:
+        """Write a file with one tenant."""
+        path = self.folder / name
+        path.write_text(TENANT % (tenant, tenant, weight))
+        return path
+
+    def keep(self, now: int) -> str:
+        """Keep what is there as the supervisor does; gives its digest."""
+        sources = read_sources(self.policy)
+        digest = load_policy(sources).digest
+        self.history.record(digest, *relative(sources, self.policy), now)
+        return digest
+
+    def digest(self) -> str:
+        """Digest of what is there."""
+        return load_policy(read_sources(self.policy)).digest
+
+    def texts(self) -> dict[str, str]:
+        """All policy files."""
+        paths = [self.folder / "policy.yaml", *(self.folder / "policy.d").iterdir()]
+        return {path.name: path.read_text() for path in paths if path.exists()}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A place with two versions: alpha with weight 1, then with 5."""
+    place = Place(tmp_path)
+    for now, weight in ((1_790_000_000_000, 1), (1_790_000_060_000, 5)):
+        place.write("a", weight)
+        place.keep(now)
+    return place
+
+
+def test_history_lists_versions_and_tells_what_one_changed(run: Run, place: Place) -> None:
+    """The newest first with their times; one version in sentences with its files; JSON has the texts; an unknown one is
+    refused, and so is a configuration without an audit log."""
+    config = ("--config", str(place.config))
+    table = run("policy", "history", *config, columns=120).stdout.splitlines()
+    assert [line.split()[0] for line in table[:3]] == ["VERSION", "2", "1"]
+    assert "2026-09-21 14:14 UTC" in table[1]
+    assert "policy.yaml, policy.d/b.yaml" in table[1]
+    told = run("policy", "history", "2", *config)
+    assert "a weight of 5 parts in fair service instead of 1" in " ".join(told.stdout.split())
+    assert "# policy.d/b.yaml" in told.stdout
+    found = json.loads(run("policy", "history", "1", *config, "-o", "json").stdout)
+    assert (found["version"], found["texts"]["policy.yaml"]) == (1, TENANT % ("a", "a", 1))
+    assert [
+        row["version"] for row in json.loads(run("policy", "history", *config, "-o", "json").stdout)["versions"]
+    ] == [2, 1]
+    unknown = run("policy", "history", "9", *config)
+    assert (unknown.exit_code, "there is no version 9" in f"{unknown.stderr}{unknown.exception}") == (1, True)
+    values = json.loads(place.config.read_text())
+    place.config.write_text(json.dumps({name: value for name, value in values.items() if name != "audit"}))
+    assert "kept beside the audit log" in run("policy", "history", *config).stderr
+
+
+def test_apply_replaces_the_file_and_reloads(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """The changes are told, the file has the new text and the old mode, drop-ins stay, and the appliance was asked."""
+    place.policy.chmod(0o604)
+    new = place.write("a", 9, "new.yaml")
+    told = run("policy", "apply", str(new), "--config", str(place.config), "--admin", appliance.url, "--yes")
+    assert told.exit_code == 0, told.output
+    assert "a weight of 9 parts in fair service instead of 5" in " ".join(told.stdout.split())
+    assert "in force" in told.stdout
+    assert appliance.reloads == 1
+    assert place.texts() == {"policy.yaml": TENANT % ("a", "a", 9), "b.yaml": TENANT % ("b", "b", 1)}
+    assert place.policy.stat().st_mode & 0o777 == 0o604
+
+
+def test_apply_that_is_refused_changes_nothing(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """A policy with problems is told at its own file and never written; one that the appliance refuses is put back."""
+    before = place.texts()
+    bad = place.folder / "bad.yaml"
+    bad.write_text("version: 1\ntenants: {a: {credentials: ['key:a'], modles: ['*']}}\n")
+    arguments = ("--config", str(place.config), "--admin", appliance.url, "--yes")
+    told = run("policy", "apply", str(bad), *arguments)
+    assert told.exit_code == 1
+    assert "bad.yaml:2:" in "".join(told.stdout.split("\n"))
+    assert (appliance.reloads, place.texts()) == (0, before)
+    clash = place.write("b", 1, "clash.yaml")
+    told = run("policy", "apply", str(clash), *arguments)
+    assert (told.exit_code, "stands in" in told.stdout, place.texts()) == (1, True, before)
+    appliance.outcome = ReloadOutcome(ok=False, digest="d", problems=("the pool is too small",), message="no")
+    told = run("policy", "apply", str(place.write("a", 9, "new.yaml")), *arguments)
+    assert told.exit_code == 1
+    assert "everything is as before" in told.stderr
+    assert "the pool is too small" in told.stderr
+    assert (appliance.reloads, place.texts()) == (1, before)
+
+
+def test_apply_without_an_appliance_is_for_the_next_start(run: Run, place: Place) -> None:
+    """Nothing answers: the file is written, and the answer says when it is in force."""
+    told = run(
+        "policy",
+        "apply",
+        str(place.write("a", 9, "new.yaml")),
+        "--config",
+        str(place.config),
+        "--admin",
+        NOBODY,
+        "--yes",
+    )
+    assert told.exit_code == 0
+    assert "in force at the next start" in " ".join(told.stdout.split())
+    assert place.texts()["policy.yaml"] == TENANT % ("a", "a", 9)
+
+
+def test_apply_takes_no_other_kind(run: Run, place: Place) -> None:
+    """The configured policy itself and a folder in place of a file are mistakes of the command line."""
+    for new in (place.policy, place.folder / "policy.d"):
+        told = run("policy", "apply", str(new), "--config", str(place.config), "--admin", NOBODY, "--yes")
+        assert told.exit_code == 2, told.output
+
+
+def test_rollback_puts_every_file_back(run: Run, place: Place, appliance: FakeAppliance) -> None:
+    """File and changed drop-in are as they were, a drop-in that came since is kept aside and not read, and the digest
+    is that of the version; without a number it is the one before."""
+    first = place.history.read(1).digest
+    place.write("b", 7, "policy.d/b.yaml")
+    place.write("c", 1, "policy.d/c.yaml")
+    arguments = ("--config", str(place.config), "--admin", appliance.url, "--yes")
+    told = run("policy", "rollback", *arguments)
+    assert told.exit_code == 0, told.output
+    assert place.digest() == first
+    assert place.texts() == {
+        "policy.yaml": TENANT % ("a", "a", 1),
+        "b.yaml": TENANT % ("b", "b", 1),
+        f"c.yaml{ASIDE}": TENANT % ("c", "c", 1),
+    }
+    assert run("policy", "rollback", "2", *arguments).exit_code == 0
+    assert place.digest() == place.history.read(2).digest
+    appliance.outcome = ReloadOutcome(ok=False, digest="d", problems=("no",), message="no")
+    before = place.texts()
+    assert run("policy", "rollback", "1", *arguments).exit_code == 1
+    assert place.texts() == before
+
+
+def test_rollback_without_a_history_says_so(run: Run, tmp_path: Path) -> None:
+    """There is nothing before the first version."""
+    place = Place(tmp_path)
+    place.write("a", 1)
+    place.keep(1)
+    told = run("policy", "rollback", "--config", str(place.config), "--admin", NOBODY, "--yes")
+    assert (told.exit_code, "no policy before this one" in told.stderr) == (1, True)
+
+
+def test_folders_are_replaced_by_folders(run: Run, tmp_path: Path, appliance: FakeAppliance) -> None:
+    """Where the policy is a folder the new one is too: its files, those of public prefixes, and nothing of the old."""
+    place = Place(tmp_path, "policy.d")
+    new = tmp_path / "draft"
+    (new / "public").mkdir(parents=True)
+    (new / "public" / "hello.txt").write_text("Hello")
+    prefix = "public_prefixes: {p: {model: m, tenants: all, file: hello.txt}}\n"
+    (new / "z.yaml").write_text(TENANT % ("z", "z", 1) + prefix)
+    told = run("policy", "apply", str(new), "--config", str(place.config), "--admin", appliance.url, "--yes")
+    assert told.exit_code == 0, told.output
+    assert set(load_policy(read_sources(place.policy)).tenants) == {"z"}
+    assert (place.policy / "public" / "hello.txt").read_text() == "Hello"
+    assert (place.policy / f"b.yaml{ASIDE}").exists()
+
+
+def test_a_disk_that_takes_no_more_leaves_everything_as_it_was(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two files cannot be written: the first is put back."""
+    from appliance.operator import placement as module
+
+    before, write = place.texts(), module.write_whole
+
+    def full(path: Path, data: bytes, mode: int) -> None:
+        if path.name == "b.yaml":
+            raise OSError(28, "No space left on device")
+        write(path, data, mode)
+
+    monkeypatch.setattr(module, "write_whole", full)
+    placing = Placement(place.folder, {"policy.yaml": "new", "policy.d/b.yaml": "new"}, [])
+    with pytest.raises(Exception, match="cannot write the policy"):
+        placing.put()
+    assert place.texts() == before
