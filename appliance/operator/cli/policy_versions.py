@@ -48,7 +48,7 @@ MAX_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NewPolicy:
     """A policy that shall be in force, as files below the folder of the configured one."""
 
     files: dict[str, str]
@@ -136,7 +136,7 @@ def _history(config: ApplianceConfig) -> PolicyHistory:
     return PolicyHistory(config.audit.directory)
 
 
-def _given(new: Path, policy: Path) -> Target:
+def _given(new: Path, policy: Path) -> NewPolicy:
     """The configured policy with ``new`` in place of its file, or of all its files where it is a folder."""
     from appliance.common.policy_history import relative, sources_of
     from appliance.operator.cli.policy_sources import read, refuse
@@ -162,7 +162,7 @@ def _given(new: Path, policy: Path) -> Target:
     # A problem is told at the file that was given.
     sources = [replace(one, name=str(new)) if one.name == policy.name else one for one in sources_of(files, named)]
     try:
-        return Target(written, load_policy(sources), gone)
+        return NewPolicy(written, load_policy(sources), gone)
     except PolicyError as error:
         refuse(error, sources, Format.TABLE)
 
@@ -184,7 +184,7 @@ def _moved(name: str, folder: str) -> str:
     return "/".join([folder, *name.split("/")[1:]])
 
 
-def _restored(version: Version, policy: Path) -> Target:
+def _restored(version: Version, policy: Path) -> NewPolicy:
     """A version of the history, checked by this version of the appliance."""
     from appliance.common.policy_history import relative
     from appliance.operator.cli.policy_sources import read, refuse
@@ -201,10 +201,10 @@ def _restored(version: Version, policy: Path) -> Target:
         fail(
             exits.REFUSED, f"version {version.number} has no file {policy.name}: the configuration named another policy"
         )
-    return Target(version.files, loaded, gone)
+    return NewPolicy(version.files, loaded, gone)
 
 
-def _change(config: ApplianceConfig, target: Target, admin: str, what: str, *, yes: bool) -> None:
+def _change(config: ApplianceConfig, target: NewPolicy, admin: str, what: str, *, yes: bool) -> None:
     """Tell what changes, ask, write, and put in force; whatever fails leaves everything as it was."""
     from appliance.operator.cli.policy_diff_view import changes_view, summary_view
     from appliance.operator.cli.policy_sources import read
