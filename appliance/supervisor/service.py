@@ -72,8 +72,7 @@ async def supervise(config: ApplianceConfig) -> None:
     """
     config = _checked(config)
     runtime = choose_runtime(config)
-    served = await asyncio.to_thread(_read_models, config)
-    keepers: list[Keeper] = []
+    served, keepers = await asyncio.to_thread(_read_models, config), list[Keeper]()
     recorder, metering = await _open_account(config, lambda *sent: server.publish(*sent))
     server = ControlServer(
         config.run_dir / CONTROL_SOCKET,
@@ -99,12 +98,9 @@ async def supervise(config: ApplianceConfig) -> None:
     stop = _stop_signal()
     await _listen(server, operator, config.run_dir)
     writing = asyncio.create_task(recorder.run(), name="audit log")
-    told = (
-        _tell_spill(vault, server.publish),
-        _tell_disks(config, server.publish),
-        _account(config, server, metering, recorder),
-    )
-    asides = (residents.run(), *told, _keep_sockets(server, operator))
+    told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
+    account = _keep_account(config, server, metering, recorder)
+    asides = (residents.run(), *told, account, _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
@@ -245,7 +241,7 @@ async def _tell_disks(config: ApplianceConfig, publish: Callable[[DiskState, tup
         await asyncio.sleep(DISK_PERIOD_S)
 
 
-async def _account(
+async def _keep_account(
     config: ApplianceConfig, server: ControlServer, metering: Metering | None, recorder: Recorder
 ) -> None:
     """Take reservations of spend and questions about it, and keep each policy, until cancelled; where an audit log is
