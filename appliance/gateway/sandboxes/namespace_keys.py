@@ -24,6 +24,8 @@ class NamespaceKeys:
         self._changed = changed
         self._keys: dict[str, bytes] = {}
         self._retained: dict[str, int] = {}
+        self._to_ask: list[list[str]] = []
+        """Questions for a supervisor that came anew, one after the other: its socket has no room for all answers."""
         self._arrived = asyncio.Event()
 
     async def fetch(self, tenants: list[str], timeout_s: float = 30.0) -> dict[str, bytes]:
@@ -55,8 +57,8 @@ class NamespaceKeys:
     def attached(self, _welcome: Welcome) -> None:
         """Tell a supervisor that came anew what it does not know, and ask for its keys: it has drawn others."""
         known = list(self._keys)
-        for start in range(0, len(known), TENANTS_PER_QUERY):
-            self._tell(NamespaceQuery(known[start : start + TENANTS_PER_QUERY]))
+        self._to_ask = [known[start : start + TENANTS_PER_QUERY] for start in range(0, len(known), TENANTS_PER_QUERY)]
+        self._ask_next()
         self._send_retention(self._retained)
 
     def take(self, message: Namespaces) -> None:
@@ -64,6 +66,11 @@ class NamespaceKeys:
         self._keys.update((name, bytes.fromhex(key)) for name, key in message.keys.items())
         self._arrived.set()
         self._changed(dict(self._keys))
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        if self._to_ask:
+            self._tell(NamespaceQuery(self._to_ask.pop(0)))
 
     def _send_retention(self, retained: dict[str, int]) -> None:
         items = list(retained.items())

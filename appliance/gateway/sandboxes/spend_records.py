@@ -34,6 +34,8 @@ class SpendRecords:
         self._changed = changed
         self._known: set[str] = set()
         """Tenants whose spend the supervisor has told."""
+        self._to_ask: list[list[str]] = []
+        """Questions for a supervisor that came anew, one after the other."""
         self._arrived = asyncio.Event()
         self._waiting: dict[str, tuple[ReserveSpend, asyncio.Future[None]]] = {}
 
@@ -78,8 +80,8 @@ class SpendRecords:
     def attached(self, _welcome: Welcome) -> None:
         """Tell a supervisor that came anew what waits, and ask for what it knows."""
         known = sorted(self._known)
-        for start in range(0, len(known), TENANTS_PER_QUERY):
-            self._tell(SpendQuery(known[start : start + TENANTS_PER_QUERY]))
+        self._to_ask = [known[start : start + TENANTS_PER_QUERY] for start in range(0, len(known), TENANTS_PER_QUERY)]
+        self._ask_next()
         for message, _ in self._waiting.values():
             self._tell(message)
 
@@ -88,6 +90,11 @@ class SpendRecords:
         self._changed(message)
         self._known.update(message.asked)
         self._arrived.set()
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        if self._to_ask:
+            self._tell(SpendQuery(self._to_ask.pop(0)))
 
     def take_reserved(self, message: SpendReserved) -> None:
         """Take confirmations; those of requests that wait no more change nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,10 @@ RETRY_S = 0.2
 
 MAX_UNREAD = 32 << 10
 """Bytes of the control socket, of some 200 kB, that audit entries may take up: the rest is for what cannot wait."""
+
+MAX_UNSENT = 1_024
+"""Messages that wait for room in the socket: those about 10,000 tenants are some sixty at an attachment. A supervisor
+that leaves more unread has stopped."""
 
 STOPPING = "the gateway stops"
 """Reason for detaching that is no fault of the supervisor."""
@@ -41,6 +46,8 @@ class SupervisorLink:
         self._take: Take = lambda _message, _fds: None
         self._on_lost: Callable[[], None] = lambda: None
         self._lost = asyncio.Event()
+        self._unsent: deque[Control] = deque()
+        """Messages that the socket had no room for, in their order."""
         self.socket: socket.socket | None = None
         """Control socket while it is connected."""
 
@@ -58,17 +65,35 @@ class SupervisorLink:
             self.detach(STOPPING)
 
     def tell(self, message: Control) -> None:
-        """Send a message if there is a supervisor; one that does not read is lost."""
-        if self.socket is not None:
+        """Send a message if there is a supervisor; where the socket is full it is sent once there is room."""
+        if self.socket is None:
+            return
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._send_waiting()
+        elif len(self._unsent) > MAX_UNSENT:
+            self.detach("it does not read")
+
+    def _send_waiting(self) -> None:
+        """Send what waits, as far as there is room."""
+        loop = asyncio.get_running_loop()
+        while self.socket is not None and self._unsent:
             try:
-                send(self.socket, message)
+                send(self.socket, self._unsent[0])
             except ControlError as error:
+                if isinstance(error.__cause__, BlockingIOError):
+                    loop.add_writer(self.socket.fileno(), self._send_waiting)
+                    return
                 self.detach(error.message)
+                return
+            self._unsent.popleft()
+        if self.socket is not None:
+            loop.remove_writer(self.socket.fileno())
 
     def report(self, message: Audited) -> bool:
         """Send entries for the audit log; False when there is no supervisor or it has not read those before: a full
         socket would cost the attachment, and with it every sandbox."""
-        if self.socket is None or num_unread(self.socket) > MAX_UNREAD:
+        if self.socket is None or self._unsent or num_unread(self.socket) > MAX_UNREAD:
             return False
         try:
             send(self.socket, message)
@@ -84,6 +109,8 @@ class SupervisorLink:
         if sock is None:
             return
         asyncio.get_running_loop().remove_reader(sock.fileno())
+        asyncio.get_running_loop().remove_writer(sock.fileno())
+        self._unsent.clear()
         sock.close()
         # The gateway's own end is nothing that an operator has to be woken for.
         (log.info if reason == STOPPING else log.warning)("supervisor is gone", reason=reason)

@@ -433,6 +433,7 @@ async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(
         gateway.supervisor.tell(NamespaceQuery([f"tenant-{number}-{place}" for place in range(100)]))
     supervisor.up(Role.ENGINE)
     assert gateway.attached
+    assert not gateway.supervisor._unsent
     seen, questions = [], 0
     async with asyncio.timeout(20):
         while len(seen) < 5_000 or questions < 20:
@@ -444,10 +445,10 @@ async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(
     assert seen == list(range(5_000))
 
 
-async def test_without_that_bound_a_flood_costs_the_attachment(
+async def test_without_that_bound_a_flood_holds_questions_up(
     gateway: GatewayEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control of the last test: entries that fill the socket, and the next question takes the supervisor for gone."""
+    """Control of the last test: entries that fill the socket, and the next questions have to wait for the supervisor."""
     monkeypatch.setattr(supervisor_link, "MAX_UNREAD", 1 << 30)
     for number in range(5_000):
         gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number)
@@ -455,4 +456,5 @@ async def test_without_that_bound_a_flood_costs_the_attachment(
         gateway.audit.flush()
     for number in range(20):
         gateway.supervisor.tell(NamespaceQuery([f"tenant-{number}-{place}" for place in range(100)]))
-    assert not gateway.attached
+    assert gateway.attached
+    assert gateway.supervisor._unsent

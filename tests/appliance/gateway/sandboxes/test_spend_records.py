@@ -61,8 +61,8 @@ async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.M
     assert [next(iter(spent.spent)) for spent in taken] == ["t0", "t500", "t1000"]
     await records.fetch(tenants)
     assert len(told) == 4
-    records.attached(WELCOME)
-    assert sum(len(query.tenants) for query in told[4:]) == 1200
+    records.attached(WELCOME)  # one question after the other, each when the one before is answered
+    assert [len(query.tenants) for query in told[4:]] == [500, 500, 200]
     silent = SpendRecords(lambda _: None, taken.append)
     with pytest.raises(ControlError, match="did not tell in time"):
         await silent.fetch(["a"], 0.02)

@@ -1,0 +1,142 @@
+"""The gateway's end of the control socket with very many tenants: a full socket costs no attachment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from appliance.common.control import (
+    CONTROL_VERSION,
+    Attach,
+    Audited,
+    Control,
+    Namespaces,
+    Retention,
+    Spent,
+    Welcome,
+    receive,
+)
+from appliance.gateway.sandboxes import supervisor_link as module
+from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys
+from appliance.gateway.sandboxes.spend_records import SpendRecords
+from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
+from appliance.supervisor.control_server import ControlServer
+
+TENANTS = [f"tenant-with-a-longer-name-{number}" for number in range(10_000)]
+
+
+class Sleeper:
+    """A supervisor that attaches a gateway and reads when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(path))
+        self.listener.listen(1)
+        self.peer: socket.socket | None = None
+
+    def accept(self) -> None:
+        """Take the gateway's connection and its first word."""
+        self.peer, _ = self.listener.accept()
+        assert receive(self.peer) == (Attach(CONTROL_VERSION), ())
+        self.peer.setblocking(False)
+
+    def read(self) -> list[Control]:
+        """Everything that is there."""
+        assert self.peer is not None
+        found = []
+        while True:
+            try:
+                item = receive(self.peer)
+            except BlockingIOError:
+                return found
+            assert item is not None
+            found.append(item[0])
+
+
+@pytest.fixture
+async def linked(tmp_path: Path) -> AsyncIterator[tuple[SupervisorLink, Sleeper, list[str]]]:
+    """A link that is attached to a sleeping supervisor, and what became of it."""
+    sleeper, lost = Sleeper(tmp_path / "c"), []
+    link = SupervisorLink(tmp_path / "c")
+    task = asyncio.create_task(link.run(lambda _message, _fds: None, lambda: lost.append("lost")))
+    await asyncio.sleep(0.05)
+    sleeper.accept()
+    yield link, sleeper, lost
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    sleeper.listener.close()
+
+
+async def test_what_finds_no_room_is_sent_later_and_in_order(linked: tuple[SupervisorLink, Sleeper, list[str]]) -> None:
+    """More than the socket takes is told at once: nothing is lost, nothing overtakes, the attachment stays, and entries
+    of the audit log wait behind it; once the supervisor reads everything comes."""
+    link, sleeper, lost = linked
+    told = [Retention(dict.fromkeys(TENANTS[:400], number)) for number in range(80)]
+    for message in told:
+        link.tell(message)
+    assert link._unsent, "the control: the socket was full"
+    assert not link.report(Audited(["{}"], 0))
+    found: list[Control] = []
+    async with asyncio.timeout(20):
+        while len(found) < len(told):
+            found += sleeper.read()
+            await asyncio.sleep(0)
+    assert found == told
+    assert lost == []
+    assert link.report(Audited(["{}"], 0))
+
+
+async def test_a_supervisor_that_never_reads_is_given_up(
+    linked: tuple[SupervisorLink, Sleeper, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is bounded: beyond it the link ends, forgets what waited, and attaches again."""
+    monkeypatch.setattr(module, "MAX_UNSENT", 40)
+    link, _, lost = linked
+    for number in range(120):
+        link.tell(Retention(dict.fromkeys(TENANTS[:400], number)))
+    assert lost == ["lost"]
+    assert not link._unsent
+
+
+async def test_ten_thousand_tenants_attach_again(tmp_path: Path) -> None:
+    """A supervisor that came anew is asked about 10,000 tenants' keys and spend, and told their retention, over its
+    real socket: the attachment stays, and everything arrives."""
+    left, kept, spends = [], {}, []
+    server: ControlServer
+    server = ControlServer(
+        tmp_path / "c", Welcome(CONTROL_VERSION, "s", "l", ["m"]), lambda: None, lambda: left.append(1), lambda _: None
+    )
+    server.on_retention = kept.update
+    server.on_spend = lambda query: server.publish(
+        Spent(1, 1, query.tenants, {name: [1, 2] for name in query.tenants}), ()
+    )
+    server.open()
+    link = SupervisorLink(tmp_path / "c")
+    keys = NamespaceKeys(link.tell, lambda _: None)
+    spend = SpendRecords(link.tell, spends.append)
+    keys._keys, spend._known = dict.fromkeys(TENANTS, b"old"), set(TENANTS)
+    keys._retained = dict.fromkeys(TENANTS, 1)
+
+    def take(message: Control, _fds: tuple[int, ...]) -> None:
+        if isinstance(message, Welcome):
+            keys.attached(message)
+            spend.attached(message)
+        elif isinstance(message, Namespaces):
+            keys.take(message)
+        elif isinstance(message, Spent):
+            spend.take_spent(message)
+
+    task = asyncio.create_task(link.run(take, lambda: left.append(2)))
+    async with asyncio.timeout(30):
+        while (
+            len(kept) < len(TENANTS) or b"old" in keys._keys.values() or sum(len(one.asked) for one in spends) < 10_000
+        ):
+            await asyncio.sleep(0.01)
+    assert left == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    server.close()
