@@ -448,7 +448,7 @@ async def test_a_flood_of_audit_entries_leaves_room_for_words_that_matter(
 async def test_without_that_bound_a_flood_holds_questions_up(
     gateway: GatewayEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control of the last test: entries that fill the socket, and the next questions have to wait for the supervisor."""
+    """Control of the last test: entries fill the socket, and the next questions have to wait for the supervisor."""
     monkeypatch.setattr(supervisor_link, "MAX_UNREAD", 1 << 30)
     for number in range(5_000):
         gateway.audit.add("policy", outcome="ok", policy="ab" * 32, tenants=number)
