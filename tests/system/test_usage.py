@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ PRICES = {"input": 10, "cached_input": 1, "output": 20}
 
 NUMBERS = ("input_tokens", "cached_tokens", "output_tokens")
 BILLIONTHS = 1_000_000_000
-SPEND_A_KILL = 0.0025
+SPEND_A_KILL = Decimal("0.0025")
 """Limit of spend for each kill, in units: some five requests, so that it is reached at the end and not before."""
 
 SETTLED_S = 20.0
@@ -180,8 +180,9 @@ def test_kills_charge_nothing_twice_and_no_limit_is_exceeded(billed: Appliance, 
     it once, and alpha has come to its limit: what it was served, by its own count, is within it. Beta, without a limit,
     is served to the end."""
     earlier = spent_so_far(billed)
-    limit = SPEND_A_KILL * kills
-    use_policy(billed, spend_per_month=float(earlier + Decimal(str(limit))), spend_per_day=100)
+    whole = (earlier + SPEND_A_KILL * kills).quantize(Decimal("0.01"), ROUND_UP)  # as a policy has it
+    limit = float(whole - earlier)
+    use_policy(billed, spend_per_month=float(whole), spend_per_day=100)
     stop, answered, costs = threading.Event(), [], []
     askers = [
         threading.Thread(target=keep_asking, args=(billed, tenant, stop, answered, costs))
@@ -199,6 +200,10 @@ def test_kills_charge_nothing_twice_and_no_limit_is_exceeded(billed: Appliance, 
                 time.sleep(0.02)
             time.sleep(draw.random())
             os.kill(host_pid(billed, ("gateway", "supervisor")[number % 2]), signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while 429 not in answered:
+            assert time.monotonic() < deadline, billed.tail()
+            time.sleep(0.02)
     finally:
         stop.set()
         for asker in askers:
