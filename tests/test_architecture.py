@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,18 +51,45 @@ def test_init_files_are_empty(root: Path) -> None:
             assert path.read_text() == "", path
 
 
-def test_modules_and_functions_are_of_a_size_to_read(root: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the rules look at in a module, which is parsed once for all of them."""
+
+    lines: int
+    definitions: list[tuple[int, str, int, int]]
+    """Line, name, lines and permitted lines of each class and function."""
+    broad: bool
+    """Whether a handler takes every exception and raises none."""
+
+
+def shape(text: str) -> Shape:
+    """The shape of a module."""
+    definitions, broad = [], False
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES
+            definitions.append((node.lineno, node.name, length, most))
+        elif isinstance(node, ast.ExceptHandler):
+            name = getattr(node.type, "id", None)
+            swallows = not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            broad |= (node.type is None or name in ("Exception", "BaseException")) and swallows
+    return Shape(text.count("\n"), definitions, broad)
+
+
+@pytest.fixture(scope="module")
+def shapes(root: Path) -> dict[str, Shape]:
+    """Every module of ours by its path."""
+    return {path.relative_to(root).as_posix(): shape(path.read_text()) for path in modules(root)}
+
+
+def test_modules_and_functions_are_of_a_size_to_read(shapes: dict[str, Shape]) -> None:
     """No module over 500 lines, no class over 300, no function over 60."""
-    long = []
-    for path in modules(root):
-        text = path.read_text()
-        if text.count("\n") > MAX_MODULE_LINES:
-            long.append(f"{path}: {text.count(chr(10))} lines")
-        for node in ast.walk(parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > (MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES):
-                    long.append(f"{path}:{node.lineno} {node.name}: {length} lines")
+    long = [f"{path}: {one.lines} lines" for path, one in shapes.items() if one.lines > MAX_MODULE_LINES]
+    for path, one in shapes.items():
+        for line, name, length, most in one.definitions:
+            if length > most:
+                long.append(f"{path}:{line} {name}: {length} lines")
     assert long == []
 
 
@@ -76,18 +104,16 @@ def test_every_test_says_what_it_shows(root: Path) -> None:
     assert silent == []
 
 
-def test_broad_handlers_stand_only_at_the_named_boundaries(root: Path) -> None:
+def test_broad_handlers_stand_only_at_the_named_boundaries(shapes: dict[str, Shape]) -> None:
     """``except Exception`` and wider appear where they are named only; a handler that re-raises is none."""
-    odd = []
-    for path in modules(root):
-        for node in ast.walk(parse(path.read_text())):
-            if not isinstance(node, ast.ExceptHandler):
-                continue
-            name = getattr(node.type, "id", None)
-            swallows = not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
-            if (node.type is None or name in ("Exception", "BaseException")) and swallows:
-                odd.append(path.relative_to(root).as_posix())
-    assert set(odd) <= BROAD_HANDLERS
+    assert {path for path, one in shapes.items() if one.broad} <= BROAD_HANDLERS
+
+
+def test_shapes_are_seen() -> None:
+    """Positive control: lines, lengths and a broad handler are found, and a handler that re-raises is none."""
+    body = "def f():\n    try:\n        pass\n    except Exception:\n        {}\n"
+    assert shape(body.format("pass")) == Shape(5, [(1, "f", 5, MAX_FUNCTION_LINES)], True)
+    assert not shape(body.format("raise")).broad
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def set_clock(file: Path) -> None:
     time.time_ns = lambda: wall_ns() + ahead() * NS
 
 
-def launch(file: Path, arguments: list[str]) -> None:
-    """Be the launcher, and start the gateway by way of this file."""
+def launch(script: str, words: list[str], arguments: list[str]) -> None:
+    """Be the launcher, and start the gateway by way of a script, with these words before the child's own."""
     from appliance.operator import launcher
     from appliance.operator.cli.app import main
 
@@ -40,7 +40,7 @@ def launch(file: Path, arguments: list[str]) -> None:
     def start(argv: Any, **options: Any) -> Any:
         if "gateway" in argv:
             at = argv.index("appliance.operator.child")
-            argv = [argv[0], str(Path(__file__).resolve()), str(file), *argv[at:]]
+            argv = [argv[0], script, *words, *argv[at:]]
         return plain(argv, **options)
 
     launcher.start = start
@@ -56,4 +56,4 @@ if __name__ == "__main__":
         from appliance.operator import child
 
         sys.exit(child.main(rest[1:]))
-    launch(Path(offset), rest)
+    launch(str(Path(__file__).resolve()), [offset], rest)

@@ -20,7 +20,7 @@ import pytest
 
 from isolation.host.reaper import become_subreaper, command_line, descendants
 from isolation.host.scratch import PREFIX
-from tests.system.conftest import ATHANOR, Appliance, start_demo
+from tests.system.conftest import ATHANOR, Appliance
 
 pytestmark = [
     pytest.mark.runsc,
@@ -91,29 +91,21 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.fixture
-def neighbour(tmp_path: Path) -> Iterator[Appliance]:
-    """Another appliance of the same user, which nobody kills."""
-    appliance = start_demo(tmp_path / "neighbour")
-    yield appliance
-    appliance.stop()
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["demo", "bench"])
 def test_a_killed_command_leaves_nothing(
-    name: str, adopting: None, folder: Path, neighbour: Appliance, root: Path
+    name: str, adopting: None, folder: Path, appliance: Appliance, root: Path
 ) -> None:
     """0 processes, mounts, cgroups and folders 15 s after SIGKILL; another appliance beside it lives on."""
-    _kill_and_look(name, 1, folder, neighbour, root)
+    _kill_and_look(name, 1, folder, appliance, root)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_twenty_moments(name: str, adopting: None, folder: Path, neighbour: Appliance, root: Path) -> None:
+def test_twenty_moments(name: str, adopting: None, folder: Path, appliance: Appliance, root: Path) -> None:
     """The count of the bar: 20 random moments of each command."""
-    _kill_and_look(name, FULL_MOMENTS, folder, neighbour, root)
+    _kill_and_look(name, FULL_MOMENTS, folder, appliance, root)
 
 
 def _kill_and_look(name: str, moments: int, folder: Path, neighbour: Appliance, root: Path) -> None:

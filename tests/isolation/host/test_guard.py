@@ -98,30 +98,39 @@ def await_end(pids: set[int], folder: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", ["command", "guard", "worker"])
-def test_whichever_is_killed_everything_ends(start: Start, victim: str) -> None:
-    """A program that ignores SIGTERM and an orphan in a session of its own end, and the folder is removed."""
-    process = start(SERVES)
-    folder, worker = serving(process)
-    pids = descendants(process.pid)
-    assert len(pids) == 4, "the control: guard, worker, the stubborn one and the orphan"
-    assert (folder / "file").exists()
-    os.kill({"command": process.pid, "guard": guard_of(process), "worker": worker}[victim], signal.SIGKILL)
-    await_end(pids, folder)
-    assert process.wait(SOON_S) == {"command": -9, "guard": 128 + 9, "worker": 128 + 9}[victim]
+ENDS = {"command": -9, "guard": 128 + 9, "worker": 128 + 9, "SIGTERM": 128 + 15, "SIGINT": 128 + 2}
+"""How a program that serves is ended, by the kill of one of its processes or by a signal; and the command's code."""
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_worker(start: Start, sent: signal.Signals) -> None:
-    """The worker's context managers do their work, and the command ends with the signal's code."""
-    process = start(SERVES)
-    folder, _ = serving(process)
-    pids = descendants(process.pid)
-    process.send_signal(sent)
-    assert process.wait(SOON_S) == 128 + sent
-    assert process.stdout is not None
-    assert process.stdout.read() == "cleaned\n"
-    await_end(pids, folder)
+def ended(start: Start, how: tuple[str, ...]) -> dict[str, tuple[set[int], Path, subprocess.Popen[str]]]:
+    """Start a program that serves for each way, then end each: all of them have to wait for the one that ignores
+    SIGTERM, so they wait at the same time. Gives processes, folder and command of each."""
+    started = {one: start(SERVES) for one in how}
+    found = {}
+    for one, process in started.items():
+        folder, worker = serving(process)
+        pids = descendants(process.pid)
+        assert len(pids) == 4, "the control: guard, worker, the stubborn one and the orphan"
+        assert (folder / "file").exists()
+        found[one] = pids, folder, process
+        if one.startswith("SIG"):
+            process.send_signal(signal.Signals[one])
+        else:
+            victims = {"command": process.pid, "guard": guard_of(process), "worker": worker}
+            os.kill(victims[one], signal.SIGKILL)
+    return found
+
+
+def test_whichever_is_killed_everything_ends_and_a_signal_reaches_the_worker(start: Start) -> None:
+    """Command, guard or worker is killed, or the command gets a signal: a program that ignores SIGTERM and an orphan in
+    a session of its own end, the folder is removed, and the command ends with the right code. After a signal the
+    worker's context managers have done their work."""
+    for one, (pids, folder, process) in ended(start, tuple(ENDS)).items():
+        await_end(pids, folder)
+        assert process.wait(SOON_S) == ENDS[one], one
+        if one.startswith("SIG"):
+            assert process.stdout is not None
+            assert process.stdout.read() == "cleaned\n", one
 
 
 @pytest.mark.parametrize(("ends", "code"), [("sys.exit(3)", 3), ("pass", 0), ("os.kill(os.getpid(), 9)", 137)])

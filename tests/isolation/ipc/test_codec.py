@@ -53,12 +53,13 @@ def test_every_message_has_a_strategy_and_a_sample():
     assert len(Kind) == len(every)
 
 
+@pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", BY_TYPE, ids=lambda kind: kind.__name__)
-def test_round_trip(kind):
+def test_round_trip(kind, examples):
     """Each message survives encode and decode, and its frame begins with its own length."""
 
     @given(BY_TYPE[kind])
-    @PROPERTY
+    @settings(PROPERTY, max_examples=examples)
     def holds(message):
         data = encode(message)
         assert decode(data) == message

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from engine.text.grammar_matcher import CompiledGrammar, Row
@@ -136,7 +137,8 @@ class Held:
 
 def allowed_by(row: Row) -> list[int]:
     """Return the tokens of a mask."""
-    return [8 * at + bit for at, byte in enumerate(row.words) for bit in range(8) if byte >> bit & 1]
+    bits = np.unpackbits(np.frombuffer(row.words, np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
 
 
 def held(
