@@ -65,7 +65,7 @@ def supervise(folder: Path, pipe: Connection) -> None:
     async def run() -> None:
         audit = open_log(folder / "audit")
         server: ControlServer
-        metering = open_metering(folder / "audit", audit.name, lambda *sent: server.publish(*sent))
+        metering = open_metering(folder / "audit", audit.name, audit.size, lambda *sent: server.publish(*sent))
         recorder = Recorder(audit, lambda state: server.publish(state, ()), metering=metering)
         metering.written = recorder.flush
         server = ControlServer(

@@ -224,6 +224,10 @@ def _priced(files: Sequence[_File], problems: list[Problem]) -> tuple[str, tuple
                         problems.append(file.problem(("tenants", tenant_id, "limits", key), message))
         return "", ()
     content = priced[0][1]
+    for index, rule in enumerate(content.rules):
+        if rule.cached_input is not None and rule.cached_input > rule.input:
+            message = "a cached token must not cost more than a computed one: limits reserve the price of input"
+            problems.append(priced[0][0].problem(("prices", "rules", index, "cached_input"), message))
     return content.currency, tuple(map(_price_rule, content.rules))
 
 

@@ -37,6 +37,10 @@ MAX_FDS = 3
 """Most descriptors beside one message: the segment and the host's two ends of the doorbells."""
 
 
+SPEND_CONFIRM_S = 5.0
+"""Longest that a request waits for its reservation of spend: a disk that takes longer is no place for an account. The
+supervisor writes none that is older, since nobody waits for it."""
+
 LOSS_REASONS = ("oom", "fault", "ended")
 """Reasons why a sandbox ended: its memory limit, a fault that the gateway reported, anything else."""
 

@@ -312,6 +312,8 @@ class Gateway:
         """Make what a new policy needs; returns what is wrong with it."""
         if found := self._unusable(policy):
             return found
+        # What was used is told first: the answer then has it.
+        self._audit.flush()
         await self._spend.fetch(spending(policy))
         return await self._service.publications.prepare(policy)
 

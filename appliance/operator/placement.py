@@ -67,6 +67,8 @@ class Placement:
         """
         with os_errors_as(f"cannot put the policy in {self._folder} back"):
             for one in reversed(self._before):
+                if one.data == _bytes(one.path):
+                    continue  # it was not changed: a full disk would not even take what is there
                 if one.data is None:
                     one.path.unlink(missing_ok=True)
                 else:
@@ -74,16 +76,18 @@ class Placement:
         self._before = []
 
     def _write(self, path: Path, data: bytes) -> None:
-        before = _Before(path, path.read_bytes() if path.exists() else None)
+        self._before.append(_Before(path, _bytes(path)))
         path.parent.mkdir(mode=0o750, exist_ok=True)
         _replace(path, data)
-        self._before.append(before)
 
     def _remove(self, path: Path) -> None:
-        before = _Before(path, path.read_bytes())
+        self._before.append(_Before(path, _bytes(path)))
         path.unlink()
-        self._before.append(before)
         sync_folder(path.parent)
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -127,7 +127,7 @@ class Recorder:
             await self._flush()
 
     async def _flush(self) -> None:
-        batch, dropped, audit = self._pending, self._dropped, self._audit
+        batch, dropped, audit = list(self._pending), self._dropped, self._audit
         if dropped:
             batch = [*batch, (self._clock_ms(), entry("gap", where="supervisor", dropped=dropped))]
         if not batch or audit is None:
@@ -135,7 +135,7 @@ class Recorder:
         self._more.clear()
         taken = len(self._pending)
         try:
-            await asyncio.to_thread(self._write, audit, list(batch))
+            first = await asyncio.to_thread(audit.append, batch)
         except AuditWriteError as error:
             self._more.set()
             self._become(str(error))
@@ -144,14 +144,12 @@ class Recorder:
         self._dropped -= dropped
         if self._pending:
             self._more.set()
+        if self._metering is not None:
+            # Only now that the entries are no more to be written: whatever comes of counting, none is written twice.
+            await asyncio.to_thread(self._metering.count, audit.name, first, batch)
         self._become("")
         if time.monotonic() - self._announced >= ANNOUNCE_S:
             self._announce(audit)
-
-    def _write(self, audit: AuditLog, batch: list[tuple[int, Entry]]) -> None:
-        first = audit.append(batch)
-        if self._metering is not None:
-            self._metering.count(audit.name, first, batch)
 
     def _become(self, problem: str) -> None:
         if problem == self.problem:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from appliance.common.audit.entry import Entry
-from appliance.common.audit.files import LogFormatError
-from appliance.common.control import Control, ReserveSpend, SpendQuery, SpendReserved, Spent
+from appliance.common.control import SPEND_CONFIRM_S, Control, ReserveSpend, SpendQuery, SpendReserved, Spent
 from appliance.common.errors import ControlError
 from appliance.common.figures import counted
-from appliance.common.usage.book import Reserved, UsageBook, UsageWriteError, open_book
+from appliance.common.usage.book import MOST, Reserved, UsageAccessError, UsageBook, UsageError, open_book
 from appliance.common.usage.periods import period_of
 from appliance.common.usage.replay import replay
 
@@ -32,8 +32,8 @@ MAX_WAITING = 8_192
 MAX_ID_CHARS = 64
 """Longest id of a request; a gateway's have 28 characters."""
 
-MAX_COST = 1 << 53
-"""Bound of one reservation, as of numbers of the audit log."""
+MAX_CONFIRMED = 1_000
+"""Reservations confirmed by one message, which must fit a datagram."""
 
 MAX_ASKED = 500
 """Tenants of one question: the answer must fit one datagram."""
@@ -53,12 +53,14 @@ class Metering:
         self._folder = folder
         self._publish = publish
         self._clock = clock
-        self._waiting: list[Reserved] = []
+        self._waiting: list[tuple[float, Reserved]] = []
+        """Reservations, each with the monotonic time at which it came."""
         self._asked: list[SpendQuery] = []
         self._more = asyncio.Event()
         self.written: Callable[[], Awaitable[None]] = _at_once
         """Returns once the entries that the gateway has reported are in the log; set by the owner."""
-        self._problem = ""
+        self._problems: dict[str, str] = {}
+        """What fails now, by what it is done for."""
 
     def count(self, name: str, first: int, batch: Sequence[tuple[int, Entry]]) -> None:
         """Count entries that were just written to the log ``name``; blocks, never fails. What the book does not take
@@ -67,29 +69,37 @@ class Metering:
             if self._book.position(name) == first:
                 self._book.apply(name, first, batch)
             else:
-                replay(self._book, self._folder, name)
-        except (UsageWriteError, LogFormatError, OSError) as error:
-            self._become(str(error))
+                for problem in replay(self._book, self._folder, name).unreadable:
+                    log.error("a part of the audit log cannot be read, and is not counted", problem=problem)
+        except (UsageAccessError, OSError) as error:
+            self._become("counting", str(error))
         else:
-            self._become("")
+            self._become("counting", "")
 
     def take(self, message: SpendQuery | ReserveSpend) -> None:
-        """Take a reservation, which is confirmed once it is on disk, or a question, which is answered then.
+        """Take a reservation, which is confirmed once it is on disk, or a question, which is answered then. Of far more
+        than can be waited for nothing is kept: the gateway asks again, or refuses the request.
 
         Raises:
-            ControlError: it is none that a gateway sends, or far more come than requests can run.
+            ControlError: it is none that a gateway sends.
         """
         if isinstance(message, SpendQuery):
-            if len(message.tenants) > MAX_ASKED or len(self._asked) >= MAX_QUESTIONS:
-                raise ControlError("too many questions about spend, or a question about too many tenants")
-            self._asked.append(message)
+            if len(message.tenants) > MAX_ASKED:
+                raise ControlError("a question about the spend of too many tenants")
+            if message not in self._asked and len(self._asked) < MAX_QUESTIONS:
+                self._asked.append(message)
         else:
-            if not 0 <= message.cost < MAX_COST or len(message.request) > MAX_ID_CHARS:
+            if not 0 <= message.cost < MOST or len(message.request) > MAX_ID_CHARS:
                 raise ControlError("a reservation of spend is not one that a gateway makes")
-            if len(self._waiting) >= MAX_WAITING:
-                raise ControlError("too many reservations of spend wait to be written")
-            self._waiting.append(Reserved(message.request, message.tenant, message.cost))
+            if len(self._waiting) < MAX_WAITING:
+                one = Reserved(message.request, message.tenant, message.cost)
+                self._waiting.append((time.monotonic(), one))
         self._more.set()
+
+    def gateway_left(self) -> None:
+        """Forget what a gateway that is gone waited for."""
+        self._waiting.clear()
+        self._asked.clear()
 
     async def run(self) -> None:
         """Write reservations and answer questions as they come, until cancelled."""
@@ -97,8 +107,9 @@ class Metering:
         while True:
             await self._more.wait()
             self._more.clear()
-            group, self._waiting = self._waiting, []
-            if group:
+            waiting, self._waiting = self._waiting, []
+            late = time.monotonic() - SPEND_CONFIRM_S
+            if group := [one for since, one in waiting if since > late]:
                 await self._reserve(group)
             asked, self._asked = self._asked, []
             if asked:
@@ -109,43 +120,51 @@ class Metering:
     async def _reserve(self, group: list[Reserved]) -> None:
         try:
             await asyncio.to_thread(self._book.reserve, self._clock(), group)
-        except UsageWriteError as error:
-            self._become(str(error))
+        except UsageAccessError as error:
+            self._become("reserving", str(error))
             return
-        self._become("")
-        self._publish(SpendReserved([one.request for one in group]), ())
+        self._become("reserving", "")
+        for start in range(0, len(group), MAX_CONFIRMED):
+            self._publish(SpendReserved([one.request for one in group[start : start + MAX_CONFIRMED]]), ())
 
     async def _answer(self, query: SpendQuery) -> None:
         now = self._clock()
         period = period_of(now)
-        spent = await asyncio.to_thread(self._book.spent, now, query.tenants)
-        told = {tenant: list(amounts) for tenant, amounts in spent.items()}
+        try:
+            spent = await asyncio.to_thread(self._book.spent, now, query.tenants)
+        except UsageAccessError as error:
+            self._become("answering", str(error))  # the gateway asks again
+            return
+        self._become("answering", "")
+        told = {tenant: [one.day, one.month, one.reserved] for tenant, one in spent.items()}
         self._publish(Spent(period.day, period.month, query.tenants, told), ())
 
     def close(self) -> None:
         """Close the book; blocks."""
-        self._book.close()
+        with suppress(UsageAccessError):
+            self._book.close()
 
     def _forget(self) -> None:
         try:
             self._book.forget_reservations(self._clock())
-        except UsageWriteError as error:
-            self._become(str(error))
+        except UsageAccessError as error:
+            self._become("reserving", str(error))
 
-    def _become(self, problem: str) -> None:
-        if problem and problem != self._problem:
-            log.error("the usage book is not written; requests of tenants with a limit of spend wait", problem=problem)
-        elif self._problem and not problem:
-            log.info("the usage book is written again")
-        self._problem = problem
+    def _become(self, what: str, problem: str) -> None:
+        before = self._problems.get(what, "")
+        if problem and problem != before:
+            log.error("the usage book fails; tenants with a limit of spend may be refused", what=what, problem=problem)
+        elif before and not problem:
+            log.info("the usage book works again", what=what)
+        self._problems[what] = problem
 
 
 async def _at_once() -> None:
     """Wait for nothing."""
 
 
-def open_metering(folder: Path, name: str, publish: Publish) -> Metering:
-    """Open the book in an audit folder and take from the log ``name`` what the book does not have. Blocks.
+def open_metering(folder: Path, name: str, size: int, publish: Publish) -> Metering:
+    """Open the book in an audit folder, and count what the log ``name``, of ``size`` entries, has more. Blocks.
 
     Raises:
         UsageError: the book cannot be used.
@@ -154,6 +173,12 @@ def open_metering(folder: Path, name: str, publish: Publish) -> Metering:
     if damaged:
         log.error("the usage book was damaged; it is made again from the audit log, the damaged one is beside it")
     metering = Metering(book, folder, publish)
+    try:
+        if book.position(name) > size:
+            log.error("the usage book knows more entries than the log has: the log is an older copy", entries=size)
+            book.apply(name, size, [])
+    except UsageAccessError as error:
+        raise UsageError(str(error)) from error
     metering.count(name, -1, ())
-    log.info("usage book", entries=counted(book.position(name), "entry", "entries"))
+    log.info("usage book", log_entries=counted(size, "entry", "entries"))
     return metering

@@ -78,7 +78,7 @@ async def supervise(config: ApplianceConfig) -> None:
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
         on_attach=lambda: _attached(keepers, residents, recorder),
-        on_leave=lambda: _gateway_left(keepers, residents),
+        on_leave=lambda: _gateway_left(keepers, residents, metering),
         on_wish=lambda wish: _wish(keepers, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
@@ -218,7 +218,7 @@ async def _open_account(config: ApplianceConfig, publish: Publish) -> tuple[Reco
     folder = config.audit.directory
     audit = await asyncio.to_thread(open_log, folder, config.audit.key)
     log.info("audit log", folder=str(folder), key=audit.verifier.line(), entries=audit.size)
-    metering = await asyncio.to_thread(open_metering, folder, audit.name, publish)
+    metering = await asyncio.to_thread(open_metering, folder, audit.name, audit.size, publish)
     refuses = config.audit.on_failure == "refuse"
     recorder = Recorder(audit, lambda state: publish(state, ()), refuses=refuses, metering=metering)
     metering.written = recorder.flush
@@ -270,7 +270,9 @@ def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -
         keeper.offer()
 
 
-def _gateway_left(keepers: list[Keeper], residents: Residents) -> None:
+def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None) -> None:
+    if metering is not None:
+        metering.gateway_left()
     residents.gateway_left()
     for keeper in keepers:
         keeper.gateway_left()

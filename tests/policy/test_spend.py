@@ -100,6 +100,10 @@ def test_cached_tokens_cost_their_own_price(price, fresh, cached, output) -> Non
         ((PRICES + TENANT % -1,), "must be at least 0 and at most 1000000000"),
         ((PRICES + TENANT % "true",), "must be a number, such as 0.25"),
         ((PRICES.replace("1", "0.0001") + "tenants: {}",), "0.yaml:2:56: prices.rules[0].input: must have at most 3"),
+        (
+            (PRICES.replace("input: 1", "input: 1, cached_input: 1.5") + "tenants: {}",),
+            "prices.rules[0].cached_input: a cached token must not cost more",
+        ),
         ((PRICES.replace("EUR", "eur") + "tenants: {}",), "0.yaml:2:20: prices.currency: 'eur' does not fit"),
         ((PRICES.replace("output", "outptu") + "tenants: {}",), "unknown key; did you mean 'output'?"),
         ((PRICES.replace("rules", "rule") + "tenants: {}",), "unknown key; did you mean 'rules'?"),

@@ -56,29 +56,45 @@ CREATE TABLE IF NOT EXISTS reserved (
 CREATE INDEX IF NOT EXISTS reserved_by_tenant ON reserved (tenant);
 """
 
-ADD_USED = """
+MOST = 1 << 53
+"""Bound of every sum: what a gateway that was taken over reports overflows nothing, and JSON has it exactly. In
+billionths it is nine million units of the currency."""
+
+ADD_USED = f"""
 INSERT INTO used VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (hour, tenant, model) DO UPDATE SET
-    requests = requests + 1, input = input + excluded.input, cached = cached + excluded.cached,
-    output = output + excluded.output, cost = cost + excluded.cost
-"""
+    requests = requests + 1, input = MIN(input + excluded.input, {MOST}),
+    cached = MIN(cached + excluded.cached, {MOST}), output = MIN(output + excluded.output, {MOST}),
+    cost = MIN(cost + excluded.cost, {MOST})
+"""  # noqa: S608 - a constant
 
-ADD_SPENT = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost = cost + excluded.cost"
+ADD_SPENT = f"""
+INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET cost = MIN(cost + excluded.cost, {MOST})
+"""  # noqa: S608 - a constant
+
+MAX_RELEASED = 20_000
+"""Requests remembered whose entries were counted: a reservation that comes behind its entry is not recorded."""
 
 
-SPENT = """
-SELECT COALESCE(SUM(CASE WHEN day = :today THEN cost END), 0), COALESCE(SUM(cost), 0) FROM spent
-WHERE tenant = :tenant AND day >= :since
-"""
-
-RESERVED = "SELECT COALESCE(SUM(cost), 0) FROM reserved WHERE tenant = :tenant AND day = :today"
+SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
+RESERVED = "SELECT cost FROM reserved WHERE tenant = ? AND day = ?"
 
 
 class UsageError(StartError):
     """The usage book cannot be used; the message says why and what to do."""
 
 
-class UsageWriteError(Exception):
-    """The disk does not take a change of the book; the book is as it was."""
+class UsageAccessError(Exception):
+    """The book cannot be read or written now; it is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpentNow:
+    """What a tenant has spent, in billionths of the currency's unit."""
+
+    day: int
+    month: int
+    reserved: int
+    """Reserved today for requests without an entry: they run, or never ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +113,17 @@ class UsageBook:
         """Use ``open_book``."""
         self._connection = connection
         self._lock = threading.Lock()
+        self._released: dict[str, None] = {}
+        """Requests whose entries were counted lately, in their order."""
 
     def position(self, log: str) -> int:
-        """Return the number of the first entry of this log that the book does not have."""
-        with self._lock:
-            row = self._connection.execute("SELECT log, next FROM position").fetchone()
+        """Return the number of the first entry of this log that the book does not have.
+
+        Raises:
+            UsageAccessError: the book cannot be read.
+        """
+        with self._access() as connection:
+            row = connection.execute("SELECT log, next FROM position").fetchone()
         return int(row[1]) if row is not None and row[0] == log else 0
 
     def apply(self, log: str, first: int, batch: Sequence[tuple[int, Entry]]) -> None:
@@ -109,68 +131,81 @@ class UsageBook:
         which must be ``position``.
 
         Raises:
-            UsageWriteError: the disk does not take it.
+            UsageAccessError: the disk does not take it.
         """
         with self._change() as connection:
             for time_ms, one in batch:
                 if one.kind == "request":
                     _count(connection, time_ms, one)
+                    self._released[str(one.fields["request"])] = None
             connection.execute("DELETE FROM position")
             connection.execute("INSERT INTO position VALUES (?, ?)", (log, first + len(batch)))
+        while len(self._released) > MAX_RELEASED:
+            del self._released[next(iter(self._released))]
 
     def reserve(self, now_s: float, reservations: Sequence[Reserved]) -> None:
         """Record what requests may cost, before their first tokens.
 
         Raises:
-            UsageWriteError: the disk does not take it.
+            UsageAccessError: the disk does not take it.
         """
         day = period_of(now_s).day
-        rows = [(one.request, one.tenant, day, one.cost) for one in reservations]
         with self._change() as connection:
+            rows = [
+                (one.request, one.tenant, day, one.cost) for one in reservations if one.request not in self._released
+            ]
             connection.executemany("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?)", rows)
 
     def forget_reservations(self, now_s: float) -> None:
         """Remove the reservations of earlier days.
 
         Raises:
-            UsageWriteError: the disk does not take it.
+            UsageAccessError: the disk does not take it.
         """
         with self._change() as connection:
             connection.execute("DELETE FROM reserved WHERE day < ?", (period_of(now_s).day,))
 
-    def spent(self, now_s: float, tenants: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return what each tenant has spent in the current day and month, in billionths, reservations included; tenants
-        that have spent nothing are left out."""
+    def spent(self, now_s: float, tenants: Sequence[str]) -> dict[str, SpentNow]:
+        """Return what each tenant has spent in the current day and month, and has reserved today; tenants that have
+        spent nothing are left out.
+
+        Raises:
+            UsageAccessError: the book cannot be read.
+        """
         period = period_of(now_s)
-        found: dict[str, tuple[int, int]] = {}
-        with self._lock:
+        found: dict[str, SpentNow] = {}
+        with self._access() as connection:
             for tenant in tenants:
-                values = {"tenant": tenant, "today": period.day, "since": first_day(period.month)}
-                day, month = self._connection.execute(SPENT, values).fetchone()
-                (reserved,) = self._connection.execute(RESERVED, values).fetchone()
-                if month or reserved:
-                    found[tenant] = day + reserved, month + reserved
+                days = connection.execute(SPENT, (tenant, first_day(period.month))).fetchall()
+                reserved = sum(row[0] for row in connection.execute(RESERVED, (tenant, period.day)))
+                if days or reserved:
+                    today, month = sum(cost for day, cost in days if day == period.day), sum(cost for _, cost in days)
+                    found[tenant] = SpentNow(*(min(amount, MOST) for amount in (today, month, reserved)))
         return found
 
     def close(self) -> None:
         """Close the book."""
+        with self._access() as connection:
+            connection.close()
+
+    @contextmanager
+    def _access(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            self._connection.close()
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                raise UsageAccessError(f"the usage book cannot be read or written: {error}") from error
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                with self._connection:
-                    yield self._connection
-            except sqlite3.Error as error:
-                raise UsageWriteError(f"the usage book cannot be written: {error}") from error
+        with self._access() as connection, connection:
+            yield connection
 
 
 def _count(connection: sqlite3.Connection, time_ms: int, one: Entry) -> None:
     """Add one request to its hour and its day, and release what was reserved for it."""
     fields = one.fields
-    hour, tenant, price = time_ms // MS_PER_HOUR, str(fields["tenant"]), int(fields.get("cost", 0))
+    hour, tenant, price = time_ms // MS_PER_HOUR, str(fields["tenant"]), min(int(fields.get("cost", 0)), MOST)
     row = connection.execute("DELETE FROM reserved WHERE request = ? RETURNING cost", (fields["request"],)).fetchone()
     if row is not None:
         # Nobody pays more than what was reserved, whatever a gateway reports.

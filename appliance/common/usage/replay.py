@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, EntryError, from_line
 from appliance.common.usage.book import UsageBook
 
+NO_ENTRY = (0, Entry("", {}))
+"""In place of a line that is no entry: it has a number, and counts nothing."""
 
-def replay(book: UsageBook, folder: Path, log: str) -> int:
-    """Count what the log has and the book has not; returns the number of entries.
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay has counted."""
+
+    entries: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    """Segments that could not be read, or have lines that are none: what is missing of them is not counted."""
+
+
+def replay(book: UsageBook, folder: Path, log: str) -> Replayed:
+    """Count what the log has and the book has not.
 
     Segments that were moved away before the book had them are missing from it: their statements are with the archive.
+    What cannot be read is told and passed over, since nothing behind it would ever be counted otherwise.
 
     Raises:
-        LogFormatError: a segment cannot be read.
-        OSError: likewise.
-        UsageWriteError: the disk does not take it.
+        OSError: a segment cannot be read now.
+        UsageAccessError: the book cannot be read or written.
     """
-    counted = 0
+    done = Replayed()
     paths = files.segment_paths(folder)
     starts = [int(path.stem) for path in paths]
     for number, path in enumerate(paths):
         position = book.position(log)
         if number + 1 < len(paths) and starts[number + 1] <= position:
             continue
-        segment = files.read_segment(path)
+        try:
+            segment = files.read_segment(path)
+        except files.LogFormatError as error:
+            done.unreadable.append(str(error))
+            if number + 1 < len(paths):
+                book.apply(log, starts[number + 1], [])
+            continue
         if segment.name != log:
             continue
         skipped = max(0, position - segment.start)
-        batch = [_entry(path, line) for line in segment.lines[skipped:]]
+        batch = [_entry(line) for line in segment.lines[skipped:]]
+        if NO_ENTRY in batch:
+            done.unreadable.append(f"{path.name} has lines that are no entries")
         if batch:
             book.apply(log, segment.start + skipped, batch)
-            counted += len(batch)
-    return counted
+            done.entries += len(batch)
+    return done
 
 
-def _entry(path: Path, line: bytes) -> tuple[int, Entry]:
+def _entry(line: bytes) -> tuple[int, Entry]:
     try:
         _, time_ms, one = from_line(line)
-    except EntryError as error:
-        raise files.LogFormatError(f"{path.name} holds a line that is no entry") from error
+    except EntryError:
+        return NO_ENTRY
     return time_ms, one

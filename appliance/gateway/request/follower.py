@@ -213,7 +213,9 @@ class Follower:
             stream = self._streams[choice]
             if stream.engine_gone is None:
                 self._used[choice] = max(self._used[choice], stream.received)
-                self._outcome.started = self._outcome.started or stream.started is not None
+                if stream.started is not None and not self._outcome.started:
+                    self._outcome.started = True
+                    self._outcome.cached_tokens = min(stream.started.cached_tokens, self._outcome.input_tokens)
         self._outcome.output_tokens = sum(self._used)
 
     def _count(self, choice: int, used: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.common.control import Spent
-from appliance.common.usage.periods import Period, period_of
+from appliance.common.usage.periods import SECONDS_PER_DAY, Period, period_of
 from policy.request import Spend
 
 
@@ -23,13 +23,18 @@ class _Spent:
     month: int = 0
     reserved: int = 0
     """Costs reserved for requests that run; they count in both periods."""
+    orphaned: int = 0
+    """Costs reserved for requests of an earlier gateway, which never ended; they count until the day is over."""
 
     def roll(self, now: float) -> None:
-        """Begin the periods that have begun since the last look; a clock that steps back begins none."""
+        """Begin the periods that have begun since the last look. A clock that steps back begins none; one that was far
+        ahead and is right again brings its periods back, with the amounts."""
         if now < self.period.day_ends:
+            if now < self.period.day_ends - 2 * SECONDS_PER_DAY:
+                self.period = period_of(now)
             return
         before, self.period = self.period, period_of(now)
-        self.day = 0
+        self.day = self.orphaned = 0
         if self.period.month != before.month:
             self.month = 0
 
@@ -45,8 +50,8 @@ class Spends:
         """Return a tenant's spend now."""
         now, spent = self._clock(), self._spent(tenant)
         return Spend(
-            day=spent.day + spent.reserved,
-            month=spent.month + spent.reserved,
+            day=spent.day + spent.reserved + spent.orphaned,
+            month=spent.month + spent.reserved + spent.orphaned,
             day_left_s=max(0.0, spent.period.day_ends - now),
             month_left_s=max(0.0, spent.period.month_ends - now),
         )
@@ -63,14 +68,16 @@ class Spends:
         spent.month += cost
 
     def take(self, message: Spent) -> None:
-        """Take the supervisor's account. It may know less than this one, of requests that have just ended, and more, of
-        earlier gateways; the larger amount holds. Its account of another period says nothing any more."""
-        for tenant, (day, month) in message.spent.items():
+        """Take the supervisor's account of tenants that were not asked about before. It has what earlier gateways
+        reported and, as far as it was reported, what this one has counted: the larger amount holds. Its account of
+        another period says nothing any more."""
+        for tenant, (day, month, reserved) in message.spent.items():
             spent = self._spent(tenant)
             if message.day == spent.period.day:
-                spent.day = max(spent.day, day - spent.reserved)
+                spent.day = max(spent.day, day)
+                spent.orphaned = max(0, reserved - spent.reserved)
             if message.month == spent.period.month:
-                spent.month = max(spent.month, month - spent.reserved)
+                spent.month = max(spent.month, month)
 
     def _spent(self, tenant: str) -> _Spent:
         now = self._clock()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from appliance.common.control import Control, ReserveSpend, SpendQuery, SpendReserved, Spent, Welcome
+from appliance.common.control import SPEND_CONFIRM_S, Control, ReserveSpend, SpendQuery, SpendReserved, Spent, Welcome
 from appliance.common.errors import ControlError, UnavailableError
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from policy.model import PolicySet
@@ -18,8 +19,9 @@ from policy.model import PolicySet
 TENANTS_PER_QUERY = 500
 """Tenants of one question: the answer must fit one datagram."""
 
-CONFIRM_S = 5.0
-"""Longest that a request waits for its reservation: a disk that takes longer is no place for an account."""
+MAX_WAITING = 4_096
+"""Requests that wait for their reservations; further ones are refused at once. A supervisor that comes anew is told of
+all of them, and its link has to keep them."""
 
 ANSWER_S = 1.0
 """Seconds after which a question is asked again: the supervisor may have been restarted."""
@@ -34,8 +36,6 @@ class SpendRecords:
         self._changed = changed
         self._known: set[str] = set()
         """Tenants whose spend the supervisor has told."""
-        self._to_ask: list[list[str]] = []
-        """Questions for a supervisor that came anew, one after the other."""
         self._arrived = asyncio.Event()
         self._waiting: dict[str, tuple[ReserveSpend, asyncio.Future[None]]] = {}
 
@@ -62,39 +62,32 @@ class SpendRecords:
         Raises:
             UnavailableError: it was not recorded in time.
         """
+        if len(self._waiting) >= MAX_WAITING:
+            raise _unrecorded()
         message = ReserveSpend(request, tenant, cost)
         confirmed = asyncio.get_running_loop().create_future()
         self._waiting[request] = message, confirmed
         self._tell(message)
         try:
-            async with asyncio.timeout(CONFIRM_S):
+            async with asyncio.timeout(SPEND_CONFIRM_S):
                 await confirmed
         except TimeoutError:
-            raise UnavailableError(
-                "the cost of this request cannot be recorded now, and this tenant's spend is limited",
-                retry_after_s=RETRY_AFTER_S,
-            ) from None
+            raise _unrecorded() from None
         finally:
             del self._waiting[request]
 
     def attached(self, _welcome: Welcome) -> None:
-        """Tell a supervisor that came anew what waits, and ask for what it knows."""
-        known = sorted(self._known)
-        self._to_ask = [known[start : start + TENANTS_PER_QUERY] for start in range(0, len(known), TENANTS_PER_QUERY)]
-        self._ask_next()
+        """Tell a supervisor that came anew what waits. It is asked nothing: of the tenants that this gateway
+        knows its account is complete, and the book lags behind it."""
         for message, _ in self._waiting.values():
             self._tell(message)
 
     def take_spent(self, message: Spent) -> None:
-        """Take the spend of tenants."""
-        self._changed(message)
+        """Take the spend of tenants that were not known; a second answer about others says nothing new."""
+        news = {name: amounts for name, amounts in message.spent.items() if name not in self._known}
+        self._changed(replace(message, spent=news))
         self._known.update(message.asked)
         self._arrived.set()
-        self._ask_next()
-
-    def _ask_next(self) -> None:
-        if self._to_ask:
-            self._tell(SpendQuery(self._to_ask.pop(0)))
 
     def take_reserved(self, message: SpendReserved) -> None:
         """Take confirmations; those of requests that wait no more change nothing."""
@@ -102,6 +95,13 @@ class SpendRecords:
             waiting = self._waiting.get(request)
             if waiting is not None and not waiting[1].done():
                 waiting[1].set_result(None)
+
+
+def _unrecorded() -> UnavailableError:
+    return UnavailableError(
+        "the cost of this request cannot be recorded now, and this tenant's spend is limited",
+        retry_after_s=RETRY_AFTER_S,
+    )
 
 
 def spending(policy: PolicySet) -> list[str]:

@@ -37,8 +37,8 @@ athanor policy rollback 7 | back to version 7 of the history
 RELOAD_S = 60.0
 """Seconds that the outcome of a reload is waited for."""
 
-CONFLICT = 409
-"""HTTP status of a reload that changed nothing."""
+OK, CONFLICT = 200, 409
+"""HTTP statuses of a reload: done, and one that changed nothing."""
 
 MAX_NEW_BYTES = 64 << 20
 """Most bytes of a new policy that are read; the loader's own bound is smaller and has its own message."""
@@ -233,15 +233,25 @@ def _put_in_force(placement: Placement, admin: str) -> None:
     from rich.markup import escape
 
     from appliance.common.status import ReloadOutcome
-    from appliance.operator.cli.admin_client import UnreachableError, read, try_ask
+    from appliance.operator.cli.admin_client import SilentError, UnreachableError, read, try_ask
 
     console = output()
     try:
         answer = try_ask(admin, "/reload", "POST", RELOAD_S)
+    except SilentError as error:
+        placement.undo()
+        fail(
+            exits.UNREACHABLE,
+            f"{error.args[0]}; the files are as before, and what is in force is not known",
+            "athanor status names the policy in force; athanor reload puts the files in force",
+        )
     except UnreachableError as error:
         console.print("[green]written[/green]; it is in force at the next start: nothing answers now", soft_wrap=True)
         console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
         return
+    if answer.status not in (OK, CONFLICT):
+        placement.undo()
+        fail(exits.REFUSED, f"the reload failed with status {answer.status}, and the files are as before")
     outcome = read(ReloadOutcome, answer, CONFLICT)
     if not outcome.ok:
         placement.undo()

@@ -10,14 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from appliance.common.audit import files
 from appliance.common.audit.entry import Entry, entry, to_wire
 from appliance.common.audit.log import open_log
-from appliance.common.control import Audited, Control, ControlError, ReserveSpend, SpendQuery, SpendReserved, Spent
-from appliance.common.usage.book import FOLDER, NAME, UsageBook
+from appliance.common.control import (
+    MAX_DATAGRAM_BYTES,
+    Audited,
+    Control,
+    ControlError,
+    ReserveSpend,
+    SpendQuery,
+    SpendReserved,
+    Spent,
+    encode,
+)
+from appliance.common.usage.book import FOLDER, NAME, SpentNow, UsageBook
 from appliance.common.usage.periods import period_of
 from appliance.supervisor import metering as module
 from appliance.supervisor.audit import Recorder
-from appliance.supervisor.metering import MAX_ASKED, MAX_COST, open_metering
+from appliance.supervisor.metering import MAX_ASKED, MOST, open_metering
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
 
@@ -36,7 +47,7 @@ class House:
         self.folder = folder
         self.sent: list[Control] = []
         self.audit = open_log(folder)
-        self.metering = open_metering(folder, self.audit.name, self.publish)
+        self.metering = open_metering(folder, self.audit.name, self.audit.size, self.publish)
         self.metering._clock = lambda: NOON
         self.recorder = Recorder(self.audit, lambda _: None, clock_ms=lambda: int(NOON * 1000), metering=self.metering)
         self.metering.written = self.recorder.flush
@@ -100,7 +111,7 @@ async def test_an_answer_has_everything_that_was_reported(tmp_path: Path) -> Non
     house.recorder.take(Audited([to_wire(request(1, 300))], 0))
     house.metering.take(SpendQuery(["alpha", "beta"]))
     period = period_of(NOON)
-    answer = Spent(period.day, period.month, ["alpha", "beta"], {"alpha": [1_200, 1_200]})
+    answer = Spent(period.day, period.month, ["alpha", "beta"], {"alpha": [300, 300, 900]})
     assert (await house.until(2))[1] == answer
     await house.close()
     again = House(tmp_path)
@@ -126,7 +137,7 @@ async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
     book._connection.execute("PRAGMA query_only = OFF")
     house.recorder.take(Audited([to_wire(request(3, 30))], 0))
     await house.recorder.flush()
-    assert book.spent(NOON, ["alpha"]) == {"alpha": (330, 330)}
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(330, 330, 0)}
     await house.close()
 
 
@@ -134,22 +145,82 @@ async def test_a_book_that_takes_nothing_loses_nothing(tmp_path: Path) -> None:
     "message",
     [
         ReserveSpend("r", "alpha", -1),
-        ReserveSpend("r", "alpha", MAX_COST),
+        ReserveSpend("r", "alpha", MOST),
         ReserveSpend("r" * 65, "alpha", 1),
         SpendQuery(["t"] * (MAX_ASKED + 1)),
     ],
 )
 async def test_a_hostile_gateway_is_dropped(tmp_path: Path, message) -> None:
-    """A reservation or a question that no gateway sends breaks the protocol, and so do too many."""
+    """A reservation or a question that no gateway sends breaks the protocol."""
     house = House(tmp_path)
     with pytest.raises(ControlError):
         house.metering.take(message)
+    await house.close()
+
+
+async def test_a_burst_and_a_stall_cost_no_attachment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more reservations and questions than can wait: the rest is left out, what is confirmed fits datagrams, a
+    repeated question is asked once, what waited longer than a request does is not written, and a gateway that leaves
+    takes along what it waited for."""
+    house = House(tmp_path)
     house.task.cancel()
     await asyncio.gather(house.task, return_exceptions=True)
-    with pytest.raises(ControlError, match="too many reservations"):
-        for number in range(module.MAX_WAITING + 1):
-            house.metering.take(ReserveSpend(f"req_{number}", "alpha", 1))
-    with pytest.raises(ControlError, match="too many questions"):
-        for _ in range(module.MAX_QUESTIONS + 1):
-            house.metering.take(SpendQuery([]))
+    for number in range(module.MAX_WAITING + 500):
+        house.metering.take(ReserveSpend(f"req_{number:024d}", "alpha", 1))
+    for number in range(3 * module.MAX_QUESTIONS):
+        house.metering.take(SpendQuery([f"t{number % (2 * module.MAX_QUESTIONS)}"]))
+    task = asyncio.create_task(house.metering.run())
+    sent = await house.until(9 + module.MAX_QUESTIONS)
+    confirmed = [one for one in sent if isinstance(one, SpendReserved)]
+    assert sum(len(one.requests) for one in confirmed) == module.MAX_WAITING
+    assert all(len(encode(one)) < MAX_DATAGRAM_BYTES for one in confirmed)
+    assert sum(isinstance(one, Spent) for one in sent) == module.MAX_QUESTIONS
+    monkeypatch.setattr(module, "SPEND_CONFIRM_S", -1.0)
+    house.metering.take(ReserveSpend("req_late", "alpha", 1))
+    house.metering.take(SpendQuery(["done"]))
+    await house.until(10 + module.MAX_QUESTIONS)
+    assert "req_late" not in dict(house.reserved())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    house.metering.take(ReserveSpend("req_gone", "alpha", 1))
+    house.metering.gateway_left()
+    assert (house.metering._waiting, house.metering._asked) == ([], [])
     await house.close()
+
+
+async def test_a_book_that_cannot_be_read_has_nothing_written_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every access to the book fails: entries are in the log once, a question gets no answer, and nothing ends; when it
+    works again each request is counted once."""
+    house = House(tmp_path)
+    book = house.metering._book
+    broken = sqlite3.connect(":memory:")
+    broken.close()
+    monkeypatch.setattr(book, "_connection", broken)
+    house.recorder.take(Audited([to_wire(request(1, 300))], 0))
+    await house.recorder.flush()
+    house.metering.take(SpendQuery(["alpha"]))
+    house.metering.take(ReserveSpend("req_9", "alpha", 1))
+    await asyncio.sleep(0.05)
+    assert (house.sent, house.task.done()) == ([], False)
+    monkeypatch.undo()
+    house.recorder.take(Audited([to_wire(request(2, 30))], 0))
+    await house.recorder.flush()
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(330, 330, 0)}
+    await house.close()
+    segments = files.segment_paths(tmp_path)
+    text = b"".join(line for path in segments for line in files.read_segment(path).lines)
+    assert (text.count(b"req_1"), text.count(b"req_2")) == (1, 1)
+
+
+async def test_a_book_that_is_ahead_of_its_log_goes_back(tmp_path: Path) -> None:
+    """A log that was restored from an older copy: what comes after it is counted."""
+    house = House(tmp_path)
+    house.metering._book.apply(house.audit.name, 1_000, [])
+    await house.close()
+    again = House(tmp_path)
+    again.recorder.take(Audited([to_wire(request(1, 300))], 0))
+    await again.recorder.flush()
+    assert again.metering._book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(300, 300, 0)}
+    await again.close()

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.audit.log import open_log
 from appliance.common.usage import book as module
-from appliance.common.usage.book import NAME, Reserved, UsageBook, UsageError, UsageWriteError, open_book
+from appliance.common.usage.book import (
+    MOST,
+    NAME,
+    Reserved,
+    SpentNow,
+    UsageAccessError,
+    UsageBook,
+    UsageError,
+    open_book,
+)
 from appliance.common.usage.periods import date_of, first_day, month_start, period_of
 from appliance.common.usage.replay import replay
 
@@ -70,16 +79,16 @@ def test_a_request_releases_what_was_reserved_for_it(tmp_path: Path) -> None:
     book, _ = open_book(tmp_path)
     reservations = [Reserved("req_1", "alpha", 500), Reserved("req_2", "alpha", 50), Reserved("req_3", "alpha", 7)]
     book.reserve(NOON, reservations)
-    assert book.spent(NOON, ["alpha", "beta"]) == {"alpha": (557, 557)}
+    assert book.spent(NOON, ["alpha", "beta"]) == {"alpha": SpentNow(0, 0, 557)}
     book.apply("log", 0, [(NOON_MS, request(1)), (NOON_MS, request(2))])
-    assert book.spent(NOON, ["alpha"]) == {"alpha": (157, 157)}
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 7)}
     tomorrow, next_month = NOON + 86_400, datetime(2026, 4, 1, tzinfo=UTC).timestamp()
-    assert book.spent(tomorrow, ["alpha"]) == {"alpha": (0, 150)}
+    assert book.spent(tomorrow, ["alpha"]) == {"alpha": SpentNow(0, 150, 0)}
     assert book.spent(next_month, ["alpha"]) == {}
     book.forget_reservations(NOON)
-    assert book.spent(NOON, ["alpha"]) == {"alpha": (157, 157)}
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 7)}
     book.forget_reservations(tomorrow)
-    assert book.spent(NOON, ["alpha"]) == {"alpha": (150, 150)}
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(150, 150, 0)}
 
 
 def test_it_survives_a_crash_and_is_made_again_from_the_log(tmp_path: Path) -> None:
@@ -92,19 +101,19 @@ def test_it_survives_a_crash_and_is_made_again_from_the_log(tmp_path: Path) -> N
     book.close()
     audit.close()
     book, _ = open_book(tmp_path)
-    assert replay(book, tmp_path, audit.name) == 4
-    assert replay(book, tmp_path, audit.name) == 0
+    assert replay(book, tmp_path, audit.name).entries == 4
+    assert replay(book, tmp_path, audit.name).entries == 0
     expected = rows(book)
     assert expected[0][3] == 9
     book.close()
     path = tmp_path / module.FOLDER / NAME
     path.unlink()
     book, damaged = open_book(tmp_path)
-    assert (replay(book, tmp_path, audit.name), damaged, rows(book)) == (9, False, expected)
+    assert (replay(book, tmp_path, audit.name).entries, damaged, rows(book)) == (9, False, expected)
     book.close()
     path.write_bytes(b"SQLite format 3\0" + b"no" * 5000)
     book, damaged = open_book(tmp_path)
-    assert (replay(book, tmp_path, audit.name), damaged, rows(book)) == (9, True, expected)
+    assert (replay(book, tmp_path, audit.name).entries, damaged, rows(book)) == (9, True, expected)
     assert (path.parent / f"damaged-{NAME}").exists()
 
 
@@ -119,9 +128,9 @@ def test_segments_and_another_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if start < 20:
             book.apply(audit.name, first, batch)
     assert len(list(tmp_path.glob("*.log"))) > 3
-    assert replay(book, tmp_path, audit.name) == 20
+    assert replay(book, tmp_path, audit.name).entries == 20
     assert rows(book)[0][3] == 40
-    assert replay(book, tmp_path, "athanor.audit/another") == 0
+    assert replay(book, tmp_path, "athanor.audit/another").entries == 0
     assert book.position(audit.name) == 40
 
 
@@ -142,7 +151,7 @@ def test_a_change_that_fails_changes_nothing(tmp_path: Path) -> None:
     book, _ = open_book(tmp_path)
     book.apply("log", 0, [(NOON_MS, request(1))])
     book._connection.execute("PRAGMA query_only = ON")
-    with pytest.raises(UsageWriteError, match="cannot be written"):
+    with pytest.raises(UsageAccessError, match="cannot be read or written"):
         book.apply("log", 1, [(NOON_MS, request(2))])
     book._connection.execute("PRAGMA query_only = OFF")
     assert (book.position("log"), rows(book)[0][3]) == (1, 1)
@@ -156,18 +165,69 @@ def test_spent_is_the_sum_of_costs_and_open_reservations(tmp_path_factory, event
     """In any order of reservations and entries the account equals a plain sum."""
     book, _ = open_book(tmp_path_factory.mktemp("usage"))
     reserved: dict[int, int] = {}
+    ended: set[int] = set()
     costs = position = 0
     for number, amount, ends in events:
         if ends:
             book.apply("log", position, [(NOON_MS, request(number, cost=amount))])
             position += 1
             costs += min(amount, reserved.pop(number, amount))
+            ended.add(number)
         else:
             book.reserve(NOON, [Reserved(f"req_{number}", "alpha", amount)])
-            reserved[number] = amount
-    total = costs + sum(reserved.values())
-    assert book.spent(NOON, ["alpha"]) == ({"alpha": (total, total)} if total else {})
+            if number not in ended:
+                reserved[number] = amount
+    found = book.spent(NOON, ["alpha"]).get("alpha", SpentNow(0, 0, 0))
+    assert found == SpentNow(costs, costs, sum(reserved.values()))
     book.close()
+
+
+def test_a_reservation_behind_its_entry_is_not_recorded(tmp_path: Path) -> None:
+    """A request that gave up waiting has its entry first: the reservation that comes then would never be released.
+    Control: another request's is recorded."""
+    book, _ = open_book(tmp_path)
+    book.apply("log", 0, [(NOON_MS, request(1, cost=10))])
+    book.reserve(NOON, [Reserved("req_1", "alpha", 70), Reserved("req_2", "alpha", 5)])
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(10, 10, 5)}
+
+
+def test_hostile_amounts_overflow_nothing(tmp_path: Path) -> None:
+    """Thousands of the largest costs and reservations: sums stay whole numbers within the bound, and later requests are
+    counted on."""
+    book, _ = open_book(tmp_path)
+    huge = (1 << 53) - 1
+    book.apply("log", 0, [(NOON_MS, request(number, cost=huge)) for number in range(1_100)])
+    book.reserve(NOON, [Reserved(f"other_{number}", "alpha", huge) for number in range(1_100)])
+    assert book.spent(NOON, ["alpha"]) == {"alpha": SpentNow(MOST, MOST, MOST)}
+    book.apply("log", 1_100, [(NOON_MS, request(5_000, tenant="beta"))])
+    assert book.spent(NOON, ["beta"]) == {"beta": SpentNow(100, 100, 0)}
+    assert all(type(value) is int for row in rows(book) for value in row[3:])
+
+
+@pytest.mark.parametrize("harm", ["a line", "a segment"])
+def test_what_cannot_be_read_is_passed_over_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """A line that is none, and a segment that is none, in the middle of an old log: everything else is counted, and the
+    position is the log's end, so that what comes is counted too."""
+    monkeypatch.setattr("appliance.common.audit.log.SEGMENT_BYTES", 2_000)
+    audit = open_log(tmp_path)
+    for start in range(0, 40, 4):
+        audit.append([(NOON_MS, request(number)) for number in range(start, start + 4)])
+    path = sorted(tmp_path.glob("*.log"))[1]
+    lines = path.read_bytes().split(b"\n")
+    before = len(lines) - 2
+    if harm == "a line":
+        lines[2] = b"x" * len(lines[2])
+        path.write_bytes(b"\n".join(lines))
+    else:
+        path.write_bytes(b"no header at all\n")
+    book, _ = open_book(tmp_path)
+    done = replay(book, tmp_path, audit.name)
+    assert len(done.unreadable) == 1
+    assert path.name in done.unreadable[0]
+    assert rows(book)[0][3] == 40 - (1 if harm == "a line" else before)
+    assert book.position(audit.name) == audit.size
 
 
 @given(st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(2200, 1, 1), timezones=st.just(UTC)))

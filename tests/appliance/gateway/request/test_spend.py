@@ -127,21 +127,43 @@ def test_a_new_day_and_a_new_month_begin_at_zero() -> None:
 
 
 def test_what_the_supervisor_knows_is_the_beginning() -> None:
-    """A fresh gateway goes on from the account on disk; one that runs is not set back by an account that lags, nor
-    charged twice for its own reservations; an account of yesterday says nothing of today."""
+    """A fresh gateway goes on from the account on disk, with what was reserved for requests that never ended; an
+    account of yesterday says nothing of today, and one that lags sets nothing back."""
     clock = Clock()
     spends = Spends(clock)
     now = period_of(clock.now)
-    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [5, 70]}))
-    assert (spends.of("alpha").day, spends.of("alpha").month) == (5, 70)
-    spends.reserve("alpha", 30)
-    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [35, 100]}))
+    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [5, 70, 30]}))
     assert (spends.of("alpha").day, spends.of("alpha").month) == (35, 100)
+    spends.reserve("alpha", 30)
     spends.settle("alpha", 30, 20)
-    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [5, 70]}))
-    assert (spends.of("alpha").day, spends.of("alpha").month) == (25, 90)
-    spends.take(Spent(now.day - 1, now.month, ["alpha"], {"alpha": [900, 95]}))
-    assert (spends.of("alpha").day, spends.of("alpha").month) == (25, 95)
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (55, 120)
+    spends.take(Spent(now.day - 1, now.month, ["alpha"], {"alpha": [900, 95, 900]}))
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (55, 125)
+
+
+def test_what_never_ended_counts_until_the_day_is_over() -> None:
+    """Reservations of a gateway that was killed: against both limits today, against neither tomorrow."""
+    clock = Clock(EVENING - 86_400)
+    spends = Spends(clock)
+    now = period_of(clock.now)
+    spends.take(Spent(now.day, now.month, ["alpha"], {"alpha": [1, 2, 100]}))
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (101, 102)
+    clock.now += 61
+    assert (spends.of("alpha").day, spends.of("alpha").month) == (0, 2)
+
+
+def test_a_clock_that_was_far_ahead_keeps_no_period_for_ever() -> None:
+    """A jump of a month and back: the amounts stay, and the day ends when the calendar says so."""
+    clock = Clock(EVENING - 5 * 86_400)
+    spends = Spends(clock)
+    spends.settle("alpha", 0, 10)
+    clock.now += 40 * 86_400
+    spends.settle("alpha", 0, 5)
+    clock.now -= 40 * 86_400
+    assert spends.of("alpha").day == 5
+    assert 0 < spends.of("alpha").day_left_s <= 86_400
+    clock.now += 86_400
+    assert spends.of("alpha").day == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.none() | st.integers(1, 2000), st.booleans()), max_size=30))

@@ -34,12 +34,24 @@ async def test_a_reservation_waits_for_its_confirmation() -> None:
 
 async def test_an_account_that_stands_still_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a confirmation the request ends with a typed error that says why, and nothing is left waiting."""
-    monkeypatch.setattr(module, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(module, "SPEND_CONFIRM_S", 0.01)
     records = SpendRecords(lambda _: None, lambda _: None)
     with pytest.raises(UnavailableError, match="cannot be recorded now") as refused:
         await records.reserve("req_1", "alpha", 7)
     assert refused.value.retry_after_s is not None
     assert records._waiting == {}
+
+
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request beyond the bound is refused at once; those that wait go on."""
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    records = SpendRecords(lambda _: None, lambda _: None)
+    waiting = [asyncio.create_task(records.reserve(f"req_{number}", "alpha", 7)) for number in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError):
+        await records.reserve("req_3", "alpha", 7)
+    records.take_reserved(SpendReserved(["req_0", "req_1"]))
+    await asyncio.gather(*waiting)
 
 
 async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +64,7 @@ async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.M
     def answer(query: SpendQuery) -> None:
         told.append(query)
         if len(told) > 1:  # the first is lost
-            records.take_spent(Spent(1, 2, query.tenants, {query.tenants[0]: [3, 4]}))
+            records.take_spent(Spent(1, 2, query.tenants, {query.tenants[0]: [3, 4, 0]}))
 
     records = SpendRecords(answer, taken.append)
     tenants = [f"t{number}" for number in range(1200)]
@@ -61,8 +73,10 @@ async def test_questions_fit_datagrams_and_are_asked_again(monkeypatch: pytest.M
     assert [next(iter(spent.spent)) for spent in taken] == ["t0", "t500", "t1000"]
     await records.fetch(tenants)
     assert len(told) == 4
-    records.attached(WELCOME)  # one question after the other, each when the one before is answered
-    assert [len(query.tenants) for query in told[4:]] == [500, 500, 200]
+    records.attached(WELCOME)  # this gateway's own account is complete: a new supervisor is asked nothing
+    assert len(told) == 4
+    records.take_spent(Spent(1, 2, ["t0", "new"], {"t0": [9, 9, 9], "new": [1, 1, 0]}))
+    assert taken[-1].spent == {"new": [1, 1, 0]}
     silent = SpendRecords(lambda _: None, taken.append)
     with pytest.raises(ControlError, match="did not tell in time"):
         await silent.fetch(["a"], 0.02)

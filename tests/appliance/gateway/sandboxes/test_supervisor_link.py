@@ -9,20 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.common.control import (
-    CONTROL_VERSION,
-    Attach,
-    Audited,
-    Control,
-    Namespaces,
-    Retention,
-    Spent,
-    Welcome,
-    receive,
-)
+from appliance.common.control import CONTROL_VERSION, Attach, Audited, Control, Namespaces, Retention, Welcome, receive
 from appliance.gateway.sandboxes import supervisor_link as module
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys
-from appliance.gateway.sandboxes.spend_records import SpendRecords
+from appliance.gateway.sandboxes.spend_records import MAX_WAITING, SpendRecords
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.supervisor.control_server import ControlServer
 
@@ -103,23 +93,21 @@ async def test_a_supervisor_that_never_reads_is_given_up(
 
 
 async def test_ten_thousand_tenants_attach_again(tmp_path: Path) -> None:
-    """A supervisor that came anew is asked about 10,000 tenants' keys and spend, and told their retention, over its
-    real socket: the attachment stays, and everything arrives."""
-    left, kept, spends = [], {}, []
-    server: ControlServer
+    """A supervisor that came anew is asked about 10,000 tenants' keys, and told their retention and thousands of
+    reservations, over its real socket: the attachment stays, and everything arrives."""
+    left, kept, reserved = [], {}, set()
     server = ControlServer(
         tmp_path / "c", Welcome(CONTROL_VERSION, "s", "l", ["m"]), lambda: None, lambda: left.append(1), lambda _: None
     )
     server.on_retention = kept.update
-    server.on_spend = lambda query: server.publish(
-        Spent(1, 1, query.tenants, {name: [1, 2] for name in query.tenants}), ()
-    )
-    server.open()
+    server.on_spend = lambda message: reserved.add(message.request)
     link = SupervisorLink(tmp_path / "c")
     keys = NamespaceKeys(link.tell, lambda _: None)
-    spend = SpendRecords(link.tell, spends.append)
-    keys._keys, spend._known = dict.fromkeys(TENANTS, b"old"), set(TENANTS)
-    keys._retained = dict.fromkeys(TENANTS, 1)
+    spend = SpendRecords(link.tell, lambda _: None)
+    keys._keys, keys._retained = dict.fromkeys(TENANTS, b"old"), dict.fromkeys(TENANTS, 1)
+    waiting = [asyncio.create_task(spend.reserve(f"req_{number}", "t", 1)) for number in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    server.open()
 
     def take(message: Control, _fds: tuple[int, ...]) -> None:
         if isinstance(message, Welcome):
@@ -127,16 +115,13 @@ async def test_ten_thousand_tenants_attach_again(tmp_path: Path) -> None:
             spend.attached(message)
         elif isinstance(message, Namespaces):
             keys.take(message)
-        elif isinstance(message, Spent):
-            spend.take_spent(message)
 
     task = asyncio.create_task(link.run(take, lambda: left.append(2)))
     async with asyncio.timeout(30):
-        while (
-            len(kept) < len(TENANTS) or b"old" in keys._keys.values() or sum(len(one.asked) for one in spends) < 10_000
-        ):
+        while len(kept) < len(TENANTS) or b"old" in keys._keys.values() or len(reserved) < MAX_WAITING:
             await asyncio.sleep(0.01)
     assert left == []
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    for one in (*waiting, task):
+        one.cancel()
+    await asyncio.gather(*waiting, task, return_exceptions=True)
     server.close()

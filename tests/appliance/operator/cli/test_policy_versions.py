@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,19 @@ def test_apply_without_an_appliance_is_for_the_next_start(run: Run, place: Place
     assert told.exit_code == 0
     assert "in force at the next start" in " ".join(told.stdout.split())
     assert place.texts()["policy.yaml"] == TENANT % ("a", "a", 9)
+
+
+def test_apply_that_gets_no_answer_claims_nothing(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload that takes too long: the files are as before, and the answer says what is not known."""
+    monkeypatch.setattr("appliance.operator.cli.policy_versions.RELOAD_S", 0.1)
+    before = place.texts()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        new = str(place.write("a", 9, "new.yaml"))
+        told = run("policy", "apply", new, "--config", str(place.config), "--admin", admin, "--yes")
+    assert told.exit_code == 3
+    assert "what is in force is not known" in " ".join(told.stderr.split())
+    assert place.texts() == before
 
 
 def test_apply_takes_no_other_kind(run: Run, place: Place) -> None:
