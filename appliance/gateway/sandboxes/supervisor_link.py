@@ -26,8 +26,8 @@ MAX_UNREAD = 32 << 10
 """Bytes of the control socket, of some 200 kB, that audit entries may take up: the rest is for what cannot wait."""
 
 MAX_UNSENT = 8_192
-"""Messages that wait for room in the socket: thousands of requests' reservations, and some sixty about 10,000 tenants at
-an attachment. A supervisor that leaves more unread has stopped."""
+"""Messages that wait for room in the socket: thousands of requests' reservations, and some sixty about 10,000 tenants
+at an attachment. A supervisor that leaves more unread has stopped."""
 
 STOPPING = "the gateway stops"
 """Reason for detaching that is no fault of the supervisor."""
