@@ -14,7 +14,7 @@ NO_ENTRY = (0, Entry("", {}))
 
 
 @dataclass(slots=True)
-class Counted:
+class LogReplay:
     """What a replay has counted."""
 
     entries: int = 0
@@ -22,7 +22,7 @@ class Counted:
     """Segments that could not be read, or have lines that are none: what is missing of them is not counted."""
 
 
-def replay(book: UsageBook, folder: Path, log: str) -> Counted:
+def replay(book: UsageBook, folder: Path, log: str) -> LogReplay:
     """Count what the log has and the book has not.
 
     Segments that were moved away before the book had them are missing from it: their statements are with the archive.
@@ -32,7 +32,7 @@ def replay(book: UsageBook, folder: Path, log: str) -> Counted:
         OSError: a segment cannot be read now.
         UsageAccessError: the book cannot be read or written.
     """
-    done = Counted()
+    done = LogReplay()
     paths = files.segment_paths(folder)
     starts = [int(path.stem) for path in paths]
     for number, path in enumerate(paths):
