@@ -89,6 +89,10 @@ class AuditError(StartError):
     """The audit log cannot be opened; the message says why and what to do."""
 
 
+class UsageError(StartError):
+    """The usage book cannot be used; the message says why and what to do."""
+
+
 class ModelDigestError(ConfigError):
     """The files of a model are not those that were pinned, or not those that were there at the start."""
 

@@ -18,9 +18,9 @@ import structlog
 
 from appliance.common.audit.entry import Entry
 from appliance.common.control import SPEND_CONFIRM_S, Control, ReserveSpend, SpendQuery, SpendReserved, Spent
-from appliance.common.errors import ControlError
+from appliance.common.errors import ControlError, UsageError
 from appliance.common.figures import counted
-from appliance.common.usage.book import MOST, Reserved, UsageAccessError, UsageBook, UsageError, open_book
+from appliance.common.usage.book import MOST, Reserved, UsageAccessError, UsageBook, open_book
 from appliance.common.usage.periods import period_of
 from appliance.common.usage.replay import replay
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.common.audit.entry import Entry
-from appliance.common.errors import StartError
+from appliance.common.errors import UsageError
 from appliance.common.usage.periods import HOURS_PER_DAY, MS_PER_HOUR, first_day, period_of
 
 NAME = "usage.db"
@@ -77,10 +77,6 @@ MAX_RELEASED = 20_000
 
 SPENT = "SELECT day, cost FROM spent WHERE tenant = ? AND day >= ?"
 RESERVED = "SELECT cost FROM reserved WHERE tenant = ? AND day = ?"
-
-
-class UsageError(StartError):
-    """The usage book cannot be used; the message says why and what to do."""
 
 
 class UsageAccessError(Exception):

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 
 from appliance.common.audit.entry import Entry, entry
 from appliance.common.audit.log import open_log
+from appliance.common.errors import UsageError
 from appliance.common.usage import book as module
-from appliance.common.usage.book import (
-    MOST,
-    NAME,
-    Reserved,
-    SpentNow,
-    UsageAccessError,
-    UsageBook,
-    UsageError,
-    open_book,
-)
+from appliance.common.usage.book import MOST, NAME, Reserved, SpentNow, UsageAccessError, UsageBook, open_book
 from appliance.common.usage.periods import date_of, first_day, month_start, period_of
 from appliance.common.usage.replay import replay
 
