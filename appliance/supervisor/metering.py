@@ -1,6 +1,6 @@
 """The supervisor's end of metering: the one writer of the usage book.
 
-Entries of the audit log are counted in the thread that writes them, right after them. Reservations that come while
+Entries of the audit log are counted in a thread, right after the log has them. Reservations that come while
 others are being written are written together, and the gateway is told of each once it is on disk. A book that takes
 nothing loses nothing: entries are taken from the log once it works again. Meanwhile no reservation is confirmed, so the
 requests of tenants with a limit of spend wait and are refused; those of others are served.
