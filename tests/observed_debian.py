@@ -125,6 +125,7 @@ def _shorten_part(text: str) -> str:
         return f"{found[1]}{round(seconds_of(found[2]) * 1000 / FACTOR)}ms{found[3]}"
 
     text = re.sub(r"(\[)(\d+[smhd])(\])", divided, text)
+    text = re.sub(r"(offset )(\d+[smhd])\b()", divided, text)
     waits = "interval|_interval" if keeps else "\\bfor|interval|_interval"
     text = re.sub(rf"((?:{waits}): )(\d+[smhd])\b()", divided, text)
     return re.sub(r"(predict_linear\(.*\], )4 \* 3600\)", rf"\g<1>4 * {3600 // FACTOR})", text)

@@ -79,6 +79,9 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {
             'athanor_disk_free_bytes{athanor_place="audit"}': "20000000000-1000000x45",
             'athanor_disk_size_bytes{athanor_place="audit"}': "100000000000x45",
+            # A burst, and no more than nine minutes of figures.
+            'athanor_disk_free_bytes{athanor_place="checkpoints"}': "_x36 20000000000-1000000000x9",
+            'athanor_disk_size_bytes{athanor_place="checkpoints"}': "100000000000x45",
         },
     ),
     "AthanorDiskLow": (
