@@ -58,17 +58,29 @@ def load_or_make(path: Path) -> tuple[SigningKey, bool]:
     """
     try:
         made = _make(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return load(path), made
+
+
+def load(path: Path) -> SigningKey:
+    """Load the key from a file that only its owner may read.
+
+    Raises:
+        SigningKeyError: the file is missing, accessible to others, damaged, or cannot be read.
+    """
+    try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             opened, seed = _is_open_to_others(fd), os.read(fd, SEED_BYTES + 1)
         finally:
             os.close(fd)
     except OSError as error:
-        raise SigningKeyError(f"cannot use the signing key {path}: {error.strerror}") from error
+        raise _unusable(path, error) from error
     if opened:
         raise SigningKeyError(f"the signing key {path} is open to other users; close it with: chmod 600 '{path}'")
     try:
-        return key_of(seed), made
+        return key_of(seed)
     except SigningKeyError as error:
         raise SigningKeyError(f"{path} holds no signing key: {error}") from error
 
@@ -82,6 +94,10 @@ def verifies(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _unusable(path: Path, error: OSError) -> SigningKeyError:
+    return SigningKeyError(f"cannot use the signing key {path}: {error.strerror}")
 
 
 def _is_open_to_others(fd: int) -> bool:

@@ -10,6 +10,7 @@ import typer
 
 from appliance.operator.cli import (
     audit,
+    audit_export,
     bench,
     bundle,
     config,
@@ -35,6 +36,7 @@ from appliance.operator.cli import (
     selftest,
     serve,
     state,
+    statement,
     status,
     tenant,
     tenant_usage,
@@ -132,9 +134,13 @@ _add(GOVERN, "reload", reload.reload, reload.EXAMPLES)
 _add(GOVERN, "usage", usage.usage, usage.EXAMPLES)
 _key = _group("key", "Create API keys.", GOVERN)
 _add("Commands", "create", key.create, key.EXAMPLES, _key)
-_audit = _group("audit", "Verify and read the audit log.", GOVERN)
+_audit = _group("audit", "Verify, read and export the audit log.", GOVERN)
 _add("Commands", "verify", audit.verify, audit.VERIFY_EXAMPLES, _audit)
 _add("Commands", "show", audit.show, audit.SHOW_EXAMPLES, _audit)
+_add("Commands", "export", audit_export.export, audit_export.EXAMPLES, _audit)
+_statement = _group("statement", "Make and verify statements of what a tenant is charged for.", GOVERN)
+_add("Commands", "create", statement.create, statement.CREATE_EXAMPLES, _statement)
+_add("Commands", "verify", statement.verify, statement.VERIFY_EXAMPLES, _statement)
 _package = _group("package", "Build packages of this installation.", MORE)
 _add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
 _tenant = _group("tenant", "Show tenants' use; destroy and renew their keys.", GOVERN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +13,14 @@ import typer
 from appliance.common.errors import os_errors_as, reason_of
 from appliance.common.figures import counted, printable
 from appliance.operator.cli import exits
+from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
     from appliance.common.audit.checkpoint import Verifier
-    from appliance.common.audit.entry import Entry
     from appliance.common.audit.verify import Report
+    from appliance.operator.audit_entries import EntryFilter
 
 DEFAULT_FOLDER = Path("/var/lib/athanor-supervisor/audit")
 MAX_WITNESS_BYTES = 1 << 20
@@ -33,10 +36,27 @@ athanor audit verify --witness monday.checkpoint | nothing that monday's checkpo
 SHOW_EXAMPLES = """
 athanor audit show | the last twenty entries
 athanor audit show --kind sandbox --last 100 | which sandboxes came and went
+athanor audit show --tenant alpha --since today | what alpha was allowed and denied
 athanor audit show -o json | for other programs
 """
 
+LAST, MOST = 20, 10_000
+"""Entries that are shown, where ``--last`` says nothing: without a time, and since one."""
+
 From = Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the log.")]
+Kinds = Annotated[
+    list[str] | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind; may be repeated.")
+]
+Tenants = Annotated[
+    list[str] | None, typer.Option("--tenant", metavar="ID", help="Only entries about this tenant; may be repeated.")
+]
+Models = Annotated[
+    list[str] | None, typer.Option("--model", metavar="NAME", help="Only entries about this model; may be repeated.")
+]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help=f"Only entries from then on: {MOMENTS} (UTC).")
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only entries before then, likewise.")]
 
 
 def verify(
@@ -70,31 +90,68 @@ def verify(
         raise typer.Exit(exits.REFUSED)
 
 
-def show(
+def show(  # noqa: PLR0913 - a parameter is an option
     directory: From = DEFAULT_FOLDER,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many entries.")] = 20,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", metavar="N", min=1, help=f"How many entries. [{LAST}; {MOST} with --since]", show_default=False
+        ),
+    ] = None,
+    kind: Kinds = None,
+    tenant: Tenants = None,
+    model: Models = None,
+    since: Since = None,
+    until: Until = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Show the newest entries of the audit log. Verifies nothing: see athanor audit verify."""
-    from appliance.common.audit.entry import KINDS
-
-    if kind is not None and kind not in KINDS:
-        fail(exits.USAGE, f"no entries are of the kind {kind!r}; there are {', '.join(KINDS)}")
-    try:
-        found = _newest(directory, last, kind)
-    except OSError as error:
-        fail(exits.REFUSED, f"cannot read {directory}: {reason_of(error)}", ELSEWHERE)
-    entries = [{"n": number, "t": time_ms, "kind": one.kind, **one.fields} for number, time_ms, one in found]
-    if print_data(entries, output_format):
-        return
     from datetime import UTC, datetime
 
+    from appliance.operator.audit_entries import newest
+
+    chosen = entry_filter(since, until, kind, tenant, model)
+    with config_errors_fail():
+        found = newest(directory, chosen, last or (LAST if since is None else MOST))
+    if print_data([one.values() for one in found], output_format):
+        return
     console = output()
-    for number, time_ms, one in found:
-        moment = datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        words = "  ".join(f"{name}={value}" for name, value in one.fields.items() if value != "")
-        console.print(printable(f"{number:>8}  {moment}  {one.kind:<9}  {words}"), soft_wrap=True, markup=False)
+    for one in found:
+        moment = datetime.fromtimestamp(one.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        words = "  ".join(f"{name}={value}" for name, value in one.entry.fields.items() if value != "")
+        line = f"{one.number:>8}  {moment}  {one.entry.kind:<9}  {words}"
+        console.print(printable(line), soft_wrap=True, markup=False)
+
+
+def entry_filter(
+    since: str | None, until: str | None, kinds: list[str] | None, tenants: list[str] | None, models: list[str] | None
+) -> EntryFilter:
+    """Make a filter of the options; a kind that is none, and a time that is none, end the command."""
+    from datetime import UTC, datetime
+
+    from appliance.common.audit.entry import KINDS
+    from appliance.operator.audit_entries import FOREVER_MS, EntryFilter
+
+    for kind in kinds or ():
+        if kind not in KINDS:
+            fail(exits.USAGE, f"no entries are of the kind {kind!r}; there are {', '.join(KINDS)}")
+    now = datetime.now(UTC)
+    begin = 0 if since is None else int(read_moment(since, now, "--since").timestamp() * 1_000)
+    end = FOREVER_MS if until is None else int(read_moment(until, now, "--until").timestamp() * 1_000)
+    if end <= begin:
+        fail(exits.USAGE, f"the time ends before it begins: --since {since} --until {until}")
+    return EntryFilter(begin, end, tuple(kinds or ()), tuple(tenants or ()), tuple(models or ()))
+
+
+@contextmanager
+def config_errors_fail() -> Iterator[None]:
+    """End the command with what a log that cannot be read is told."""
+    from appliance.common.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        fail(exits.REFUSED, error.message, ELSEWHERE)
 
 
 def _verifier(directory: Path, key: Path | None) -> Verifier:
@@ -145,26 +202,3 @@ def _show_report(report: Report, output_format: Format, *, own_key: bool) -> Non
     for problem in report.problems:
         console.print(printable(problem), style="red", soft_wrap=True, markup=False)
     console.print("the log is whole" if report.sound else "the log is NOT whole", style="bold")
-
-
-def _newest(directory: Path, last: int, kind: str | None) -> list[tuple[int, int, Entry]]:
-    """The newest entries, the oldest of them first."""
-    from appliance.common.audit import files
-    from appliance.common.audit.entry import EntryError, from_line
-
-    found: list[tuple[int, int, Entry]] = []
-    for path in reversed(files.segment_paths(directory)):
-        try:
-            lines = files.read_segment(path).lines
-        except files.LogFormatError as error:
-            fail(exits.REFUSED, str(error))
-        for line in reversed(lines):
-            try:
-                number, time_ms, one = from_line(line)
-            except EntryError:
-                fail(exits.REFUSED, f"{path.name} holds a line that is no entry; athanor audit verify tells more")
-            if kind is None or one.kind == kind:
-                found.append((number, time_ms, one))
-            if len(found) == last:
-                return found[::-1]
-    return found[::-1]

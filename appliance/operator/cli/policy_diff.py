@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from appliance.operator.cli import exits
+from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import DEFAULT_CONFIG, Config, Output
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
@@ -24,8 +26,6 @@ athanor policy diff old.yaml new.yaml --no-replay | two files, without the audit
 athanor policy diff new.yaml --since 7d | replay the requests of a week
 athanor policy diff new.yaml --refuse wider | exit code 1 where anything is allowed or shared that was not
 """
-
-DAY_S = 86_400
 
 
 class Refused(StrEnum):
@@ -54,9 +54,7 @@ def diff(
         typer.Argument(metavar="[OLD] NEW", help="Two policies; without OLD the one that the configuration names."),
     ],
     config: Config = DEFAULT_CONFIG,
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="Replay from then on: 12h, 7d, or 2026-01-31T08:00Z.")
-    ] = "24h",
+    since: Annotated[str, typer.Option(metavar="TIME", help=f"Replay from then on: {MOMENTS}.")] = "24h",
     no_replay: Annotated[bool, typer.Option("--no-replay", help="Leave the audit log alone.")] = False,
     directory: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Folder of the audit log [the configuration's].")
@@ -80,7 +78,7 @@ def diff(
     from appliance.operator.cli.policy_sources import load
     from policy.changes import changes
 
-    begin = _moment(since)
+    begin = read_moment(since, datetime.now(UTC), "--since").timestamp()
     if len(paths) > 2:
         fail(exits.USAGE, f"{len(paths)} policies were given, and two are compared", "athanor policy diff OLD NEW")
     old_path = paths[0] if len(paths) == 2 else _in_force(config, paths[0])
@@ -101,22 +99,6 @@ def _in_force(config: Path, new: Path) -> Path:
         hint = "write the draft to a file of its own, or name two: athanor policy diff OLD NEW"
         fail(exits.USAGE, f"{new} is the policy that {config} names itself", hint)
     return path
-
-
-def _moment(since: str) -> float:
-    """Unix time of ``--since``."""
-    import re
-    import time
-    from datetime import UTC, datetime
-
-    if span := re.fullmatch(r"([0-9]{1,6})([smhd])", since):
-        seconds = {"s": 1, "m": 60, "h": 3_600, "d": DAY_S}[span[2]]
-        return time.time() - int(span[1]) * seconds
-    try:
-        moment = datetime.fromisoformat(since)
-    except ValueError:
-        fail(exits.USAGE, f"{since!r} is no time", "12h, 7d, 2026-01-31, 2026-01-31T08:00Z; UTC without a zone")
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _replay(old: PolicySet, new: PolicySet, begin: float, directory: Path | None, config: Path) -> Replayed:

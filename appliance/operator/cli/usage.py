@@ -11,6 +11,7 @@ import typer
 
 from appliance.operator.cli import exits
 from appliance.operator.cli.audit import DEFAULT_FOLDER, ELSEWHERE
+from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 if TYPE_CHECKING:
@@ -33,15 +34,9 @@ class UsageFormat(StrEnum):
     YAML = "yaml"
 
 
-HOURS = {"h": 1, "d": 24, "w": 168}
-"""Hours of the units of a time that lies back."""
-
-MOMENTS = "month, today, yesterday, now, 36h, 7d, 2w, 2026-11, 2026-11-24 or 2026-11-24T13"
-
-
 def usage(
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help=f"Begin of the time: {MOMENTS} (UTC).")
+        str, typer.Option("--since", metavar="TIME", help=f"Begin of the time: {MOMENTS} (UTC), down to the hour.")
     ] = "month",
     until: Annotated[str, typer.Option("--until", metavar="TIME", help="End of the time, likewise.")] = "now",
     by: Annotated[
@@ -71,7 +66,7 @@ def usage(
 
     names = _names(by)
     now = datetime.now(UTC)
-    begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
+    begin, end = (_hour(read_moment(text, now, option)) for text, option in ((since, "--since"), (until, "--until")))
     if until == "now":
         end += timedelta(hours=1)  # the hour that runs
     if end <= begin:
@@ -96,26 +91,9 @@ def _names(text: str) -> list[By]:
     return names
 
 
-def _moment(text: str, now: datetime, option: str) -> datetime:
-    """Read a moment; it is rounded down to the hour."""
-    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    named = {
-        "now": now.replace(minute=0, second=0, microsecond=0),
-        "today": today,
-        "yesterday": today - timedelta(days=1),
-        "month": today.replace(day=1),
-    }
-    if text in named:
-        return named[text]
-    if text[:-1].isdecimal() and text[-1:] in HOURS and len(text) < 6:
-        back = timedelta(hours=int(text[:-1]) * HOURS[text[-1]])
-        return (now - back).replace(minute=0, second=0, microsecond=0)
-    for form in ("%Y-%m", "%Y-%m-%d", "%Y-%m-%dT%H"):
-        try:
-            return datetime.strptime(text, form).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-    fail(exits.USAGE, f"{option} {text!r} is no time; write {MOMENTS}")
+def _hour(moment: datetime) -> datetime:
+    """The book has whole hours: begin of the one that holds a moment."""
+    return moment.replace(minute=0, second=0, microsecond=0)
 
 
 def _show(found: list[Sum], names: list[By], chosen: Filter, output_format: UsageFormat) -> None:

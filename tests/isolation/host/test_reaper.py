@@ -37,7 +37,10 @@ def test_claimed_orphan_gives_its_status(reaper):
     with reaper.adopting():
         claim = reaper.claim(make_orphan(0.2))
     assert claim.poll() is None
-    assert reaper.reap_orphans() == 0
+    # Orphans of earlier tests may end only now; they are reaped, and this one is not.
+    assert claim.pid not in reaper.orphans()
+    reaper.reap_orphans()
+    assert claim.pid in children()
     assert claim.wait(20) == 5
     reaper.release(claim)
     assert claim.poll() == 5
@@ -63,7 +66,7 @@ def test_orphans_are_reaped_and_owned_children_are_not(reaper):
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         os.close(pidfd)
-        assert reaper.reap_orphans() == 1
+        assert reaper.reap_orphans() >= 1
         assert orphan not in children()
         assert child.wait(20) == 6
 

@@ -12,7 +12,6 @@ import pytest
 
 from appliance.common.audit.entry import entry
 from appliance.common.usage.book import open_book
-from appliance.operator.cli import usage as module
 from appliance.operator.cli.usage_view import BAR_COLUMNS, bar_of
 from tests.appliance.operator.cli.conftest import Run
 
@@ -118,29 +117,6 @@ def test_without_a_book_it_says_where_it_looked(run: Run, tmp_path: Path) -> Non
     assert told.exit_code == 1
     assert "there is no usage book" in told.stderr
     assert "--from names another folder" in told.stderr
-
-
-NOW = datetime(2026, 11, 24, 13, 45, 6, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("now", datetime(2026, 11, 24, 13)),
-        ("today", datetime(2026, 11, 24)),
-        ("yesterday", datetime(2026, 11, 23)),
-        ("month", datetime(2026, 11, 1)),
-        ("36h", datetime(2026, 11, 23, 1)),
-        ("7d", datetime(2026, 11, 17, 13)),
-        ("2w", datetime(2026, 11, 10, 13)),
-        ("2026-10", datetime(2026, 10, 1)),
-        ("2026-10-05", datetime(2026, 10, 5)),
-        ("2026-10-05T07", datetime(2026, 10, 5, 7)),
-    ],
-)
-def test_times_are_read_as_they_are_said(text: str, moment: datetime) -> None:
-    """Every form that the help names is the hour that it says, in UTC."""
-    assert module._moment(text, NOW, "--since") == moment.replace(tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

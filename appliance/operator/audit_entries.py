@@ -1,0 +1,119 @@
+"""Entries of the audit log on disk, chosen by kind, tenant, model and time. Verifies nothing. Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.common.audit import files
+from appliance.common.audit.entry import Entry, EntryError, from_line
+from appliance.common.errors import ConfigError, os_errors_as
+
+FOREVER_MS = 1 << 62
+"""A time behind every entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEntry:
+    """One entry with its number and its time in milliseconds of the Unix epoch."""
+
+    number: int
+    time_ms: int
+    entry: Entry
+
+    def values(self) -> dict[str, str | int]:
+        """Return the entry as one mapping, as the log has it."""
+        return {"n": self.number, "t": self.time_ms, "kind": self.entry.kind, **self.entry.fields}
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFilter:
+    """Entries that are read; empty sequences leave nothing out."""
+
+    since_ms: int = 0
+    until_ms: int = FOREVER_MS
+    """End, which is left out."""
+    kinds: Sequence[str] = ()
+    tenants: Sequence[str] = ()
+    """An entry about no tenant is of none of these."""
+    models: Sequence[str] = ()
+
+    def takes(self, one: LoggedEntry) -> bool:
+        """Return whether the entry is among them."""
+        fields = one.entry.fields
+        return (
+            self.since_ms <= one.time_ms < self.until_ms
+            and (not self.kinds or one.entry.kind in self.kinds)
+            and (not self.tenants or fields.get("tenant") in self.tenants)
+            and (not self.models or fields.get("model") in self.models)
+        )
+
+
+def newest(directory: Path, chosen: EntryFilter, most: int) -> list[LoggedEntry]:
+    """Return the newest entries, the oldest of them first. Reading ends with the segment whose first entry is older
+    than ``since_ms``: entries of a clock that was set back lie behind it.
+
+    Raises:
+        ConfigError: the folder cannot be read, or a segment is damaged.
+    """
+    found: list[LoggedEntry] = []
+    for path in reversed(_paths(directory)):
+        entries = _entries(path)
+        for one in reversed(entries):
+            if chosen.takes(one):
+                found.append(one)
+            if len(found) == most:
+                return found[::-1]
+        if entries and entries[0].time_ms < chosen.since_ms:
+            break
+    return found[::-1]
+
+
+def log_name(directory: Path) -> str:
+    """Return the log's name; empty where there is no segment.
+
+    Raises:
+        ConfigError: the folder cannot be read, or the newest segment is damaged.
+    """
+    paths = _paths(directory)
+    return _segment(paths[-1]).name if paths else ""
+
+
+def in_order(directory: Path, first: int = 0) -> Iterator[LoggedEntry]:
+    """Read entries with the number ``first`` and higher in the order of the log, a segment at a time.
+
+    Raises:
+        ConfigError: the folder cannot be read, or a segment is damaged.
+    """
+    paths = _paths(directory)
+    starts = [int(path.stem) for path in paths]
+    for path, following in zip(paths, [*starts[1:], None], strict=True):
+        if following is not None and following <= first:
+            continue
+        yield from (one for one in _entries(path) if one.number >= first)
+
+
+def _paths(directory: Path) -> list[Path]:
+    with os_errors_as(f"cannot read the audit log in {directory}"):
+        return files.segment_paths(directory)
+
+
+def _entries(path: Path) -> list[LoggedEntry]:
+    return [_read(line, path) for line in _segment(path).lines]
+
+
+def _segment(path: Path) -> files.Segment:
+    with os_errors_as(f"cannot read the audit log in {path.parent}"):
+        try:
+            return files.read_segment(path)
+        except files.LogFormatError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _read(line: bytes, path: Path) -> LoggedEntry:
+    try:
+        return LoggedEntry(*from_line(line))
+    except EntryError:
+        message = f"{path} holds a line that is no entry of an audit log; athanor audit verify tells more"
+        raise ConfigError(message) from None

@@ -1,0 +1,115 @@
+"""``athanor audit export``: entries as lines of JSON for other programs, once each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from appliance.operator.cli import exits
+from appliance.operator.cli.audit import (
+    DEFAULT_FOLDER,
+    From,
+    Kinds,
+    Models,
+    Since,
+    Tenants,
+    Until,
+    config_errors_fail,
+    entry_filter,
+)
+from appliance.operator.cli.terminal import fail
+
+if TYPE_CHECKING:
+    from appliance.operator.audit_entries import LoggedEntry
+
+EXAMPLES = """
+athanor audit export --since yesterday --until today | a day, for a security tool
+athanor audit export --form entries --kind request --tenant alpha | the entries as they are in the log
+athanor audit export --resume /var/lib/shipper/position | what came since the last call, for a timer
+"""
+
+_POSITION = re.compile(r"([!-~]{1,64}) (0|[1-9][0-9]{0,17})\n")
+
+
+class Form(StrEnum):
+    """``--form`` of exported entries."""
+
+    OCSF = "ocsf"
+    ENTRIES = "entries"
+
+
+def export(  # noqa: PLR0913 - a parameter is an option
+    directory: From = DEFAULT_FOLDER,
+    form: Annotated[
+        Form, typer.Option("--form", metavar="FORM", help="ocsf: events of OCSF 1.6.0; entries: as the log has them.")
+    ] = Form.OCSF,
+    kind: Kinds = None,
+    tenant: Tenants = None,
+    model: Models = None,
+    since: Since = None,
+    until: Until = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="FILE", help="Begin behind the entry that FILE names, and write the last one into it."
+        ),
+    ] = None,
+) -> None:
+    """Print entries of the audit log for other programs, one JSON object a line, the oldest first.
+
+    With --resume each call goes on where the last one ended. The position is written after the
+    lines: after a crash in between, lines come twice, and none is missing. Each event has a
+    metadata.uid that is the same both times. Verifies nothing: see athanor audit verify.
+    """
+    from appliance.operator.audit_entries import in_order, log_name
+    from appliance.operator.ocsf import ocsf_event
+
+    chosen = entry_filter(since, until, kind, tenant, model)
+    with config_errors_fail():
+        name = log_name(directory)
+        first = _position(resume, name) if resume is not None else 0
+        following = first
+        for one in in_order(directory, first):
+            following = one.number + 1
+            if chosen.takes(one):
+                value: dict[str, Any] = ocsf_event(one, name) if form is Form.OCSF else _values(one, name)
+                sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+    if resume is not None and following > first:
+        _keep(resume, name, following)
+
+
+def _values(one: LoggedEntry, log: str) -> dict[str, Any]:
+    return {"log": log, **one.values()}
+
+
+def _position(path: Path, name: str) -> int:
+    """Number of the first entry that was not exported. A log that was begun anew is exported from its begin."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return 0
+    except (OSError, UnicodeDecodeError) as error:
+        fail(exits.REFUSED, f"cannot read {path}: {error}")
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        hint = "name a file that is not there yet, and the export begins at the first entry"
+        fail(exits.REFUSED, f"{path} is no position of an export", hint)
+    return int(found[2]) if found[1] == name else 0
+
+
+def _keep(path: Path, name: str, following: int) -> None:
+    """Write the position in one step."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(f"{name} {following}\n", encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        fail(exits.REFUSED, f"cannot write {path}: {error.strerror}", "the lines above come again with the next call")

@@ -1,0 +1,144 @@
+"""``athanor statement create`` and ``verify``: a tenant's bill that the tenant can check."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from appliance.common.errors import reason_of
+from appliance.operator.cli import exits
+from appliance.operator.cli.audit import DEFAULT_FOLDER, From, config_errors_fail
+from appliance.operator.cli.moments import MOMENTS, read_moment
+from appliance.operator.cli.options import Output
+from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
+
+if TYPE_CHECKING:
+    from appliance.common.audit.statement import Statement
+
+CREATE_EXAMPLES = """
+athanor statement create --tenant alpha --out alpha.statement | last month's
+athanor statement create --tenant alpha --since 2026-10-05 --until 2026-10-06 --out day.statement | one day's
+"""
+
+VERIFY_EXAMPLES = """
+athanor statement verify alpha.statement --key public.key | as the tenant: nothing else is needed
+athanor statement verify alpha.statement --key public.key --log /mnt/copy/audit | as an auditor, against the log
+"""
+
+SHOWN = 20
+"""Most differences that are printed."""
+
+
+def create(
+    tenant: Annotated[str, typer.Option("--tenant", metavar="ID", help="The tenant whose requests are stated.")],
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help=f"Begin of the time: {MOMENTS} (UTC).")
+    ] = "last-month",
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="End of the time, likewise.")] = "month",
+    directory: From = DEFAULT_FOLDER,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--signing-key", metavar="FILE", help="The log's private key (audit: key); without it that beside the log."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; without it to standard output.")
+    ] = None,
+) -> None:
+    """Make a statement of a tenant's requests, signed with the key of the audit log.
+
+    It has each request that the log has of the tenant, with its tokens and its cost, and their
+    sums. The log is verified first; nothing is stated from one that is not whole.
+    """
+    from appliance.common.audit.files import SIGNING_KEY
+    from appliance.operator.statements import Stated, make_statement
+
+    now = datetime.now(UTC)
+    begin, end = (
+        int(read_moment(*one).timestamp() * 1_000) for one in ((since, now, "--since"), (until, now, "--until"))
+    )
+    if end <= begin:
+        fail(exits.USAGE, f"the time ends before it begins: --since {since} --until {until}")
+    with config_errors_fail():
+        text = make_statement(directory, signing_key or directory / SIGNING_KEY, Stated(tenant, begin, end))
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        fail(exits.REFUSED, f"{out} is there already", "name another file; a statement is not written over")
+    except OSError as error:
+        fail(exits.REFUSED, f"cannot write {out}: {reason_of(error)}")
+    errors().print(f"{out}: the tenant verifies it with {directory / 'public.key'}", soft_wrap=True, markup=False)
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The statement.")],
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The public key of the audit log.")],
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="DIR", help="Compare it with the audit log in this folder too.")
+    ] = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Verify that a statement is as it was made, and that its sums are those of its requests.
+
+    Offline: reads the files and nothing else. Compare the requests with your own records: what the
+    key's holder states, nobody else can change, but only you know what you sent.
+    """
+    statement = _read(path, key)
+    found: list[str] = []
+    if log is not None:
+        from appliance.operator.statements import compare
+
+        with config_errors_fail():
+            found = compare(statement, log)
+    _show(statement, found, output_format, compared=log is not None)
+    if found:
+        raise typer.Exit(exits.REFUSED)
+
+
+def _read(path: Path, key: Path) -> Statement:
+    from appliance.common.audit.checkpoint import CheckpointError
+    from appliance.common.audit.statement import MAX_STATEMENT_BYTES, StatementError, read_statement
+    from appliance.common.audit.verify import read_verifier
+
+    try:
+        verifier = read_verifier(key)
+    except OSError as error:
+        fail(exits.REFUSED, f"cannot read {key}: {reason_of(error)}")
+    except CheckpointError as error:
+        fail(exits.REFUSED, f"{key}: {error}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_STATEMENT_BYTES + 1)
+    except OSError as error:
+        fail(exits.REFUSED, f"cannot read {path}: {reason_of(error)}")
+    if len(data) > MAX_STATEMENT_BYTES:
+        fail(exits.REFUSED, f"{path} is larger than a statement may be, {MAX_STATEMENT_BYTES >> 20} MiB")
+    try:
+        return read_statement(data, verifier)
+    except StatementError as error:
+        fail(exits.REFUSED, f"{path}: {error}")
+
+
+def _show(statement: Statement, found: list[str], output_format: Format, *, compared: bool) -> None:
+    from appliance.operator.cli.statement_view import document, statement_view
+
+    if print_data(document(statement, found, compared=compared), output_format):
+        return
+    console = output()
+    console.print(statement_view(statement, console.width))
+    for one in found[:SHOWN]:
+        console.print(one, style="red", soft_wrap=True, markup=False)
+    if found:
+        console.print("the log says something else", style="bold")
+    else:
+        console.print(
+            "the signature holds, and the log has exactly this" if compared else "the signature holds", style="bold"
+        )

@@ -1,0 +1,126 @@
+"""``athanor audit show`` and ``export``: entries by kind, tenant, model and time; once each, also after a crash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from appliance.common.audit import files
+from appliance.common.audit.entry import KINDS, Entry, entry
+from appliance.common.audit.log import open_log
+from tests.appliance.operator.cli.conftest import Run
+
+BEGIN = 1_790_812_800_000
+"""2026-10-01 in milliseconds."""
+
+HOUR_MS = 3_600_000
+
+
+def one_entry(kind: str, **given: str | int) -> Entry:
+    """An entry with its other fields filled in."""
+    fields: dict[str, str | int] = {name: "x" if of is str else 1 for name, of in KINDS[kind].items()}
+    return entry(kind, **(fields | given))
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A log of forty entries in ten segments, one an hour: requests and denials of two tenants."""
+    monkeypatch.setattr("appliance.common.audit.log.SEGMENT_BYTES", 1)
+    audit = open_log(tmp_path / "audit")
+    for hour in range(10):
+        names = {"tenant": ("alpha", "beta")[hour % 2], "model": ("small", "big")[hour % 3 == 0]}
+        batch = [one_entry("request", **names), one_entry("denied", **names), one_entry("refused"), one_entry("gap")]
+        audit.append([(BEGIN + hour * HOUR_MS, one) for one in batch])
+    audit.close()
+    assert len(files.segment_paths(tmp_path / "audit")) == 10
+    return tmp_path / "audit"
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ((), range(20, 40)),
+        (("--last", "3"), range(37, 40)),
+        (("--kind", "gap", "--kind", "refused", "--last", "4"), (34, 35, 38, 39)),
+        (("--tenant", "beta", "--last", "2"), (36, 37)),
+        (("--tenant", "alpha", "--tenant", "beta", "--last", "3"), (33, 36, 37)),
+        (("--model", "big", "--kind", "request"), (0, 12, 24, 36)),
+        (("--since", "2026-10-01T08"), range(32, 40)),
+        (("--since", "2026-10-01T02", "--until", "2026-10-01T03"), range(8, 12)),
+        (("--until", "2026-10-01T01:00:00Z", "--kind", "request"), (0,)),
+        (("--since", "2026-10-01", "--last", "2", "--tenant", "alpha"), (32, 33)),
+        (("--tenant", "gamma"), ()),
+    ],
+)
+def test_entries_are_chosen(run: Run, log: Path, options: tuple[str, ...], numbers: range) -> None:
+    """The newest, by each choice alone and by several together."""
+    told = run("audit", "show", "--from", str(log), "-o", "json", *options)
+    assert told.exit_code == 0, told.stderr
+    assert [one["n"] for one in json.loads(told.stdout)] == list(numbers)
+
+
+def exported(run: Run, log: Path, *options: str) -> list[dict]:
+    """Exported lines."""
+    told = run("audit", "export", "--from", str(log), *options)
+    assert told.exit_code == 0, told.stderr
+    return [json.loads(line) for line in told.stdout.splitlines()]
+
+
+def test_all_entries_are_exported_in_order(run: Run, log: Path) -> None:
+    """Events of the schema, or the entries as they are in the log, chosen as ``show`` chooses."""
+    events = exported(run, log)
+    assert [event["metadata"]["sequence"] for event in events] == list(range(40))
+    assert {event["class_uid"] for event in events} == {0, 3002, 6003}
+    entries = exported(run, log, "--form", "entries", "--tenant", "beta", "--since", "2026-10-01T09")
+    assert [(one["n"], one["kind"], one["tenant"]) for one in entries] == [
+        (36, "request", "beta"),
+        (37, "denied", "beta"),
+    ]
+    assert entries[0]["log"] == events[0]["metadata"]["log_name"]
+
+
+def test_each_call_goes_on_where_the_last_one_ended(run: Run, log: Path, tmp_path: Path) -> None:
+    """With a position each entry comes once, also those that a filter leaves out; what is written meanwhile comes
+    next."""
+    resume = ("--resume", str(tmp_path / "position"), "--form", "entries")
+    assert [one["n"] for one in exported(run, log, *resume, "--tenant", "beta")][:2] == [4, 5]
+    assert exported(run, log, *resume) == []
+    audit = open_log(log)
+    audit.append([(BEGIN, one_entry("gap")), (BEGIN, one_entry("refused"))])
+    audit.close()
+    assert [one["n"] for one in exported(run, log, *resume)] == [40, 41]
+    assert exported(run, log, *resume) == []
+
+
+def test_a_crash_repeats_lines_and_loses_none(run: Run, log: Path, tmp_path: Path) -> None:
+    """A position that was not written has the lines come again, the same as before."""
+    position = tmp_path / "position"
+    first = exported(run, log, "--resume", str(position))
+    position.unlink()
+    assert exported(run, log, "--resume", str(position)) == first
+
+
+def test_another_log_is_exported_from_its_begin(run: Run, log: Path, tmp_path: Path) -> None:
+    """After damage a log begins anew under another name: its first entries are not passed over."""
+    position = tmp_path / "position"
+    exported(run, log, "--resume", str(position))
+    other = open_log(tmp_path / "other")
+    other.append([(BEGIN, one_entry("gap"))])
+    other.close()
+    assert len(exported(run, tmp_path / "other", "--resume", str(position))) == 1
+
+
+def test_what_cannot_be_exported_is_told(run: Run, log: Path, tmp_path: Path) -> None:
+    """A position that is none, a folder that is not there, a damaged segment, a kind and a time that are none."""
+    (tmp_path / "position").write_text("12\n")
+    told = run("audit", "export", "--from", str(log), "--resume", str(tmp_path / "position"))
+    assert (told.exit_code, "is no position" in told.stderr) == (1, True)
+    assert run("audit", "export", "--from", str(tmp_path / "none")).exit_code == 1
+    assert run("audit", "export", "--from", str(log), "--kind", "prompt").exit_code == 2
+    assert run("audit", "show", "--from", str(log), "--since", "2026-10-02", "--until", "2026-10-01").exit_code == 2
+    path = files.segment_paths(log)[3]
+    path.write_bytes(path.read_bytes().replace(b'"kind":"gap"', b'"kind":"nap"'))
+    told = run("audit", "export", "--from", str(log))
+    assert (told.exit_code, "athanor audit verify tells more" in told.stderr) == (1, True)
