@@ -2,15 +2,15 @@
 
 ::
 
-    athanor statement 1
+    athanor.statement/1
     {"log":"athanor.audit/3f2a...","root":"qINS1G...","tenant":"alpha","since":1793491200000,"until":1796083200000}
     {"request":"9f...","t":1793491260001,"principal":"key:alpha-1","model":"athanor-mini",...,"cost":123}
     {"requests":1,"input_tokens":13,"cached_tokens":0,"output_tokens":48,"cost":123}
     - athanor.audit/3f2a9c01 Az3grlgtzPICa5OS8npVmf1Myq...
 
 (where the dash is U+2014). Between the head and the sums is one line for each request that the log has of the tenant,
-in the log's order. The last line signs every byte before it with the log's key, as a checkpoint's does; the first line
-is not that of any checkpoint, so neither can pass for the other.
+in the log's order. The last line signs every byte before it with the log's key, as a checkpoint's does; the second
+line is a number in every checkpoint, so neither can pass for the other.
 
 A tenant verifies it with the log's public key, compares the requests with its own records, and needs nothing else. It
 learns nothing of other tenants: the statement has neither the numbers of its entries nor the size of the log, which
@@ -33,7 +33,7 @@ from appliance.common.audit.entry import MAX_COUNT, Entry, Value
 from appliance.common.figures import counted
 from isolation.keys.signing import SIGNATURE_BYTES, SigningKey, verifies
 
-FIRST_LINE = "athanor statement 1"
+FIRST_LINE = "athanor.statement/1"
 
 MAX_STATEMENT_BYTES = 1 << 30
 """Most bytes of a statement that is read: some three million requests."""

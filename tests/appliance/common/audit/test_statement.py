@@ -157,9 +157,9 @@ SUMS_LINE = json.dumps({"requests": 1, "input_tokens": 0, "cached_tokens": 0, "o
 )
 def test_a_lie_of_the_holder_of_the_key_is_told(lines: tuple[str, ...], told: str) -> None:
     """A signed text that contradicts itself is refused; one that does not is read (control)."""
-    assert read_statement(signed_lines("athanor statement 1", HEAD_LINE, REQUEST_LINE, SUMS_LINE), VERIFIER)
+    assert read_statement(signed_lines("athanor.statement/1", HEAD_LINE, REQUEST_LINE, SUMS_LINE), VERIFIER)
     with pytest.raises(StatementError, match=told):
-        read_statement(signed_lines("athanor statement 1", *lines), VERIFIER)
+        read_statement(signed_lines("athanor.statement/1", *lines), VERIFIER)
 
 
 def test_neither_passes_for_the_other() -> None:

@@ -128,7 +128,7 @@ def test_nothing_is_stated_from_a_log_that_is_not_whole(run: Run, log: Path) -> 
     told = run(*create)
     assert (told.exit_code, "is not whole" in told.stderr) == (1, True)
     path.write_bytes(kept)
-    assert run(*create).stdout.startswith("athanor statement 1\n")
+    assert run(*create).stdout.startswith("athanor.statement/1\n")
 
 
 def test_a_time_that_was_moved_away_is_not_stated(run: Run, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
