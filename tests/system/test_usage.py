@@ -127,7 +127,8 @@ def until_counted(appliance: Appliance, requests: int) -> list[dict[str, Any]]:
 def test_spend_ends_where_the_policy_says_and_the_bill_is_right(billed: Appliance) -> None:
     """Answers come until the day's spend is used up, then 429 `insufficient_quota` with the time until midnight; the
     sum of the responses' usage at the policy's prices is what `athanor usage` and the audit log say, to the billionth,
-    and is within the limit. Another tenant goes on, and a raised limit lets the first go on."""
+    is within the limit, and is what a statement says that the tenant verifies. Another tenant goes on, and a raised
+    limit lets the first go on."""
     use_policy(billed, spend_per_day=0.05)
     client, spent, answers = billed.openai(), 0, 0
     with pytest.raises(openai.RateLimitError) as refused:
@@ -146,8 +147,22 @@ def test_spend_ends_where_the_policy_says_and_the_bill_is_right(billed: Applianc
     assert rows["alpha"][0] == answers
     assert Decimal(rows["alpha"][4]) * BILLIONTHS == spent
     assert told_of(logged(billed)) == rows
+    the_tenant_verifies(billed, rows["alpha"])
     use_policy(billed, spend_per_day=100)
     client.completions.create(model="athanor-mini", prompt="Hello", max_tokens=5)
+
+
+def the_tenant_verifies(appliance: Appliance, row: Row) -> None:
+    """The statement of alpha verifies with the public key, has the sums of its row, and the log has exactly that."""
+    audit, path = str(appliance.state / "audit"), str(appliance.state / "alpha.statement")
+    made = athanor(
+        "statement", "create", "--tenant", "alpha", "--since", "1d", "--until", "now", "--from", audit, "--out", path
+    )
+    assert made.returncode == 0, made.stderr
+    verified = athanor("statement", "verify", path, "--key", f"{audit}/public.key", "--log", audit, "-o", "json")
+    assert verified.returncode == 0, verified.stderr
+    found = json.loads(verified.stdout)
+    assert (found["requests"], *(found[name] for name in NUMBERS), Decimal(found["cost"])) == row
 
 
 def keep_asking(
