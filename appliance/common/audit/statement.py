@@ -20,25 +20,20 @@ the checkpoint that covers what is stated, and compares the entries (``differenc
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
-from appliance.common.audit.checkpoint import KEY_HASH_BYTES, Verifier
+from appliance.common.audit.checkpoint import Verifier
 from appliance.common.audit.entry import MAX_COUNT, Entry, Value
+from appliance.common.audit.signed_text import SignedTextError, json_line, json_object, read_lines, sign_lines
 from appliance.common.figures import counted
-from isolation.keys.signing import SIGNATURE_BYTES, SigningKey, verifies
+from isolation.keys.signing import SigningKey
 
 FIRST_LINE = "athanor.statement/1"
 
 MAX_STATEMENT_BYTES = 1 << 30
 """Most bytes of a statement that is read: some three million requests."""
-
-_SIGNATURE = re.compile("\u2014 ([!-~]{1,64}) ([A-Za-z0-9+/=]{92})")
 
 REQUEST_FIELDS: Final = (
     "request",
@@ -56,10 +51,6 @@ REQUEST_FIELDS: Final = (
 """Fields of a request in a statement, as the log has them; before them comes ``t``, the time in milliseconds."""
 
 HEAD_FIELDS: Final = ("log", "root", "tenant", "since", "until")
-
-
-class StatementError(ValueError):
-    """The text is no statement, not one of this log, or was changed; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,37 +106,32 @@ def total(requests: Iterable[Mapping[str, Value]]) -> Totals:
 
 def sign_statement(head: Head, requests: Sequence[Mapping[str, Value]], key: SigningKey) -> str:
     """Make the text of a statement over requests in their order."""
-    lines = [FIRST_LINE, _json(asdict(head)), *map(_json, requests), _json(asdict(total(requests)))]
-    body = "".join(f"{line}\n" for line in lines)
-    mark = Verifier(head.log, key.public).mark
-    return f"{body}\u2014 {head.log} {base64.b64encode(mark + key.sign(body.encode())).decode()}\n"
+    lines = [json_line(asdict(head)), *map(json_line, requests), json_line(asdict(total(requests)))]
+    return sign_lines(FIRST_LINE, lines, head.log, key)
 
 
 def read_statement(data: bytes, verifier: Verifier) -> Statement:
     """Read a signed statement.
 
     Raises:
-        StatementError: it is none, of another log, changed since it was signed, or contradicts itself.
+        SignedTextError: it is none, of another log, changed since it was signed, or contradicts itself.
     """
-    body, _, last = data.removesuffix(b"\n").rpartition(b"\n")
-    body += b"\n"
-    lines = body.decode("utf-8", "replace").split("\n")[:-1]
-    if not data.endswith(b"\n") or lines[0] != FIRST_LINE or len(lines) < 3:
-        raise StatementError("that is no statement of this version: its first line is another, or it is cut off")
-    _check_signature(body, last.decode("utf-8", "replace"), verifier)
+    lines = read_lines(data, FIRST_LINE, verifier)
+    if len(lines) < 2:
+        raise SignedTextError("a statement has a head and sums, and this one has not")
     # From here on the text is what the key's holder signed; what does not fit is a defect, or a lie of that holder.
-    head = _head(lines[1])
-    requests = tuple(_request(line, number, head) for number, line in enumerate(lines[2:-1], 3))
+    head = _head(lines[0])
+    requests = tuple(_request(line, number, head) for number, line in enumerate(lines[1:-1], 3))
     totals = total(requests)
-    if _values(lines[-1]) != asdict(totals):
-        raise StatementError(f"the sums are not those of its {counted(len(requests), 'request')}")
+    if json_object(lines[-1]) != asdict(totals):
+        raise SignedTextError(f"the sums are not those of its {counted(len(requests), 'request')}")
     return Statement(head, requests, totals)
 
 
 def differences(statement: Statement, logged: Iterable[Mapping[str, Value]]) -> list[str]:
     """Return what differs between a statement and the requests that the log has of its tenant and time, as sentences;
     none where both are the same."""
-    stated_lines, logged_lines = list(map(_json, statement.requests)), list(map(_json, logged))
+    stated_lines, logged_lines = list(map(json_line, statement.requests)), list(map(json_line, logged))
     if stated_lines == logged_lines:
         return []
     missing = set(logged_lines) - set(stated_lines)
@@ -155,58 +141,23 @@ def differences(statement: Statement, logged: Iterable[Mapping[str, Value]]) -> 
     return found or ["the requests are in another order, or some are there more than once"]
 
 
-def _check_signature(body: bytes, last: str, verifier: Verifier) -> None:
-    found = _SIGNATURE.fullmatch(last)
-    if found is None:
-        raise StatementError("the statement has no signature: it was cut off or changed")
-    if found[1] != verifier.name:
-        raise StatementError(f"the statement is of the log {found[1]}, not of {verifier.name}")
-    signed = _decode(found[2])
-    if len(signed) != KEY_HASH_BYTES + SIGNATURE_BYTES or signed[:KEY_HASH_BYTES] != verifier.mark:
-        raise StatementError("the statement was signed with another key")
-    if not verifies(verifier.public, signed[KEY_HASH_BYTES:], body):
-        raise StatementError("the signature does not hold: the statement was changed after it was made")
-
-
 def _head(line: str) -> Head:
-    values = _values(line)
+    values = json_object(line)
     if tuple(values) != HEAD_FIELDS:
-        raise StatementError("line 2: not the head of a statement")
+        raise SignedTextError("line 2: not the head of a statement")
     texts, times = list(values.values())[:3], list(values.values())[3:]
     if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in times):
-        raise StatementError("line 2: not the head of a statement")
+        raise SignedTextError("line 2: not the head of a statement")
     return Head(**values)
 
 
 def _request(line: str, number: int, head: Head) -> Mapping[str, Value]:
-    values = _values(line)
+    values = json_object(line)
     if tuple(values) != ("t", *REQUEST_FIELDS):
-        raise StatementError(f"line {number}: not a request")
+        raise SignedTextError(f"line {number}: not a request")
     numbers = [values[name] for name in ("t", "input_tokens", "cached_tokens", "output_tokens", "cost")]
     if not all(type(one) is int and 0 <= one < MAX_COUNT for one in numbers):
-        raise StatementError(f"line {number}: a number is none")
+        raise SignedTextError(f"line {number}: a number is none")
     if not head.since <= values["t"] < head.until:
-        raise StatementError(f"line {number}: the request is of another time than the statement")
+        raise SignedTextError(f"line {number}: the request is of another time than the statement")
     return values
-
-
-def _values(line: str) -> dict[str, Any]:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise StatementError("a line is no JSON object")
-    return values
-
-
-def _decode(text: str) -> bytes:
-    """Bytes of strict base64, empty for other text: one signature has one spelling."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return b""
-    return data if base64.b64encode(data).decode() == text else b""
-
-
-_json = json.JSONEncoder(separators=(",", ":")).encode

@@ -105,7 +105,8 @@ def verify(
 
 def _read(path: Path, key: Path) -> Statement:
     from appliance.common.audit.checkpoint import CheckpointError
-    from appliance.common.audit.statement import MAX_STATEMENT_BYTES, StatementError, read_statement
+    from appliance.common.audit.signed_text import SignedTextError
+    from appliance.common.audit.statement import MAX_STATEMENT_BYTES, read_statement
     from appliance.common.audit.verify import read_verifier
 
     try:
@@ -123,7 +124,7 @@ def _read(path: Path, key: Path) -> Statement:
         fail(exits.REFUSED, f"{path} is larger than a statement may be, {MAX_STATEMENT_BYTES >> 20} MiB")
     try:
         return read_statement(data, verifier)
-    except StatementError as error:
+    except SignedTextError as error:
         fail(exits.REFUSED, f"{path}: {error}")
 
 

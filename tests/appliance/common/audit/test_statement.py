@@ -10,11 +10,11 @@ import pytest
 
 from appliance.common.audit.checkpoint import Checkpoint, CheckpointError, Verifier, read_checkpoint, sign_checkpoint
 from appliance.common.audit.entry import KINDS, entry
+from appliance.common.audit.signed_text import SignedTextError, sign_lines
 from appliance.common.audit.statement import (
     REQUEST_FIELDS,
     Head,
     Statement,
-    StatementError,
     Totals,
     differences,
     read_statement,
@@ -47,11 +47,7 @@ def signed(head: Head = HEAD, key: SigningKey = KEY, requests: list[dict[str, st
 
 def signed_lines(*lines: str, key: SigningKey = KEY) -> bytes:
     """Lines with a signature that holds, whatever they say: what only the key's holder can make."""
-    import base64
-
-    body = "".join(f"{line}\n" for line in lines)
-    mark = Verifier(NAME, key.public).mark
-    return f"{body}\u2014 {NAME} {base64.b64encode(mark + key.sign(body.encode())).decode()}\n".encode()
+    return sign_lines(lines[0], lines[1:], NAME, key).encode()
 
 
 def test_a_statement_is_read_as_it_was_made() -> None:
@@ -103,7 +99,7 @@ def detected(count: int, seed: int) -> int:
             continue
         try:
             read_statement(changed, VERIFIER)
-        except StatementError:
+        except SignedTextError:
             found += 1
     return found
 
@@ -126,14 +122,14 @@ def test_every_change_of_a_hundred_thousand_is_detected() -> None:
         (b"\n\n\n", "first line"),
         (signed()[:-1], "cut off"),
         (signed().replace(b"\n\xe2\x80\x94", b"\n\xe2\x80\x93"), "no signature"),
-        (signed(replace(HEAD, log="athanor.audit/ffff")), "is of the log athanor.audit/ffff"),
+        (signed(replace(HEAD, log="athanor.audit/ffff")), "of the log athanor.audit/ffff"),
         (signed(key=OTHER_KEY), "another key"),
         (signed().replace(b'"cost":3', b'"cost":4', 1), "signature does not hold"),
     ],
 )
 def test_what_is_no_statement_of_this_log_is_told(data: bytes, told: str) -> None:
     """Other texts, other logs, other keys, changed ones: each by its own words."""
-    with pytest.raises(StatementError, match=told):
+    with pytest.raises(SignedTextError, match=told):
         read_statement(data, VERIFIER)
 
 
@@ -158,7 +154,7 @@ SUMS_LINE = json.dumps({"requests": 1, "input_tokens": 0, "cached_tokens": 0, "o
 def test_a_lie_of_the_holder_of_the_key_is_told(lines: tuple[str, ...], told: str) -> None:
     """A signed text that contradicts itself is refused; one that does not is read (control)."""
     assert read_statement(signed_lines("athanor.statement/1", HEAD_LINE, REQUEST_LINE, SUMS_LINE), VERIFIER)
-    with pytest.raises(StatementError, match=told):
+    with pytest.raises(SignedTextError, match=told):
         read_statement(signed_lines("athanor.statement/1", *lines), VERIFIER)
 
 
@@ -166,7 +162,7 @@ def test_neither_passes_for_the_other() -> None:
     """A statement is no checkpoint and a checkpoint no statement, though one key signs both."""
     checkpoint = sign_checkpoint(Checkpoint(5, bytes(32)), NAME, KEY)
     assert read_checkpoint(checkpoint, VERIFIER).size == 5
-    with pytest.raises(StatementError):
+    with pytest.raises(SignedTextError):
         read_statement(checkpoint.encode(), VERIFIER)
     with pytest.raises(CheckpointError):
         read_checkpoint(signed(requests=[]).decode(), VERIFIER)

@@ -116,7 +116,7 @@ def test_a_changed_statement_is_refused(run: Run, log: Path, statement: Path) ->
     """One digit of one cost: status 1, and why."""
     statement.write_bytes(statement.read_bytes().replace(b'"cost":15000000', b'"cost":14000000', 1))
     told = run("statement", "verify", str(statement), "--key", str(log / files.PUBLIC_KEY))
-    assert (told.exit_code, "changed after it was made" in told.stderr) == (1, True)
+    assert (told.exit_code, "changed after it was signed" in told.stderr) == (1, True)
 
 
 def test_nothing_is_stated_from_a_log_that_is_not_whole(run: Run, log: Path) -> None:
