@@ -297,6 +297,7 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "structured_output": _switch("may use structured output", "may no longer use structured output"),
         "tokenize": _switch("may use the tokenizer alone", "may no longer use the tokenizer alone"),
         "tools": _switch("may use tools", "may no longer use tools"),
+        "attestation": _switch("may ask for attestations", "may no longer ask for attestations"),
         "reasoning": _switch("is shown the model's reasoning", "is no longer shown the model's reasoning"),
     },
     KvShare: {

@@ -276,6 +276,7 @@ _FEATURES = {
     Feature.STRUCTURED_OUTPUT: "structured output",
     Feature.TOKENIZE: "the tokenizer alone",
     Feature.TOOLS: "tools",
+    Feature.ATTESTATION: "attestations",
 }
 """Feature -> what a denial calls it."""
 

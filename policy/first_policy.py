@@ -40,7 +40,7 @@ tenants:
     # weight: 1
     # deterministic: never     # allowed or always: the same bits in any batch
     # freeze_idle: false       # true: sandboxes that it uses may be frozen while idle
-    # features: {{structured_output: true, tokenize: true, tools: true, reasoning: true}}
+    # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     # kv: {{reservation: 0%, borrow: true}}
 
 # Tenants that share cached prefixes; each can tell by response times what another has sent.

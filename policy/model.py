@@ -101,6 +101,7 @@ class Feature(StrEnum):
     STRUCTURED_OUTPUT = "structured_output"
     TOKENIZE = "tokenize"
     TOOLS = "tools"
+    ATTESTATION = "attestation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,9 @@ class Features:
     """Whether a request may offer tools for the model to call."""
     reasoning: bool = True
     """Whether answers show what a model wrote to itself; without it those tokens are charged and not shown."""
+
+    attestation: bool = True
+    """Whether the tenant may ask for a signed statement of what serves it."""
 
     def grants(self, feature: Feature) -> bool:
         """Return whether the tenant has it."""

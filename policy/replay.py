@@ -24,8 +24,12 @@ from policy.prices import cost, find_price
 from policy.request import AccessRequest, Spend, Usage
 from policy.wording import counted
 
-TOKENIZER = frozenset({"tokenize", "detokenize"})
-"""Operations of the tokenizer alone: a first decision, and no tokens."""
+_ALONE: Mapping[str, Feature] = {
+    "tokenize": Feature.TOKENIZE,
+    "detokenize": Feature.TOKENIZE,
+    "attest": Feature.ATTESTATION,
+}
+"""Operations without an answer of a model, a first decision and no tokens, with the feature that they need."""
 
 EMBEDDINGS = frozenset({"embeddings"})
 """Operations on several texts: the log has their sum, not the longest."""
@@ -42,6 +46,7 @@ REPLAYED = frozenset(
         "limits.spend_per_day",
         "limits.spend_per_month",
         "features.tokenize",
+        "features.attestation",
     }
 )
 """Keys of limits and features that the replay decides by."""
@@ -253,7 +258,7 @@ class _Meter:
     def _counted(self, tenant: Tenant, entry: AllowedEntry, usage: Usage) -> Verdict | None:
         """Return the rule against a request with its counts. The request asked for one token at least, and for no fewer
         than it got or for no number at all: then it would have been cut short."""
-        if entry.operation in TOKENIZER or not entry.input_tokens:
+        if entry.operation in _ALONE or not entry.input_tokens:
             return None
         asked = 0 if entry.operation in EMBEDDINGS else max(1, entry.output_tokens)
         whole = self._second(tenant, entry, usage, asked)
@@ -279,13 +284,13 @@ def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
 
 
 def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
-    alone = entry.operation in TOKENIZER
+    alone = _ALONE.get(entry.operation)
     return AccessRequest(
         tenant=tenant.id,
         model=entry.model,
         input_tokens=None,
         max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
-        feature=Feature.TOKENIZE if alone else None,
+        feature=alone,
     )
 
 

@@ -168,6 +168,10 @@ class FeaturesSchema(_Strict):
         description="The reasoning of models that reason, in answers to conversations; else its tokens are charged and "
         "not shown. A plain completion shows what the model wrote.",
     )
+    attestation: bool = Field(
+        default=True,
+        description="Attestations: signed statements of the image, sandbox, policy and model that serve the tenant.",
+    )
 
 
 class KvSchema(_Strict):

@@ -2,11 +2,11 @@
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
 says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it was
-handed whether it has it. It may ask for exactly six things: namespace keys, what tenants have spent, the end of a
-sandbox that misbehaved, the freezing of idle ones, and the coming and going of the sandboxes that the policy grants to
-single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside of engines,
-reserves what requests may cost, and reports what belongs into the audit log. There is no message that names a program
-or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+handed whether it has it. It may ask for exactly seven things: namespace keys, what tenants have spent, attestations,
+the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of the sandboxes that the
+policy grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside
+of engines, reserves what requests may cost, and reports what belongs into the audit log. There is no message that names
+a program or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 10
+CONTROL_VERSION = 11
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -248,6 +248,26 @@ class SpendReserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Attest:
+    """Gateway: asks for an attestation of what serves this tenant's requests to this model
+    (``appliance.common.audit.attestation``). ``nonce`` is the tenant's."""
+
+    request: str
+    tenant: str
+    model: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """Supervisor: answer to ``Attest``: the signed text, or the problem why there is none."""
+
+    request: str
+    text: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class AuditState:
     """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
     meanwhile."""
@@ -284,6 +304,7 @@ FromGateway = (
     | Audited
     | SpendQuery
     | ReserveSpend
+    | Attest
 )
 FromSupervisor = (
     Welcome
@@ -297,6 +318,7 @@ FromSupervisor = (
     | DiskState
     | Spent
     | SpendReserved
+    | Attested
 )
 Control = FromGateway | FromSupervisor
 

@@ -181,7 +181,26 @@ class TokenizerRequest:
     deadline: float | None = None
 
 
-AnyRequest = GenerateRequest | EmbedRequest | TokenizerRequest
+class AttestOperation(Enum):
+    """``gen_ai.operation.name`` of a request for an attestation."""
+
+    ATTEST = "attest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttestRequest:
+    """A question for what serves a model; no sandbox sees it."""
+
+    request_id: str
+    """As in ``GenerateRequest``."""
+    model: str
+    nonce: str
+    """The caller's, drawn for this call; small hexadecimal digits."""
+    deadline: float | None = None
+    operation: AttestOperation = AttestOperation.ATTEST
+
+
+AnyRequest = GenerateRequest | EmbedRequest | TokenizerRequest | AttestRequest
 """What a session is made for."""
 
 
@@ -403,6 +422,14 @@ class Service(Protocol):
 
     async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
         """Give the text of token ids, without special tokens; what is no whole character shows as U+FFFD.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
+        ...
+
+    async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
+        """Give the signed text of an attestation (``appliance.common.audit.attestation``).
 
         Raises:
             ApplianceError: typed, from the closed list.

@@ -169,7 +169,10 @@ FIELDS = (
     "tokens",
 )
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
-TOKENIZING = ("/tokenize", "/detokenize")
+WITHOUT_ANSWER = ("/tokenize", "/detokenize", "/v1/attestations")
+"""Routes on which no model answers."""
+
+NONCES: tuple[Any, ...] = ("0" * 16, "9f86d081884c7d65" * 8, "f" * 129, "F" * 16, "", 3, None, "\u0660" * 16)
 IDS = (0, 1, 5, 300, 511, 512, 9_999, -1, 2**31)
 GRAMMARS: tuple[Any, ...] = (
     {"type": "json_object"},
@@ -296,8 +299,8 @@ def _is_typed(answer: bytes) -> bool:
 
 async def _rpc(appliance: RealAppliance, channel: grpc.aio.Channel, draw: random.Random, found: Responses) -> None:
     """Call a method with a message that is, mostly, of its type."""
-    methods = ("Generate", "Embed", "CountTokens", "ListModels", "GetModel", word(draw))
-    method = draw.choices(methods, (14, 2, 2, 1, 1, 2))[0]
+    methods = ("Generate", "Embed", "CountTokens", "Attest", "ListModels", "GetModel", word(draw))
+    method = draw.choices(methods, (14, 2, 2, 1, 1, 1, 2))[0]
     data = message(draw).SerializeToString()
     if draw.random() < 0.3:
         data = mutated(data, draw)
@@ -325,9 +328,11 @@ def body(draw: random.Random) -> tuple[str, dict[str, Any]]:
             ids = [draw.randrange(1, 500) for _ in range(draw.randint(1, 60))]
             return "/v1/completions", {**document, "prompt": ids}
         return "/v1/chat/completions", {**document, "messages": [{"role": "user", "content": text(draw)}]}
-    path = draw.choices(GENERATING + TOKENIZING, [4] * len(GENERATING) + [1] * len(TOKENIZING))[0]
+    path = draw.choices(GENERATING + WITHOUT_ANSWER, [4] * len(GENERATING) + [1] * len(WITHOUT_ANSWER))[0]
     chats = path in ("/v1/chat/completions", "/v1/messages") or (path == "/tokenize" and draw.random() < 0.5)
-    if path == "/detokenize":
+    if path == "/v1/attestations":
+        document["nonce"] = draw.choice(NONCES)
+    elif path == "/detokenize":
         document["tokens"] = prompt(draw)
     elif path in ("/v1/completions", "/tokenize") and not chats:
         document["prompt"] = prompt(draw)

@@ -20,6 +20,7 @@ from appliance.common.ids import new_request_id
 from appliance.common.keys import KeyRecord, KeyTable, issue
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.generate_request import (
+    AttestRequest,
     CallContext,
     Delta,
     Embeddings,
@@ -108,6 +109,10 @@ class Rehearsed:
     async def detokenize(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> str:
         """Refuse: there is no tokenizer."""
         raise UnavailableError("the scripted service has no tokenizer")
+
+    async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
+        """Refuse: nothing serves."""
+        raise UnavailableError("the scripted service has no supervisor")
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """Return one model."""

@@ -81,6 +81,11 @@ class Recorder:
             return
         self._pending.append((self._clock_ms(), one))
 
+    @property
+    def audit(self) -> AuditLog | None:
+        """The log; None where none is kept."""
+        return self._audit
+
     def take(self, message: Audited) -> None:
         """Take what the gateway reports.
 

@@ -13,6 +13,7 @@ import structlog
 from appliance.common.control import (
     CONTROL_VERSION,
     Attach,
+    Attest,
     Audited,
     Control,
     Fault,
@@ -67,6 +68,8 @@ class ControlServer:
         """Takes which tenants' KV may be kept outside of engines."""
         self.on_spend: Callable[[SpendQuery | ReserveSpend], None] = lambda _message: None
         """Takes questions about spend and reservations of it."""
+        self.on_attest: Callable[[Attest], None] = lambda _message: None
+        """Takes questions for attestations."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -181,6 +184,8 @@ class ControlServer:
             self._on_audited(message)
         elif isinstance(message, SpendQuery | ReserveSpend):
             self.on_spend(message)
+        elif isinstance(message, Attest):
+            self.on_attest(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
         elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):

@@ -38,6 +38,7 @@ from appliance.common.model_digests import DigestCache
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
+from appliance.supervisor.attesting import Attesting, Facts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
@@ -78,7 +79,7 @@ async def supervise(config: ApplianceConfig) -> None:
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
         on_attach=lambda: _attached(keepers, residents, recorder),
-        on_leave=lambda: _gateway_left(keepers, residents, metering),
+        on_leave=lambda: _gateway_left(keepers, residents, metering, attesting),
         on_wish=lambda wish: _wish(keepers, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
@@ -89,7 +90,10 @@ async def supervise(config: ApplianceConfig) -> None:
         server.on_retention = vault.set_retention
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
-    publish = watching(server.publish, recorder.record, digests, config.sandbox.image_digest)
+    image = config.sandbox.image_digest
+    attesting = Attesting(recorder.audit, config.policy, runtime, Facts(digests, image), server.publish)
+    server.on_attest = attesting.take
+    publish = watching(server.publish, recorder.record, digests, image)
     forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     for model, files in served.values():
         plans = plan_boots(config, model, files, runtime)
@@ -100,7 +104,7 @@ async def supervise(config: ApplianceConfig) -> None:
     writing = asyncio.create_task(recorder.run(), name="audit log")
     told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
     account = _keep_account(config, server, metering, recorder)
-    asides = (residents.run(), *told, account, _keep_sockets(server, operator))
+    asides = (residents.run(), *told, account, attesting.run(), _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
@@ -270,9 +274,10 @@ def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -
         keeper.offer()
 
 
-def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None) -> None:
+def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None, attesting: Attesting) -> None:
     if metering is not None:
         metering.gateway_left()
+    attesting.gateway_left()
     residents.gateway_left()
     for keeper in keepers:
         keeper.gateway_left()

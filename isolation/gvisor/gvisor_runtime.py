@@ -7,6 +7,7 @@ parent.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from isolation.errors import IsolationError, ProcessError, SandboxStartError, Sa
 from isolation.gvisor.bundle import Bundle, Profile, oci_config
 from isolation.gvisor.cpuid import processor, show_native_cpuid
 from isolation.gvisor.runsc import Runsc, RunscCommand, container_id
-from isolation.gvisor.runtime import Ending
+from isolation.gvisor.runtime import Ending, Program
 from isolation.gvisor.spec import SandboxSpec
 from isolation.gvisor.timerslack import BUSY_SLACK_NS, SENTRY_SLACK_NS, let_timers_ring_late
 from isolation.host.cgroup import Cgroup, CgroupSupport
@@ -88,6 +89,18 @@ class GvisorRuntime:
     def told_memory(self, spec: SandboxSpec) -> int:
         """Return the memory limit: gVisor reports a sandbox's own memory only."""
         return spec.limits.memory_bytes
+
+    @property
+    def program_file(self) -> Path:
+        """Return runsc's file."""
+        return self.runsc.path
+
+    def program(self) -> Program:
+        """Return runsc with its release, digest and flags; see ``Runtime.program``."""
+        with self.runsc.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        flags = tuple(flag for flag in self._command.flags()[1:] if not flag.startswith("--root="))
+        return Program(f"runsc {self.runsc.version}", digest, flags)
 
     def identity(self, spec: SandboxSpec) -> str:
         """Identify runsc, its flags, the processor, the kernel and the bundle; see ``Runtime.identity``."""

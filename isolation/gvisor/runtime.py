@@ -19,6 +19,18 @@ from isolation.host.stdio import LineCallback
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What runs sandboxes, for those who want to know what they are in."""
+
+    name: str
+    """Name and release; empty where nothing runs them but this machine."""
+    digest: str
+    """SHA-256 of the program's file, in hex."""
+    flags: tuple[str, ...]
+    """Flags that it is started with, without paths of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How a sandbox ended."""
 
@@ -108,6 +120,17 @@ class Runtime(Protocol):
     @property
     def cgroups(self) -> CgroupSupport:
         """Return which limits are enforced on this machine."""
+
+    @property
+    def program_file(self) -> Path | None:
+        """Return the file of the program that runs sandboxes; None where there is none."""
+
+    def program(self) -> Program:
+        """Return the program that runs sandboxes, as it is on disk now.
+
+        Raises:
+            OSError: its file cannot be read.
+        """
 
     def identity(self, spec: SandboxSpec) -> str:
         """Identify everything except mount contents that a checkpoint of this spec depends on: program, flags,

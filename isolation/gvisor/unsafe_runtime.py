@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from isolation.errors import ProcessError, SandboxError, SandboxStartError, SandboxTimeoutError
-from isolation.gvisor.runtime import Ending
+from isolation.gvisor.runtime import Ending, Program
 from isolation.gvisor.spec import SandboxSpec
 from isolation.host.cgroup import CgroupSupport
 from isolation.host.process import MINIMAL_ENVIRONMENT, Child, start
@@ -44,6 +44,15 @@ class UnsafeRuntime:
     def told_memory(self, spec: SandboxSpec) -> int:
         """Return 0: plain processes see the machine's memory."""
         return 0
+
+    @property
+    def program_file(self) -> None:
+        """Return None."""
+        return None
+
+    def program(self) -> Program:
+        """Return nothing: no program isolates these processes."""
+        return Program("", "", ())
 
     def identity(self, spec: SandboxSpec) -> str:
         """Return an empty identity: plain processes cannot be saved."""

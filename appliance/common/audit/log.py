@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,10 @@ class AuditLog:
     def verifier(self) -> Verifier:
         """Verifier of its checkpoints."""
         return Verifier(self.name, self._key.public)
+
+    def sign(self, make: Callable[[SigningKey], str]) -> str:
+        """Make a text that is signed with the log's key; the first line of what ``make`` returns names its kind."""
+        return make(self._key)
 
     def checkpoint(self) -> str:
         """Signed text for what is written."""

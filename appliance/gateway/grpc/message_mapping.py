@@ -10,6 +10,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from appliance.common.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.front import request_builder
+from appliance.gateway.front.attest_builder import build_attest
 from appliance.gateway.front.request_builder import Stamp, Turn, TurnCall
 from appliance.gateway.front.tool_builder import (
     MAX_TOOLS,
@@ -22,6 +23,7 @@ from appliance.gateway.front.tool_builder import (
     shown_tools,
 )
 from appliance.gateway.generate_request import (
+    AttestRequest,
     ChatPrompt,
     ChoiceFinished,
     Delta,
@@ -199,6 +201,15 @@ def to_count_response(found: Tokenized, request_id: str, *, with_ids: bool) -> p
         max_context_tokens=found.max_context,
         token_ids=pb.TokenIds(ids=found.token_ids) if with_ids else None,
     )
+
+
+def to_attest_request(message: pb.AttestRequest, stamp: Stamp) -> AttestRequest:
+    """The request for an attestation that the message asks for.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range; ``param`` is its path in the message.
+    """
+    return build_attest(message.model, message.nonce, stamp)
 
 
 def to_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:

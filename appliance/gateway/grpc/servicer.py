@@ -329,6 +329,14 @@ class GrpcFrontEnd:
             await ticks.rest(self._padding)
         return found
 
+    async def _attest(self, call: _Call) -> Message:
+        asked, ticks = await self._request(call, pb.AttestRequest, message_mapping.to_attest_request)
+        async with self._session(call, asked.request_id) as cut:
+            text = await cut.run(self._service.attest(_principal(call), asked, call.facts))
+            if self._service.pads(_principal(call)) and not self._draining:
+                await cut.run(ticks.rest(self._padding))
+            return pb.AttestResponse(request_id=asked.request_id, attestation=text)
+
     async def _list_models(self, call: _Call) -> Message:
         await self._only(pb.ListModelsRequest, call)
         return message_mapping.to_models(self._service.models(_principal(call)))
@@ -378,6 +386,7 @@ class GrpcFrontEnd:
             f"/{SERVICE}/Generate": _Method(Auth.TENANT, self._generate),
             f"/{SERVICE}/Embed": _Method(Auth.TENANT, self._embed),
             f"/{SERVICE}/CountTokens": _Method(Auth.TENANT, self._count_tokens),
+            f"/{SERVICE}/Attest": _Method(Auth.TENANT, self._attest),
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models),
             f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model),
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),

@@ -194,6 +194,12 @@ class HttpFrontEnd:
             raise shutting_down()
         await self._generation.detokenize(exchange, _principal(exchange))
 
+    async def attest(self, exchange: Exchange) -> None:
+        """``POST /v1/attestations``."""
+        if self._over:
+            raise shutting_down()
+        await self._generation.attest(exchange, _principal(exchange))
+
     async def version(self, exchange: Exchange) -> None:
         """``GET /version``: of the appliance, for clients that adapt to it."""
         await exchange.answer(200, {"version": VERSION}, new_request_id())
@@ -242,6 +248,7 @@ ROUTES = (
     Route("POST", "/v1/embeddings", Auth.TENANT, HttpFrontEnd.embed),
     Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize),
     Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize),
+    Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest),
     Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),

@@ -18,8 +18,16 @@ from appliance.common.errors import ApplianceError, DeadlineExceededError
 from appliance.common.ids import new_request_id
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.request_builder import Stamp
-from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Principal, Service, TokenizerRequest
-from appliance.gateway.http import header_fields, openai_embeddings, tokenizer_routes
+from appliance.gateway.generate_request import (
+    AttestRequest,
+    Delta,
+    Finished,
+    GenerateRequest,
+    Principal,
+    Service,
+    TokenizerRequest,
+)
+from appliance.gateway.http import attest_route, header_fields, openai_embeddings, tokenizer_routes
 from appliance.gateway.http.body import BodyBudget, ClientGoneError, read_body
 from appliance.gateway.http.collecting import Events, Several, checked, collect, started
 from appliance.gateway.http.dialect import AnswerWriter, Parsed
@@ -196,6 +204,23 @@ class Generation:
     async def _detokenize(self, exchange: Exchange, principal: Principal, parsed: ParsedTokenizer) -> None:
         text = await self._service.detokenize(principal, parsed.request, exchange.context)
         await self._answer(exchange, principal, tokenizer_routes.detokenized(text), parsed.ignored)
+
+    async def attest(self, exchange: Exchange, principal: Principal) -> None:
+        """Answer a request for an attestation, from its body to the last byte.
+
+        Raises:
+            ApplianceError: for the client.
+            ClientGoneError: it left.
+        """
+        request, ignored = await self._read(exchange, principal, attest_route.parse_attest)
+        async with self._guarded(exchange, request.request_id, streamed=False) as cut:
+            await cut.run(self._attest(exchange, principal, request, ignored))
+
+    async def _attest(
+        self, exchange: Exchange, principal: Principal, request: AttestRequest, ignored: tuple[str, ...]
+    ) -> None:
+        text = await self._service.attest(principal, request, exchange.context)
+        await self._answer(exchange, principal, attest_route.attested(request.request_id, request.model, text), ignored)
 
     async def _answer(self, exchange: Exchange, principal: Principal, document: Any, ignored: tuple[str, ...]) -> None:
         """Send a whole answer with what is left of the tenant's rates."""

@@ -25,7 +25,14 @@ from appliance.common.errors import (
     QuarantinedError,
     UnavailableError,
 )
-from appliance.gateway.generate_request import AnyRequest, EmbedRequest, Principal, TokenizerRequest
+from appliance.gateway.generate_request import (
+    AnyRequest,
+    AttestRequest,
+    EmbedRequest,
+    GenerateRequest,
+    Principal,
+    TokenizerRequest,
+)
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
 from appliance.gateway.request.follower import Outcome
 from appliance.gateway.request.ledger import Ledger, Reservation
@@ -96,7 +103,7 @@ class Lifecycle:
         """The request is not kept: it holds the prompt's text."""
         self.dependencies = dependencies
         self._call = Call(request.request_id, request.model, request.operation.value)
-        self._asked_priority = None if isinstance(request, TokenizerRequest) else request.priority
+        self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._reservation: Reservation | None = None
         self._answered = False
@@ -345,6 +352,8 @@ class Lifecycle:
 
 def _names(request: AnyRequest) -> dict[str, str]:
     """Return the caller's names of what an error of the policy or a sandbox may be about."""
+    if isinstance(request, AttestRequest):
+        return {}
     if isinstance(request, TokenizerRequest):
         return dict.fromkeys(("prompt", "max_tokens"), request.prompt.param)
     if isinstance(request, EmbedRequest):

@@ -18,6 +18,7 @@ from appliance.common.ids import new_request_id
 from appliance.common.kv_shares import account_names, quotas_of
 from appliance.gateway.generate_request import (
     AnyRequest,
+    AttestRequest,
     CallContext,
     Embeddings,
     EmbedRequest,
@@ -30,6 +31,7 @@ from appliance.gateway.generate_request import (
     Tokenized,
     TokenizerRequest,
 )
+from appliance.gateway.request.attesting import AttestSession
 from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.embedding import EmbeddingSession
@@ -40,6 +42,7 @@ from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tokenizing import TokenizerSession
 from appliance.gateway.request.withdrawal import reason_to_end
+from appliance.gateway.sandboxes.attestations import Attestations
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
@@ -72,9 +75,12 @@ class GatewayService:
         audit: AuditFeed | None = None,
         tenant_sandboxes: TenantSandboxes | None = None,
         record_spend: Callable[[str, str, int], Awaitable[None]] | None = None,
+        attestations: Attestations | None = None,
     ) -> None:
         """``model_sandboxes`` are shared, by model; ``tenant_sandboxes`` are those of single tenants; ``audit`` takes
-        entries of the audit log; ``record_spend`` records what a request may cost."""
+        entries of the audit log; ``record_spend`` records what a request may cost; ``attestations`` come from the
+        supervisor."""
+        self._attestations = attestations
         self.model_sandboxes = model_sandboxes
         self.tenant_sandboxes = tenant_sandboxes or TenantSandboxes()
         self.audit = audit or NoAuditFeed()
@@ -132,6 +138,13 @@ class GatewayService:
         """Give the text of token ids; see ``appliance.gateway.generate_request.Service``."""
         with self._begin(principal, request, context, embeds=None) as life:
             return await TokenizerSession(life, request).detokenize()
+
+    async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
+        """Give an attestation; see ``appliance.gateway.generate_request.Service``."""
+        if self._attestations is None:
+            raise UnavailableError("no supervisor is there to attest anything", retry_after_s=RETRY_AFTER_S)
+        with self._begin(principal, request, context, embeds=None) as life:
+            return await AttestSession(life, request, self._attestations).run()
 
     def _begin(
         self, principal: Principal, request: AnyRequest, context: CallContext, *, embeds: bool | None

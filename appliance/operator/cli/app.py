@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from appliance.operator.cli import (
+    attest,
     audit,
     audit_export,
     bench,
@@ -141,6 +142,9 @@ _add("Commands", "export", audit_export.export, audit_export.EXAMPLES, _audit)
 _statement = _group("statement", "Make and verify statements of what a tenant is charged for.", GOVERN)
 _add("Commands", "create", statement.create, statement.CREATE_EXAMPLES, _statement)
 _add("Commands", "verify", statement.verify, statement.VERIFY_EXAMPLES, _statement)
+_attest = _group("attest", "Ask, as a tenant, what serves its requests; verify the answer.", GOVERN)
+_add("Commands", "ask", attest.ask, attest.ASK_EXAMPLES, _attest)
+_add("Commands", "verify", attest.verify, attest.VERIFY_EXAMPLES, _attest)
 _package = _group("package", "Build packages of this installation.", MORE)
 _add("Commands", "deb", package.deb, package.DEB_EXAMPLES, _package)
 _tenant = _group("tenant", "Show tenants' use; destroy and renew their keys.", GOVERN)

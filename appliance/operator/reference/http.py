@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from appliance.common.audit.attestation import MAX_NONCE, MIN_NONCE
 from appliance.common.errors import ApplianceError, ConfigError, ControlError, StartError
 from appliance.gateway.front import request_builder as limits
 from appliance.gateway.front.auth import Auth
@@ -39,6 +40,7 @@ ROUTE_MEANINGS = {
     "/v1/embeddings": "One vector for each text, from a model with `runner: embed`.",
     "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
+    "/v1/attestations": "What serves the caller's requests to a model, signed (attestation.md).",
     "/version": "Version of the appliance.",
     "/v1/models": "Models that the caller's tenant may use.",
     "/v1/models/{model:path}": "One of these models.",
@@ -188,6 +190,16 @@ DETOKENIZE: tuple[Field, ...] = (
     ("tokens", "list of token ids", "required", "What is made text; half a character shows as U+FFFD."),
 )
 
+ATTESTATIONS: tuple[Field, ...] = (
+    ("model", f"text, 1 to {limits.MAX_MODEL_CHARS} characters", "required", "Name of the model."),
+    (
+        "nonce",
+        f"{MIN_NONCE} to {MAX_NONCE} digits of 0-9 and a-f",
+        "required",
+        "Drawn by the caller for this call; the attestation has it.",
+    ),
+)
+
 REQUEST_HEADERS = {
     "authorization": "`Bearer KEY`.",
     "x-api-key": "The key, below `/v1/messages`, as Anthropic's clients send it.",
@@ -231,6 +243,7 @@ def render() -> str:
         section("Fields of /v1/embeddings", table(header, _coded(EMBEDDINGS))),
         section("Fields of /tokenize", table(header, _coded(TOKENIZE))),
         section("Fields of /detokenize", table(header, _coded(DETOKENIZE))),
+        section("Fields of /v1/attestations", table(header, _coded(ATTESTATIONS))),
         section("Request headers", table(("header", "meaning"), [[code(k), v] for k, v in REQUEST_HEADERS.items()])),
         section("Response headers", table(("header", "meaning"), [[code(k), v] for k, v in RESPONSE_HEADERS.items()])),
         section(

@@ -1268,6 +1268,58 @@ class CountTokensResponse(_message.Message):
 Global___CountTokensResponse: _TypeAlias = CountTokensResponse  # noqa: Y015
 
 @_typing.final
+class AttestRequest(_message.Message):
+    """A question for what serves a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model, as ListModels gives it. Required; 1 to 256 printable ASCII characters."""
+    nonce: _builtins.str
+    """Drawn by the caller for this call: 16 to 128 digits of 0-9 and a-f. Required; the attestation has it."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        nonce: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttestRequest: _TypeAlias = AttestRequest  # noqa: Y015
+
+@_typing.final
+class AttestResponse(_message.Message):
+    """What serves it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTESTATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its id, in logs, traces and the audit log."""
+    attestation: _builtins.str
+    """The signed text; `athanor attest verify` checks it offline, with the log's public key."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attestation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attestation", b"attestation", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttestResponse: _TypeAlias = AttestResponse  # noqa: Y015
+
+@_typing.final
 class EmbedRequest(_message.Message):
     """Some texts, each to be made one vector of."""
 

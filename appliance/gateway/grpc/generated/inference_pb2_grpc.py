@@ -50,6 +50,11 @@ class InferenceServiceStub:
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
                 response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
                 _registered_method=True)
+        self.Attest = channel.unary_unary(
+                '/athanor.inference.v1.InferenceService/Attest',
+                request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.AttestRequest.SerializeToString,
+                response_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.AttestResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/athanor.inference.v1.InferenceService/ListModels',
                 request_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -91,6 +96,14 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attest(self, request, context):
+        """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
+        the audit log. The response's initial metadata carries `x-request-id`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that the caller's tenant may use, by name. The list is short and comes whole.
         """
@@ -122,6 +135,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.CountTokens,
                     request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.FromString,
                     response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.SerializeToString,
+            ),
+            'Attest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attest,
+                    request_deserializer=athanor_dot_inference_dot_v1_dot_inference__pb2.AttestRequest.FromString,
+                    response_serializer=athanor_dot_inference_dot_v1_dot_inference__pb2.AttestResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -216,6 +234,33 @@ class InferenceService:
             '/athanor.inference.v1.InferenceService/CountTokens',
             athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
             athanor_dot_inference_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/athanor.inference.v1.InferenceService/Attest',
+            athanor_dot_inference_dot_v1_dot_inference__pb2.AttestRequest.SerializeToString,
+            athanor_dot_inference_dot_v1_dot_inference__pb2.AttestResponse.FromString,
             options,
             channel_credentials,
             insecure,

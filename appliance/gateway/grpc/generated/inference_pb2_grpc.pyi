@@ -53,6 +53,10 @@ class InferenceServiceStub:
     """Counts the tokens of an input as Generate with this input would, without an answer of the model. The response's
     initial metadata carries `x-request-id`.
     """
+    Attest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AttestRequest, _inference_pb2.AttestResponse]
+    """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
+    the audit log. The response's initial metadata carries `x-request-id`.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """Lists the models that the caller's tenant may use, by name. The list is short and comes whole."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
@@ -75,6 +79,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]  # type: ignore[assignment]
     """Counts the tokens of an input as Generate with this input would, without an answer of the model. The response's
     initial metadata carries `x-request-id`.
+    """
+    Attest: _aio.UnaryUnaryMultiCallable[_inference_pb2.AttestRequest, _inference_pb2.AttestResponse]  # type: ignore[assignment]
+    """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
+    the audit log. The response's initial metadata carries `x-request-id`.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that the caller's tenant may use, by name. The list is short and comes whole."""
@@ -113,6 +121,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.CountTokensResponse, _abc.Awaitable[_inference_pb2.CountTokensResponse]]:
         """Counts the tokens of an input as Generate with this input would, without an answer of the model. The response's
         initial metadata carries `x-request-id`.
+        """
+
+    @_abc_1.abstractmethod
+    def Attest(
+        self,
+        request: _inference_pb2.AttestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.AttestResponse, _abc.Awaitable[_inference_pb2.AttestResponse]]:
+        """Attests what serves the caller's requests to a model: a text that the appliance's supervisor signs with the key of
+        the audit log. The response's initial metadata carries `x-request-id`.
         """
 
     @_abc_1.abstractmethod

@@ -16,6 +16,7 @@ from appliance.common.keys import KeyRecord, KeyTable, issue
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.front.client_address import TrustedProxies
 from appliance.gateway.generate_request import (
+    AttestRequest,
     CallContext,
     ChatPrompt,
     Delta,
@@ -143,7 +144,14 @@ class ScriptedService:
         await self._asked(principal, request, context)
         return "".join(map(chr, request.prompt.token_ids))
 
-    async def _asked(self, principal: Principal, request: TokenizerRequest, context: CallContext) -> None:
+    async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
+        """A text with the nonce in it."""
+        await self._asked(principal, request, context)
+        return f"signed {request.nonce}\n"
+
+    async def _asked(
+        self, principal: Principal, request: TokenizerRequest | AttestRequest, context: CallContext
+    ) -> None:
         self.principals.append(principal)
         self.tokenizer_requests.append(request)
         self.contexts.append(context)

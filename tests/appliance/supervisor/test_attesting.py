@@ -1,0 +1,154 @@
+"""The supervisor's attestations: facts of its own, for models that the policy gives the tenant, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from appliance.common.audit.attestation import Attestation, read_attestation
+from appliance.common.audit.log import AuditLog, open_log
+from appliance.common.control import Attest, Attested, Control
+from appliance.common.errors import ControlError
+from appliance.supervisor import attesting as module
+from appliance.supervisor.attesting import Attesting, Facts
+from isolation.gvisor.gvisor_runtime import GvisorRuntime
+from isolation.gvisor.runsc import find_runsc
+from isolation.gvisor.unsafe_runtime import UnsafeRuntime
+from policy.files import read_sources
+from policy.loader import load_policy
+
+POLICY = """
+version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["small"], class: dedicated}
+  beta: {credentials: ["key:b"], models: ["big*"]}
+"""
+NONCE = "9f86d081884c7d65"
+
+
+@pytest.fixture
+def audit(tmp_path: Path):
+    """An audit log."""
+    log = open_log(tmp_path / "audit")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path):
+    """A runtime without isolation, which says so."""
+    made = UnsafeRuntime(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def make(tmp_path: Path, audit: AuditLog | None, runtime, told: list[Control] | None = None) -> Attesting:
+    """Attesting with two served models, one of them not in the policy of anybody."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY)
+    facts = Facts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, "44" * 32)
+    return Attesting(audit, path, runtime, facts, lambda message, _: (told if told is not None else []).append(message))
+
+
+def read(answer: Attested, audit: AuditLog) -> Attestation:
+    """The attestation in an answer."""
+    assert answer.problem == ""
+    return read_attestation(answer.text.encode(), audit.verifier)
+
+
+def test_it_says_what_the_supervisor_knows(tmp_path: Path, audit: AuditLog, runtime) -> None:
+    """Digests of model, image and policy, the class of the tenant, the nonce; that nothing isolates is told."""
+    found = read(make(tmp_path, audit, runtime).answer(Attest("req_1", "alpha", "small", NONCE)), audit)
+    assert (found.tenant, found.model, found.model_digest) == ("alpha", "small", "11" * 32)
+    assert (found.isolation_class, found.nonce, found.image) == ("dedicated", NONCE, "44" * 32)
+    assert found.policy == load_policy(read_sources(tmp_path / "policy.yaml")).digest
+    assert (found.runtime, found.program, found.flags) == ("unsafe/none", "", ())
+
+
+@pytest.mark.parametrize(
+    ("tenant", "model"),
+    [("alpha", "big"), ("beta", "small"), ("gamma", "small"), ("alpha", "none"), ("alpha", "other")],
+)
+def test_what_the_policy_does_not_give_is_not_attested(
+    tmp_path: Path, audit: AuditLog, runtime, tenant: str, model: str
+) -> None:
+    """Another's model, an unknown tenant, an unknown model: one answer for all. Control: the tenant's own."""
+    asked = make(tmp_path, audit, runtime)
+    answer = asked.answer(Attest("req_1", tenant, model, NONCE))
+    assert (answer.text, answer.problem) == ("", "the policy in the files does not give this tenant that model")
+    assert asked.answer(Attest("req_1", "beta", "big", NONCE)).text
+
+
+def test_an_edited_policy_is_attested_anew(tmp_path: Path, audit: AuditLog, runtime) -> None:
+    """The digest is that of the files as they are now."""
+    asked = make(tmp_path, audit, runtime)
+    first = read(asked.answer(Attest("req_1", "alpha", "small", NONCE)), audit)
+    (tmp_path / "policy.yaml").write_text(POLICY.replace("dedicated", "shared"))
+    second = read(asked.answer(Attest("req_1", "alpha", "small", NONCE)), audit)
+    assert first.policy != second.policy
+    assert (first.isolation_class, second.isolation_class) == ("dedicated", "shared")
+
+
+def test_without_an_audit_log_nothing_is_signed(tmp_path: Path, runtime) -> None:
+    """The answer says why."""
+    answer = make(tmp_path, None, runtime).answer(Attest("req_1", "alpha", "small", NONCE))
+    assert (answer.text, "keeps no audit log" in answer.problem) == ("", True)
+
+
+@pytest.mark.parametrize("message", [Attest("r", "alpha", "small", "x"), Attest("r" * 65, "alpha", "small", NONCE)])
+def test_what_no_gateway_asks_is_refused(tmp_path: Path, audit: AuditLog, runtime, message: Attest) -> None:
+    """A nonce that is none and an id that is too long cost the attachment; a right question does not (control)."""
+    asked = make(tmp_path, audit, runtime)
+    asked.take(Attest("r", "alpha", "small", NONCE))
+    with pytest.raises(ControlError):
+        asked.take(message)
+
+
+async def test_questions_are_answered_one_after_the_other(
+    tmp_path: Path, audit: AuditLog, runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets its answer; more than can wait are not kept, and those of a gateway that left are forgotten."""
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    told: list[Control] = []
+    asked = make(tmp_path, audit, runtime, told)
+    asked.take(Attest("gone", "alpha", "small", NONCE))
+    asked.gateway_left()
+    for number in range(5):
+        asked.take(Attest(f"req_{number}", "alpha", "small", NONCE))
+    task = asyncio.create_task(asked.run())
+    async with asyncio.timeout(10):
+        while len(told) < 3:
+            await asyncio.sleep(0.01)
+    asked.take(Attest("later", "alpha", "small", NONCE))
+    async with asyncio.timeout(10):
+        while len(told) < 4:
+            await asyncio.sleep(0.01)
+    assert [one.request for one in told if isinstance(one, Attested)] == ["req_0", "req_1", "req_2", "later"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def gvisor(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path):
+    """The runtime of every shipped appliance."""
+    made = GvisorRuntime(find_runsc((runsc_path,)), tmp_path_factory.mktemp("gv"))
+    yield made
+    made.close()
+
+
+@pytest.mark.runsc
+def test_a_real_runtime_is_named_with_its_digest_and_flags(
+    tmp_path: Path, audit: AuditLog, gvisor: GvisorRuntime
+) -> None:
+    """runsc's release, the digest of its file, and flags without a path of this machine. A program that was replaced is
+    hashed again."""
+    asked = make(tmp_path, audit, gvisor)
+    found = read(asked.answer(Attest("req_1", "alpha", "small", NONCE)), audit)
+    assert found.runtime == "gvisor/systrap"
+    assert found.program == f"runsc {gvisor.runsc.version}"
+    assert found.program_digest == hashlib.sha256(gvisor.runsc.path.read_bytes()).hexdigest()
+    assert "--network=none" in found.flags
+    assert not any("/" in flag for flag in found.flags)
