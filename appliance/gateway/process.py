@@ -141,8 +141,7 @@ class Gateway:
             certificate=self._certificate,
             disks=self._disks,
         )
-        self._stop = asyncio.Event()
-        self._reloading = asyncio.Lock()
+        self._stop, self._reloading = asyncio.Event(), asyncio.Lock()
         self._announced = False
 
     async def run(self) -> None:

@@ -45,7 +45,7 @@ def fetch_attestation(url: str, api_key: str, model: str, nonce: str, ca: Path |
         raise AttestRefusedError(f"cannot ask {url}: {error}") from error
     text = found.get("attestation") if isinstance(found, dict) else None
     if not isinstance(text, str):
-        raise AttestRefusedError(f"{url} answers something else than an attestation")
+        raise AttestRefusedError(f"what {url} sent is no attestation")
     return text
 
 

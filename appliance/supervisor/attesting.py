@@ -37,7 +37,7 @@ Publish = Callable[[Control, tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServedFacts:
     """What an attestation says of the appliance, the same for all tenants."""
 
     models: Mapping[str, str]
@@ -49,7 +49,9 @@ class Facts:
 class Attesting:
     """Answers questions for attestations; its coroutine and callbacks run in one event loop."""
 
-    def __init__(self, audit: AuditLog | None, policy: Path, runtime: Runtime, facts: Facts, publish: Publish) -> None:
+    def __init__(
+        self, audit: AuditLog | None, policy: Path, runtime: Runtime, facts: ServedFacts, publish: Publish
+    ) -> None:
         """``audit`` signs; None where no log is kept. ``policy`` is the configured path; ``publish`` sends to the
         gateway."""
         self._audit = audit

@@ -38,7 +38,7 @@ from appliance.common.model_digests import DigestCache
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
-from appliance.supervisor.attesting import Attesting, Facts
+from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
 from appliance.supervisor.control_server import ControlServer
@@ -91,7 +91,7 @@ async def supervise(config: ApplianceConfig) -> None:
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     image = config.sandbox.image_digest
-    attesting = Attesting(recorder.audit, config.policy, runtime, Facts(digests, image), server.publish)
+    attesting = Attesting(recorder.audit, config.policy, runtime, ServedFacts(digests, image), server.publish)
     server.on_attest = attesting.take
     publish = watching(server.publish, recorder.record, digests, image)
     forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)

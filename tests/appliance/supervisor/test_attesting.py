@@ -13,7 +13,7 @@ from appliance.common.audit.log import AuditLog, open_log
 from appliance.common.control import Attest, Attested, Control
 from appliance.common.errors import ControlError
 from appliance.supervisor import attesting as module
-from appliance.supervisor.attesting import Attesting, Facts
+from appliance.supervisor.attesting import Attesting, ServedFacts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import find_runsc
 from isolation.gvisor.unsafe_runtime import UnsafeRuntime
@@ -49,7 +49,7 @@ def make(tmp_path: Path, audit: AuditLog | None, runtime, told: list[Control] | 
     """Attesting with two served models, one of them not in the policy of anybody."""
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
-    facts = Facts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, "44" * 32)
+    facts = ServedFacts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, "44" * 32)
     return Attesting(audit, path, runtime, facts, lambda message, _: (told if told is not None else []).append(message))
 
 
