@@ -43,6 +43,15 @@ tenants:
     # features: {{structured_output: true, tokenize: true, tools: true, reasoning: true}}
     # kv: {{reservation: 0%, borrow: true}}
 
+# What tenants have in common: "inherits: staff" in a tenant takes what it does not say itself from here, and
+# "inherits" in a group from another group. Defaults are for all tenants. No cached prefixes are shared by it.
+# defaults:
+#   limits: {{requests_per_minute: 300}}
+# tenant_groups:
+#   staff:
+#     models: ["*"]
+#     limits: {{tokens_per_minute: 500000}}
+
 # Tenants that share cached prefixes; each can tell by response times what another has sent.
 # sharing_groups:
 #   lab:
