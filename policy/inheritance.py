@@ -199,9 +199,12 @@ class Inheritance:
         return found
 
     def _effective(self, file: WrittenFile) -> WrittenFile:
+        """Return a file with all that its tenants have; the file itself where they inherit nothing."""
         changed: dict[str, TenantSchema] = {}
+        doubtful = False
         for name, content in file.content.tenants.items():
             settings = self._settings_of(content.inherits)
+            doubtful |= not settings.whole
             if content.inherits:
                 self._check_name(Layer(file, ("tenants", name), content), content.inherits)
             if settings.values:
@@ -209,7 +212,7 @@ class Inheritance:
             if not content.models and "models" not in settings.values and (settings.whole or not content.inherits):
                 where = ", here or in a tenant group from which the tenant inherits" if content.inherits else ""
                 self.problems.append(file.problem(("tenants", name, "models"), f"this key is required{where}"))
-        if not changed:
+        if not changed and not doubtful:
             return file
         whole = file.content.model_copy(update={"tenants": {**file.content.tenants, **changed}})
         return EffectiveFile(file.name, file.locator, whole, file.files, file, self)

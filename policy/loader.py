@@ -374,6 +374,8 @@ def _message(item: Mapping[str, Any], path: Path) -> str:
     if item["type"] != "extra_forbidden" or len(path) == 1:
         return worded(item, tuple(PolicySchema.model_fields))
     inside = path[1 if path[0] in _SECTIONS else 2 :]
+    if path[0] in ("tenant_groups", "defaults") and len(inside) == 1 and inside[0] in _KNOWN_KEYS["tenants"]:
+        return f"only tenants{'' if inside[0] == 'credentials' else ' and tenant groups'} have this key"
     return worded(item, _KNOWN_BELOW[str(inside[0])] if len(inside) > 1 else _KNOWN_KEYS[str(path[0])])
 
 
