@@ -43,8 +43,8 @@ tenants:
     # features: {{structured_output: true, tokenize: true, tools: true, reasoning: true}}
     # kv: {{reservation: 0%, borrow: true}}
 
-# What tenants have in common: "inherits: staff" in a tenant takes what it does not say itself from here, and
-# "inherits" in a group from another group. Defaults are for all tenants. No cached prefixes are shared by it.
+# Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have
+# itself. Groups inherit likewise, and defaults are for all tenants. No cached prefixes are shared by this.
 # defaults:
 #   limits: {{requests_per_minute: 300}}
 # tenant_groups:

@@ -18,7 +18,7 @@ from policy.model import Feature, PolicySet
 from policy.positions import load_yaml
 
 FOLDER = Path(__file__).parent / "cases"
-FILES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.endswith("errors.yaml"))
+FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "errors.yaml")
 
 LEAST_CASES = 300
 """Cases that the folder has at least."""

@@ -23,8 +23,8 @@ from tests.policy.drawn_inheritance import expanded, in_files, policies
 from tests.policy.drawn_policies import loads, questions
 from tests.policy.test_yaml_reading import python_calls
 
-CASES = Path(__file__).parent / "cases"
-ERRORS = load_yaml((CASES / "inheritance_errors.yaml").read_text(), "inheritance_errors.yaml")[0]
+FOLDER = Path(__file__).parent
+ERRORS = load_yaml((FOLDER / "inheritance_errors.yaml").read_text(), "inheritance_errors.yaml")[0]
 
 LEAST_ERRORS = 30
 """Wrong policies that the data has at least."""
