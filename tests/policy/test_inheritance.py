@@ -196,6 +196,22 @@ def test_equal_parts_of_tenants_stay_one_object() -> None:
         assert len({id(getattr(tenant, part)) for tenant in tenants}) == 1, part
 
 
+def test_a_tenant_group_shares_nothing() -> None:
+    """Tenants of one tenant group are in no sharing group, so each has its own blocks and its own reservation. Control:
+    a sharing group of the same name and members is noted in them."""
+    text = (
+        'version: 1\ntenant_groups: {lab: {models: ["m"]}}\ntenants:\n'
+        '  alpha: {inherits: lab, credentials: ["key:a"]}\n'
+        '  beta: {inherits: lab, credentials: ["key:b"]}\n'
+    )
+    policy = load(text)
+    assert [tenant.group for tenant in policy.tenants.values()] == [None, None]
+    assert not policy.groups
+    shared = load(text + "sharing_groups: {lab: {tenants: [alpha, beta]}}\n")
+    assert [tenant.group for tenant in shared.tenants.values()] == ["lab", "lab"]
+    assert shared.digest != policy.digest
+
+
 def chained(groups: int) -> str:
     """A policy with a chain of so many groups, of which the last has the models."""
     lines = [f"  g{number}: {{inherits: g{number + 1}}}\n" for number in range(1, groups)]
@@ -254,6 +270,32 @@ def test_work_grows_with_the_number_of_tenants_that_inherit() -> None:
     """Twice the tenants of twenty groups are at most twice the calls of Python functions."""
     half, whole = (python_calls(lambda: load(grouped(count))) for count in (500, 1_000))
     assert whole < 2.05 * half
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.recursive(
+        st.sampled_from([None, 1, "", "staff", "m", "key:a", True]),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(
+                st.sampled_from(["inherits", "models", "credentials", "limits", "kv", "staff", "alpha", "cap"]),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=12,
+    ),
+    st.sampled_from(["tenants", "tenant_groups", "defaults"]),
+)
+def test_any_content_is_loaded_or_refused(content, section) -> None:
+    """Whatever stands in one of the sections, beside a file that inherits from it, the outcome is a policy or problems
+    that are told."""
+    odd = json.dumps({"version": 1, "tenants": {}} | {section: content})
+    try:
+        load(odd, 'version: 1\ntenants: {beta: {inherits: staff, credentials: ["key:b"]}}\n')
+    except PolicyError as error:
+        assert error.problems
 
 
 def grouped(tenants: int) -> str:
