@@ -86,7 +86,7 @@ def replay_view(result: Replay, since: float, lost: int, found: Collection[Chang
     parts.append(_lines([(Text(sign, f"bold {style}"), Text(printable(text))) for (sign, style), text in rows]))
     if not rows:
         parts.append(_lines([(Text("="), Text("none of them, and no denied one, would have been decided otherwise"))]))
-    notes = [f"not replayed: {path}: {reason}" for path, reason in not_replayed(found)]
+    notes = _not_replayed(found)
     if result.inexact:
         notes.append(f"left out: {counted(result.inexact, 'request')} that the old policy would have refused as well")
     if result.foreign:
@@ -95,6 +95,14 @@ def replay_view(result: Replay, since: float, lost: int, found: Collection[Chang
         notes.append(f"missing in the log: {counted(lost, 'entry', 'entries')}")
     parts.append(_lines([(Text(""), Text(printable(note), "dim")) for note in notes]))
     return Group(*parts, "")
+
+
+def _not_replayed(found: Collection[Change]) -> list[str]:
+    """Return a line for each rule that was not replayed, one for several tenants with the same rule."""
+    rules = list(zip(not_replayed([_of_any(change) for change in found]), not_replayed(found), strict=True))
+    numbers = Counter(of_any for of_any, _ in rules)
+    told = (of_any if numbers[of_any] >= LEAST_GATHERED else own for of_any, own in rules)
+    return [f"not replayed: {path}: {reason}" for path, reason in dict.fromkeys(told)]
 
 
 def summary_view(old: str, new: str, found: Collection[Change]) -> RenderableType:

@@ -241,9 +241,10 @@ def test_problems_of_a_policy(run: Run, folder: Path) -> None:
     assert run("policy", "diff", "old.yaml", "none.yaml").exit_code == exits.REFUSED
 
 
-def test_tenants_of_a_group_are_shown_together(run: Run, folder: Path) -> None:
+def test_tenants_of_a_group_are_shown_together(run: Run, folder: Path, log: Path) -> None:
     """One change in a group is one paragraph for its tenants, with their number; a tenant with another change has its
-    own, and two tenants with equal changes have one each. Programs get every change of every tenant."""
+    own, and two tenants with equal changes have one each. What was not replayed is told once. Programs get every change
+    of every tenant."""
     names = [f"intern-{number}" for number in range(5)]
     lines = [f'  {name}: {{inherits: interns, credentials: ["key:{name}"]}}\n' for name in names]
     lines += [f'  {name}: {{credentials: ["key:{name}"], models: ["*"], weight: 1}}\n' for name in ("one", "two")]
@@ -254,6 +255,9 @@ def test_tenants_of_a_group_are_shown_together(run: Run, folder: Path) -> None:
     (folder / "new.yaml").write_text(text)
     told = run("policy", "diff", "old.yaml", "new.yaml", "--no-replay").stdout
     golden.check(GOLDEN / "policy-diff-group-80.txt", without_digests(told))
+    replayed = run("policy", "diff", "old.yaml", "new.yaml", "--from", str(log), "--since", BEGIN).stdout
+    notes = [line.split(": ")[1] for line in replayed.splitlines() if "not replayed: " in line]
+    assert notes == ["tenants.*.limits.concurrency", "tenants.*.features.tools"]
     data = json.loads(run("policy", "diff", "old.yaml", "new.yaml", "--no-replay", "-o", "json").stdout)
     assert len(data["changes"]) == 5 * 3 + 1 + 2
     assert all("*" not in change["path"] for change in data["changes"])
