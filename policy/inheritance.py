@@ -1,8 +1,8 @@
 """Tenant groups and defaults: what each tenant has in effect, and where that is written. Pure.
 
 A key of a tenant comes from the tenant, else from its group, that group's group and so on, else from ``defaults``, else
-from the schema. Sections such as ``limits`` are merged key by key, and a list is replaced whole. The tenants of an
-``EffectiveFile`` have all these keys, and its problems stand where a value is written.
+from the schema. Sections such as ``limits`` are merged key by key; a list, or any other value of a key, is replaced
+whole. The tenants of an ``EffectiveFile`` have all these keys, and its problems stand where a value is written.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ MAX_INHERITANCE = 8
 """Largest number of tenant groups from which one tenant inherits: its own, that group's, and so on. More than an
 operator can follow."""
 
+MERGED_KEYS = 2
+"""Keys in a path down to which values are merged: a section of a tenant, and a key of that."""
+
 OWN = frozenset({"credentials", "inherits"})
 """Keys that are never inherited."""
 
@@ -36,9 +39,9 @@ class Layer:
     content: DefaultsSchema
 
     def has(self, keys: Path) -> bool:
-        """Return whether the value at ``keys`` is written here, up to the first list."""
+        """Return whether the value at ``keys`` is written here; parts below the key of a section come with it."""
         part: object = self.content
-        for key in keys:
+        for key in keys[:MERGED_KEYS]:
             if not isinstance(part, BaseModel):
                 break
             name = _ALIASES.get(str(key), str(key))
@@ -234,8 +237,8 @@ def _laid_over(content: BaseModel, below: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(value: Any, below: Any) -> Any:
-    """Return a value over the one below it; of a section, key by key."""
+    """Return a value over the one below it. Of a section the keys are merged, and the value of a key stays whole: its
+    parts were checked together."""
     if not isinstance(value, BaseModel) or not isinstance(below, BaseModel):
         return value
-    written = {name: getattr(below, name) for name in below.model_fields_set}
-    return below.model_copy(update=_laid_over(value, written))
+    return below.model_copy(update={name: getattr(value, name) for name in value.model_fields_set})
