@@ -1,8 +1,9 @@
 """What large policies cost: check, reload, the event loop's longest gap during a reload, and decisions.
 
-    python bench/policy.py [--tenants N ...] [--rounds N] [--profile]
+    python bench/policy.py [--tenants N ...] [--groups N ...] [--rounds N] [--profile]
 
-Each tenant has one key. A check is ``athanor policy check`` in a process of its own; a reload is a gateway's, with its
+Each tenant has one key. With tenant groups all tenants inherit from them, in turn; without, each says all for itself.
+A check is ``athanor policy check`` in a process of its own; a reload is a gateway's, with its
 keys and a supervisor that answers at once. Times are processor seconds of that process; the wall time stands beside.
 The gap is the longest time between two turns of the event loop, which serves all streams, in wall time; beside it the
 most processor time between two turns, which does not depend on what else the machine does.
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import cProfile
 import gc
+import itertools
 import os
 import pstats
 import random
@@ -43,6 +45,8 @@ from policy.loader import Source, load_policy
 from policy.request import AccessRequest, Usage
 
 MODEL = "athanor-mini"
+GROUPS = 20
+"""Tenant groups from which tenants inherit, in the second row of each size."""
 DECISIONS = 20_000
 DECISION_TENANTS = 1_000
 TURN_S = 0.001
@@ -53,18 +57,20 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tenants", type=int, nargs="+", default=[100, 2_000, 10_000])
+    parser.add_argument("--groups", type=int, nargs="+", default=[0, GROUPS], help="tenant groups; 0: none")
     parser.add_argument("--rounds", type=int, default=3, help="checks and reloads of each size; the median is shown")
     parser.add_argument("--profile", action="store_true", help="also show where the last reload's time went")
     options = parser.parse_args()
-    print("tenants   check cpu s  wall s  MiB   reload cpu s  wall s  gap, wall ms  gap, cpu ms  kept MiB")
-    for tenants in options.tenants:
+    print("tenants  groups   check cpu s  wall s  MiB   reload cpu s  wall s  gap, wall ms  gap, cpu ms  kept MiB")
+    for tenants, groups in itertools.product(options.tenants, options.groups):
         with tempfile.TemporaryDirectory(prefix="ath-", dir="/tmp") as folder:
-            configuration = prepare(Path(folder), tenants)
+            configuration = prepare(Path(folder), tenants, groups)
             checks = [check(Path(folder)) for _ in range(options.rounds)]
-            told = uvloop.run(reloads(configuration, tenants, options.rounds, profiled=options.profile))
+            told = uvloop.run(reloads(configuration, tenants, groups, options.rounds, profiled=options.profile))
         cpu, wall, peak = map(statistics.median, zip(*checks, strict=True))
+        size = f"{tenants:>7,}  {groups:>6}"
         print(
-            f"{tenants:>7,}   {cpu:>11.2f}  {wall:>6.2f}  {peak:>3.0f}   {told.cpu:>12.2f}  {told.wall:>6.2f}"
+            f"{size}   {cpu:>11.2f}  {wall:>6.2f}  {peak:>3.0f}   {told.cpu:>12.2f}  {told.wall:>6.2f}"
             f"  {told.gap * 1e3:>13.1f}  {told.worked * 1e3:>10.1f}  {told.kept:>8.1f}"
         )
     largest = max(options.tenants)
@@ -78,8 +84,10 @@ def main() -> int:
     return 0
 
 
-def policy_text(tenants: int, *, weight: int = 1, limit: str = "concurrency") -> str:
+def policy_text(tenants: int, groups: int = 0, *, weight: int = 1, limit: str = "concurrency") -> str:
     """Return a policy of so many tenants with one key each, a line a tenant; another weight is another policy."""
+    if groups:
+        return grouped_text(tenants, groups, weight)
     lines = (
         f'  t{number:05}: {{credentials: ["key:k{number:05}"], models: ["{MODEL}"], weight: {weight}, '
         f"limits: {{{limit}: {number % 64 + weight}}}}}\n"
@@ -88,13 +96,30 @@ def policy_text(tenants: int, *, weight: int = 1, limit: str = "concurrency") ->
     return "version: 1\ntenants:\n" + "".join(lines)
 
 
-def prepare(folder: Path, tenants: int) -> Path:
+def grouped_text(tenants: int, groups: int, weight: int) -> str:
+    """Return a policy whose tenants have a limit of their own, and all else from groups, each of which inherits from
+    one before it, and from defaults."""
+    lines = [
+        f"  g{number:02}: {{models: [{MODEL}], weight: {weight}, limits: {{requests_per_minute: {600 + number}}}"
+        f"{f', inherits: g{number // 2:02}' if number else ''}}}\n"
+        for number in range(groups)
+    ]
+    lines += ["tenants:\n"]
+    lines += [
+        f'  t{number:05}: {{credentials: ["key:k{number:05}"], inherits: g{number % groups:02}, '
+        f"limits: {{concurrency: {number % 64 + weight}}}}}\n"
+        for number in range(tenants)
+    ]
+    return "version: 1\ndefaults: {features: {tools: false}}\ntenant_groups:\n" + "".join(lines)
+
+
+def prepare(folder: Path, tenants: int, groups: int) -> Path:
     """Write configuration, policy and keys of a demo with so many tenants; returns the configuration's path."""
     claim(folder)
     prepare_keys(folder)
     prepare_policy(folder)
     path = write_config(folder, DemoOptions(http_port=0, grpc_port=0, admin_port=0), choose_models(()))
-    (folder / "policy.yaml").write_text(policy_text(tenants))
+    (folder / "policy.yaml").write_text(policy_text(tenants, groups))
     now = datetime.now(UTC)
     records = {f"k{number:05}": KeyRecord(os.urandom(32), now) for number in range(tenants)}
     (folder / "credentials.json").write_text(serialise_records(records))
@@ -127,7 +152,7 @@ class Reload:
     """MiB that the process has grown by."""
 
 
-async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> Reload:
+async def reloads(path: Path, tenants: int, groups: int, rounds: int, *, profiled: bool) -> Reload:
     """Reload a policy of another content several times; times are medians, gaps are maxima."""
     policy = path.parent / "policy.yaml"
     policy.write_text(policy_text(1))
@@ -145,7 +170,7 @@ async def reloads(path: Path, tenants: int, rounds: int, *, profiled: bool) -> R
     before, kept = resident(), 0.0
     found: list[tuple[float, ...]] = []
     for number in range(rounds):
-        policy.write_text(policy_text(tenants, weight=number + 2))
+        policy.write_text(policy_text(tenants, groups, weight=number + 2))
         ledger = gateway._service.ledger
         for name in ledger.policy.tenants:
             ledger.rates(name)  # Every tenant has an account, as after a call.

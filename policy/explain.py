@@ -9,9 +9,16 @@ DIGEST_CHARACTERS = 12
 """Leading characters of the policy digest that are shown: enough to distinguish two loads."""
 
 
-def explain(decision: Decision) -> str:
-    """Describe a decision in a few lines: outcome, rule, numbers and obligations."""
+def explain(decision: Decision, origin: str = "") -> str:
+    """Describe a decision in a few lines: outcome, rule, numbers and obligations.
+
+    Args:
+        decision: the decision.
+        origin: where the rule's value is written, if that is not at the rule.
+    """
     lines = [f"{decision.effect}: {decision.message}", f"  rule: {decision.rule}"]
+    if origin:
+        lines.append(f"  from: {origin}")
     if decision.limit is not None and decision.actual is not None:
         number = amount_text if decision.reason is Reason.SPEND else str
         lines.append(f"  limit: {number(decision.limit)}, found: {number(decision.actual)}")

@@ -43,6 +43,15 @@ tenants:
     # features: {{structured_output: true, tokenize: true, tools: true, attestation: true, reasoning: true}}
     # kv: {{reservation: 0%, borrow: true}}
 
+# Settings for several tenants: a tenant with "inherits: staff" gets the keys of that group that it does not have
+# itself. Groups inherit likewise, and defaults are for all tenants. No cached prefixes are shared by this.
+# defaults:
+#   limits: {{requests_per_minute: 300}}
+# tenant_groups:
+#   staff:
+#     models: ["*"]
+#     limits: {{tokens_per_minute: 500000}}
+
 # Tenants that share cached prefixes; each can tell by response times what another has sent.
 # sharing_groups:
 #   lab:

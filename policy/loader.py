@@ -2,8 +2,8 @@
 
 The policy is one file with a directory of drop-ins beside it, or such a directory alone: each file is complete in
 itself (version and tenants), files are read in the lexical order of their paths, and a tenant, a group, a public prefix
-or a credential may appear in one file only. Loading is atomic: any
-problem in any file refuses all of them, and the caller keeps its current policy.
+or a credential may appear in one file only. Tenant groups and defaults hold for the tenants of all files. Loading is
+atomic: any problem in any file refuses all of them, and the caller keeps its current policy.
 
 Pure: ``policy.files`` or the caller reads the files.
 """
@@ -14,15 +14,14 @@ import hashlib
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
+from policy.inheritance import Inheritance
 from policy.model import (
-    WHOLE_POOL,
     Determinism,
     Features,
     IsolationClass,
@@ -43,6 +42,7 @@ from policy.public_prefixes import PrefixError, read_prefix
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
+    DefaultsSchema,
     FeaturesSchema,
     GroupSchema,
     KvSchema,
@@ -52,15 +52,15 @@ from policy.schema import (
     PriceSchema,
     PricesSchema,
     PublicPrefixSchema,
+    TenantGroupSchema,
     TenantSchema,
 )
+from policy.shares import check_partition, check_reservations, check_share, share_of
 from policy.wording import worded
+from policy.written import WrittenFile
 
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
-
-SHOWN_SUM = 200
-"""Characters repeated in a message from the end of a sum that is too large."""
 
 DIGEST_DOMAIN = "athanor policy 5"
 
@@ -86,7 +86,8 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     """
     syntax: list[Problem] = []
     problems: list[Problem] = []
-    files: list[_File] = []
+    files: list[WrittenFile] = []
+    refused: list[object] = []
     for source in sorted(sources, key=lambda source: source.name):
         try:
             data, locator = load_yaml(source.text, source.name)
@@ -94,37 +95,29 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
             syntax.extend(error.problems)
             continue
         try:
-            files.append(_File(source.name, locator, PolicySchema.model_validate(data), source.files))
+            files.append(WrittenFile(source.name, locator, PolicySchema.model_validate(data), source.files))
         except ValidationError as error:
-            problems.extend(_problems(error, source.name, locator))
+            problems.extend(_problems(error, source.name, locator, data))
+            refused.append(data)
     if syntax:
         raise PolicySyntaxError(syntax[:MAX_PROBLEMS])
+    inheritance = Inheritance(files, refused)
+    files = inheritance.effective(files)
+    problems.extend(inheritance.problems)
     tenants, principals = _merged(files, problems)
     groups = _grouped(files, tenants, problems)
     public = _published(files, tenants, problems)
-    _check_reservations(files, problems)
+    check_reservations(files, problems)
     _check_accounts(files, problems)
     currency, prices = _priced(files, problems)
     if problems:
-        raise PolicySchemaError(problems[:MAX_PROBLEMS])
+        raise PolicySchemaError(inheritance.told(problems)[:MAX_PROBLEMS])
     digest = _digest(tenants, groups, public, (currency, prices))
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
     return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    locator: Locator
-    content: PolicySchema
-    files: Mapping[str, str]
-
-    def problem(self, path: Path, message: str, *, at_key: bool = False) -> Problem:
-        place = self.locator.key(path) if at_key else self.locator(path)
-        return Problem(self.name, *place, dotted(path), message)
-
-
-def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, Tenant], dict[str, str]]:
+def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict[str, Tenant], dict[str, str]]:
     tenants: dict[str, Tenant] = {}
     principals: dict[str, str] = {}
     origin: dict[str, str] = {}
@@ -146,9 +139,9 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
                 message = "a thaw shows that nobody was served; class strict shows nothing of others: leave it out"
                 problems.append(file.problem((*path, "freeze_idle"), message))
             if tenants[tenant_id].isolation_class.partitions:
-                _check_partition(file, path, content.kv, problems)
+                check_partition(file, path, content.kv, problems)
             else:
-                _check_share(file, path, content.kv, problems)
+                check_share(file, path, content.kv, problems)
             for index, credential in enumerate(content.credentials):
                 owner = principals.get(credential)
                 if owner is None:
@@ -160,7 +153,9 @@ def _merged(files: Sequence[_File], problems: list[Problem]) -> tuple[dict[str, 
     return tenants, principals
 
 
-def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, SharingGroup]:
+def _grouped(
+    files: Sequence[WrittenFile], tenants: dict[str, Tenant], problems: list[Problem]
+) -> dict[str, SharingGroup]:
     """Collect all sharing groups and record them in their members."""
     groups: dict[str, SharingGroup] = {}
     origin: dict[str, str] = {}
@@ -172,8 +167,8 @@ def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[
                 problems.append(file.problem(path, message, at_key=True))
                 continue
             origin[group_id] = file.name
-            groups[group_id] = SharingGroup(id=group_id, tenants=tuple(content.tenants), kv=_share(content.kv))
-            _check_share(file, path, content.kv, problems)
+            groups[group_id] = SharingGroup(id=group_id, tenants=tuple(content.tenants), kv=share_of(content.kv))
+            check_share(file, path, content.kv, problems)
             for index, member in enumerate(content.tenants):
                 objection = _objection(tenants.get(member), member)
                 if objection is not None:
@@ -183,7 +178,9 @@ def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[
     return groups
 
 
-def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, PublicPrefix]:
+def _published(
+    files: Sequence[WrittenFile], tenants: dict[str, Tenant], problems: list[Problem]
+) -> dict[str, PublicPrefix]:
     """Collect all public prefixes and record them in the tenants that may use them."""
     found: dict[str, PublicPrefix] = {}
     origin: dict[str, str] = {}
@@ -209,7 +206,7 @@ def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: lis
     return found
 
 
-def _priced(files: Sequence[_File], problems: list[Problem]) -> tuple[str, tuple[PriceRule, ...]]:
+def _priced(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[str, tuple[PriceRule, ...]]:
     """Return currency and prices, which one file has; a limit of spend needs them."""
     priced = [(file, file.content.prices) for file in files if file.content.prices is not None]
     for file, _ in priced[1:]:
@@ -267,65 +264,7 @@ def _objection(tenant: Tenant | None, name: str) -> str | None:
     return None
 
 
-def _share(content: KvSchema) -> KvShare:
-    reservation = _parts(content.reservation)
-    whole = WHOLE_POOL if content.borrow else reservation
-    cap = whole if content.cap is None else _parts(content.cap)
-    return KvShare(reservation=reservation, cap=cap, borrow=content.borrow)
-
-
-@lru_cache(maxsize=1_024)
-def _parts(percent: str) -> int:
-    """Convert a percentage with at most two decimals to parts of ``WHOLE_POOL``."""
-    return round(float(percent.removesuffix("%")) * WHOLE_POOL / 100)
-
-
-def _check_share(file: _File, path: Path, content: KvSchema, problems: list[Problem]) -> None:
-    share = _share(content)
-    if share.reservation > WHOLE_POOL or share.cap > WHOLE_POOL:
-        problems.append(file.problem((*path, "kv"), "there is no more than 100% of the pool"))
-    elif not share.borrow and not share.reservation:
-        problems.append(file.problem((*path, "kv", "borrow"), "without borrowing a reservation is needed"))
-    elif not share.borrow and share.cap != share.reservation:
-        message = "without borrowing the cap is the reservation; leave cap out"
-        problems.append(file.problem((*path, "kv", "cap"), message))
-    elif share.cap < max(share.reservation, 1):
-        message = f"the cap, {content.cap}, is below the reservation, {content.reservation}, or nothing"
-        problems.append(file.problem((*path, "kv", "cap"), message))
-
-
-def _check_partition(file: _File, path: Path, content: KvSchema, problems: list[Problem]) -> None:
-    """Check what the isolation class requires of the share, and what every share must satisfy."""
-    if not _parts(content.reservation):
-        message = "class strict needs a part of the KV pool for itself: write kv: {reservation: 20%} or the like"
-        problems.append(file.problem((*path, "class"), message))
-    elif content.borrow and "borrow" in content.model_fields_set:
-        problems.append(file.problem((*path, "kv", "borrow"), "class strict neither lends nor borrows; leave it out"))
-    else:
-        _check_share(file, path, content.model_copy(update={"borrow": False}), problems)
-
-
-def _check_reservations(files: Sequence[_File], problems: list[Problem]) -> None:
-    """Check that all reservations fit the pool; report the first that does not, with the sum."""
-    total, told = 0, ""
-    for file in files:
-        shares: list[tuple[Path, KvSchema]] = [
-            (("tenants", name), tenant.kv) for name, tenant in file.content.tenants.items()
-        ]
-        shares += [(("sharing_groups", name), group.kv) for name, group in file.content.sharing_groups.items()]
-        for path, content in shares:
-            parts = _parts(content.reservation)
-            if not parts:
-                continue
-            total += parts
-            told += f" + {path[1]} {content.reservation}" if told else f"{path[1]} {content.reservation}"
-            if total > WHOLE_POOL:
-                message = f"more is reserved than there is: {told[-SHOWN_SUM:]} = {total * 100 / WHOLE_POOL:g}%"
-                problems.append(file.problem((*path, "kv", "reservation"), message))
-                return
-
-
-def _check_accounts(files: Sequence[_File], problems: list[Problem]) -> None:
+def _check_accounts(files: Sequence[WrittenFile], problems: list[Problem]) -> None:
     """Check that the tenants and sharing groups of all files do not exceed ``MAX_TENANTS``, the number of KV accounts
     in an engine; report the first one too many."""
     count = 0
@@ -359,7 +298,7 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         limits=one(_limits(content.limits)),
         features=one(Features(**dict(content.features))),
         freeze_idle=content.freeze_idle,
-        kv=one(_share(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
+        kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )
 
 
@@ -397,11 +336,14 @@ _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 _KNOWN_KEYS = {
     "tenants": tuple(field.alias or name for name, field in TenantSchema.model_fields.items()),
+    "defaults": tuple(field.alias or name for name, field in DefaultsSchema.model_fields.items()),
+    "tenant_groups": tuple(field.alias or name for name, field in TenantGroupSchema.model_fields.items()),
     "sharing_groups": tuple(GroupSchema.model_fields),
     "public_prefixes": tuple(PublicPrefixSchema.model_fields),
     "prices": tuple(PricesSchema.model_fields),
 }
-"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``, ``prices``."""
+"""Keys of the mappings in the file: ``tenants.ID``, ``defaults``, ``tenant_groups.ID``, ``sharing_groups.ID``,
+``public_prefixes.ID``, ``prices``."""
 
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
@@ -413,8 +355,13 @@ _KNOWN_BELOW = {
 """Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules``."""
 
 
-def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:
-    found = []
+_SECTIONS = frozenset({"defaults", "prices"})
+"""Sections whose entries have no names of their own."""
+
+
+def _problems(error: ValidationError, name: str, locator: Locator, data: object) -> list[Problem]:
+    missing = [(*path, "models") for path in _without_models(data)]
+    found = [Problem(name, *locator(path), dotted(path), "this key is required") for path in missing]
     for item in error.errors(include_url=False):
         at_key = item["type"] == "extra_forbidden" or item["loc"][-1:] == ("[key]",)
         path = tuple(part for part in item["loc"] if part != "[key]")
@@ -426,5 +373,15 @@ def _problems(error: ValidationError, name: str, locator: Locator) -> list[Probl
 def _message(item: Mapping[str, Any], path: Path) -> str:
     if item["type"] != "extra_forbidden" or len(path) == 1:
         return worded(item, tuple(PolicySchema.model_fields))
-    below = path[1] if path[0] == "prices" else path[2] if len(path) > 2 else ""
-    return worded(item, _KNOWN_BELOW[str(below)] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])
+    inside = path[1 if path[0] in _SECTIONS else 2 :]
+    if path[0] in ("tenant_groups", "defaults") and len(inside) == 1 and inside[0] in _KNOWN_KEYS["tenants"]:
+        return f"only tenants{'' if inside[0] == 'credentials' else ' and tenant groups'} have this key"
+    return worded(item, _KNOWN_BELOW[str(inside[0])] if len(inside) > 1 else _KNOWN_KEYS[str(path[0])])
+
+
+def _without_models(data: object) -> list[Path]:
+    """Return the path of each tenant in the data of a refused file that neither has models nor can inherit them."""
+    tenants = data.get("tenants") if isinstance(data, dict) else None
+    found = tenants.items() if isinstance(tenants, dict) else ()
+    keys = {"models", "inherits"}
+    return [("tenants", name) for name, one in found if isinstance(one, dict) and not keys & one.keys()]

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from policy.errors import PolicySyntaxError, Problem
+from policy.errors import Problem
+from policy.inheritance import Inheritance
 from policy.loader import Source
 from policy.match import glob_matches
 from policy.model import PolicySet
-from policy.positions import Locator, Path, dotted, load_yaml
+from policy.origins import written_files
+from policy.positions import Path, dotted
+from policy.written import WrittenFile
 
 API_KEY = "key:"
 """Beginning of a credential that is an API key; others are SPIFFE URIs, which no table lists."""
@@ -49,24 +52,24 @@ def dangling(
 
 
 def located(found: Sequence[Dangling], sources: Sequence[Source], keys: str) -> list[Problem]:
-    """Return the same with file, line and column; ``keys`` names the file of what no policy file names, with line 0."""
+    """Return the same with file, line and column, once for all tenants that inherit it.
+
+    Args:
+        found: names in the policy that ``sources`` describe.
+        sources: the policy's texts.
+        keys: name of the file of what no policy file names, with line 0.
+    """
     if not found:
         return []
-    files: list[tuple[str, Locator, object]] = []
-    for source in sources:
-        try:
-            data, locate = load_yaml(source.text, source.name)
-        except PolicySyntaxError:
-            continue
-        files.append((source.name, locate, data))
-    return [_located(one, files, keys) for one in found]
+    files = written_files(sources)
+    inheritance = Inheritance(files)
+    return inheritance.told(_located(one, files, inheritance, keys) for one in found)
 
 
-def _located(one: Dangling, files: Sequence[tuple[str, Locator, object]], keys: str) -> Problem:
-    for name, locate, data in files:
-        section = data.get(one.path[0]) if one.path and isinstance(data, dict) else None
-        if isinstance(section, dict) and one.path[1] in section:
-            return Problem(name, *locate(one.path), dotted(one.path), one.message)
+def _located(one: Dangling, files: Sequence[WrittenFile], inheritance: Inheritance, keys: str) -> Problem:
+    for file in files:
+        if one.path and one.path[1] in getattr(file.content, str(one.path[0])):
+            return inheritance.problem(file, one.path, one.message)
     return Problem(keys, 0, 0, "", one.message)
 
 

@@ -19,6 +19,8 @@ MAX_TENANTS = 10_000
 MAX_CREDENTIALS = 256
 MAX_MODELS = 256
 MAX_GROUPS = 1_000
+MAX_TENANT_GROUPS = 1_000
+"""Largest number of tenant groups in all files of a policy."""
 MAX_MEMBERS = 256
 MAX_PUBLIC_PREFIXES = 64
 MAX_PUBLIC_BYTES = 256 << 10
@@ -192,19 +194,33 @@ class KvSchema(_Strict):
     )
 
 
-class TenantSchema(_Strict):
-    """One tenant."""
-
+class _CredentialsSchema(_Strict):
     credentials: list[Credential] = Field(
         min_length=1,
         max_length=MAX_CREDENTIALS,
         description="key:ID of an API key, or the SPIFFE URI of a client certificate. Each belongs to one tenant.",
     )
+
+
+class _InheritingSchema(_Strict):
+    inherits: TenantId = Field(
+        default_factory=str,
+        description="Tenant group whose keys hold where this entry has none of its own, down to the keys of sections; "
+        "a list is replaced whole. Left out: no group.",
+    )
     models: list[ModelPattern] = Field(
+        default_factory=list,
         min_length=1,
         max_length=MAX_MODELS,
-        description="Models the tenant may call: names, with * for any characters. Everything else is denied.",
+        description="Models the tenant may call: names, with * for any characters. Everything else is denied. "
+        "A tenant has them itself or from a tenant group.",
     )
+
+
+class DefaultsSchema(_Strict):
+    """Settings of all tenants of the policy, in all its files, where a tenant and its tenant groups say nothing. One
+    file has them."""
+
     isolation_class: Literal["shared", "strict", "dedicated"] = Field(
         default="shared",
         alias="class",
@@ -237,6 +253,16 @@ class TenantSchema(_Strict):
     )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
     kv: KvSchema = Field(default_factory=KvSchema)
+
+
+class TenantGroupSchema(DefaultsSchema, _InheritingSchema):
+    """Settings that tenants and other tenant groups inherit. It shares no cached prefixes: sharing_groups do that."""
+
+
+class TenantSchema(TenantGroupSchema, _CredentialsSchema):
+    """One tenant."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["models"]}, {"required": ["inherits"]}]})
 
 
 class GroupSchema(_Strict):
@@ -317,6 +343,12 @@ class PolicySchema(_Strict):
 
     version: Annotated[Literal[1], BeforeValidator(_no_other_one)]
     tenants: dict[TenantId, TenantSchema] = Field(max_length=MAX_TENANTS, description="Tenants by id.")
+    defaults: DefaultsSchema | None = Field(
+        default=None, description="Settings of every tenant that neither it nor its tenant groups have."
+    )
+    tenant_groups: dict[TenantId, TenantGroupSchema] = Field(
+        default_factory=dict, max_length=MAX_TENANT_GROUPS, description="Settings that tenants inherit, by group id."
+    )
     sharing_groups: dict[TenantId, GroupSchema] = Field(
         default_factory=dict, max_length=MAX_GROUPS, description="Groups of tenants that share cached prefixes, by id."
     )

@@ -28,25 +28,29 @@ def test_it_is_a_policy_of_one_tenant() -> None:
 
 def test_what_is_commented_out_is_the_default() -> None:
     """With the marks of the tenant's optional keys taken away the text is the same policy: each key is one and has its
-    default; together with those in use no key of a tenant is missing."""
+    default; together with those in use no key of a tenant is missing but the name of a tenant group."""
     whole = re.sub(r"^    # (\w+: [\w{])", r"    \1", TEXT, flags=re.MULTILINE)
     assert whole.count("\n    # ") < TEXT.count("\n    # ") - 6
     assert load(whole).digest == load(TEXT).digest
     keys = set(re.findall(r"^    (\w+):", whole, re.MULTILINE))
-    assert keys == {field.alias or name for name, field in TenantSchema.model_fields.items()}
+    assert keys == {field.alias or name for name, field in TenantSchema.model_fields.items()} - {"inherits"}
     assert all(f"{name}: true" in whole for name in FeaturesSchema.model_fields)
     usual: Tenant = load(TEXT).tenants["acme"]
     assert usual.kv == KvShare()
 
 
 def test_what_is_commented_out_at_the_end_loads() -> None:
-    """The group, the prefix and the prices at the end load, once the other tenant is there; limits of spend too."""
-    text = re.sub(r"^# ((?:sharing_groups|public_prefixes|prices):|  )", r"\1", TEXT, flags=re.MULTILINE)
+    """The groups, the prefix and the prices at the end load, once the other tenant is there; limits of spend too."""
+    text = re.sub(
+        r"^# ((?:defaults|tenant_groups|sharing_groups|public_prefixes|prices):|  )", r"\1", TEXT, flags=re.MULTILINE
+    )
     text = re.sub(r"^      # (spend_per_\w+: \d+)", r"      \1", text, flags=re.MULTILINE)
     text = text.replace(
-        "tenants:\n  acme:", 'tenants:\n  another-tenant: {credentials: ["key:o"], models: ["*"]}\n  acme:', 1
+        "tenants:\n  acme:", 'tenants:\n  another-tenant: {credentials: ["key:o"], inherits: staff}\n  acme:', 1
     )
     policy = load(text)
+    other = policy.tenants["another-tenant"]
+    assert (other.models, other.limits.tokens_per_minute, other.limits.requests_per_minute) == (("*",), 500_000, 300)
     assert policy.groups["lab"].tenants == ("acme", "another-tenant")
     assert policy.public["house-style"].tenants == ("acme", "another-tenant")
     assert (policy.currency, len(policy.prices)) == ("EUR", 1)

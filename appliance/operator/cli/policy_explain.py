@@ -15,6 +15,7 @@ from policy.model import Feature
 if TYPE_CHECKING:
     from policy.decision import Decision
     from policy.model import PolicySet
+    from policy.origins import Origin
     from policy.simulate import Load
 
 EXAMPLES = """
@@ -56,12 +57,13 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 ) -> None:
     """Explain the decision on one request, and name its rule.
 
-    Shows the numbers that were compared and what is granted. Decides as the gateway does: before the prompt is
-    tokenised, then with --input-tokens. Nothing that runs is asked.
+    Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
+    gateway does: before the prompt is tokenised, then with --input-tokens. Nothing that runs is asked.
 
     Exit codes: 0 allowed; 1 denied, or the policy has problems.
     """
-    from appliance.operator.cli.policy_sources import load
+    from appliance.operator.cli.policy_sources import load_with_sources
+    from policy.origins import find_origin
     from policy.simulate import Question, decide
 
     if (tenant is None) == (credential is None):
@@ -75,10 +77,11 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         choices=choices,
         feature=feature,
     )
-    policy = load(path, output_format)
+    policy, sources = load_with_sources(path, output_format)
     now = _load(running, requests_left, tokens_left, spent_today, spent_this_month)
     decision = decide(policy, question, now)
-    _show(policy, tenant or policy.principals.get(credential or "", ""), decision, output_format)
+    caller = tenant or policy.principals.get(credential or "", "")
+    _show(policy, caller, decision, find_origin(sources, decision.rule), output_format)
     raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
 
 
@@ -102,7 +105,7 @@ def _load(running: int, requests_left: int | None, tokens_left: int | None, toda
     )
 
 
-def _show(policy: PolicySet, tenant: str, decision: Decision, output_format: Format) -> None:
+def _show(policy: PolicySet, tenant: str, decision: Decision, origin: Origin | None, output_format: Format) -> None:
     from dataclasses import asdict
 
     from rich.text import Text
@@ -110,9 +113,10 @@ def _show(policy: PolicySet, tenant: str, decision: Decision, output_format: For
     from appliance.common.figures import printable
     from policy.explain import explain as explained
 
-    if print_data({"tenant": tenant if tenant in policy.tenants else None, **asdict(decision)}, output_format):
+    found = {"tenant": tenant if tenant in policy.tenants else None, **asdict(decision)}
+    if print_data(found | {"origin": None if origin is None else asdict(origin)}, output_format):
         return
-    first, *rest = explained(decision).splitlines()
+    first, *rest = explained(decision, str(origin) if origin is not None and origin.inherited else "").splitlines()
     effect, _, message = first.partition(": ")
     console = output()
     style = "bold green" if decision.allowed else "bold red"

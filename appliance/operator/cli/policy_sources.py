@@ -38,13 +38,22 @@ def load(path: Path, output_format: Format) -> PolicySet:
     Raises:
         ConfigError: something cannot be read.
     """
+    return load_with_sources(path, output_format)[0]
+
+
+def load_with_sources(path: Path, output_format: Format) -> tuple[PolicySet, list[Source]]:
+    """Load the policy at a path as ``load`` does; return it with its texts.
+
+    Raises:
+        ConfigError: something cannot be read.
+    """
     from policy.errors import PolicyError
     from policy.loader import load_policy
 
     sources: list[Source] = []
     try:
         sources = read(path)
-        return load_policy(sources)
+        return load_policy(sources), sources
     except PolicyError as error:
         refuse(error, sources, output_format)
 

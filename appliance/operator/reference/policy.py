@@ -12,7 +12,8 @@ from policy.schema import schema_text
 ABOUT = """
 Who may use which models, and how much. What a policy does not allow is denied. A policy is one file with every
 `policy.d/*.yaml` beside it (of `policy.yaml`; `NAME.d` of `NAME.yaml`), or a folder of such files alone. Each file is
-complete in itself, and no tenant, group, public prefix or credential stands in two of them. `athanor policy check
+complete in itself, and no tenant, group, public prefix or credential stands in two of them. Tenants inherit from tenant
+groups and `defaults` of all files (`docs/policy.md`). `athanor policy check
 FILE...` prints every problem with its line and column, `athanor policy diff` what a new one changes, `athanor reload`
 puts an edited policy in force. `athanor policy schema` prints this schema for editors. TENANT, GROUP and PREFIX are
 names that the file chooses: lower-case letters, digits and dashes.
@@ -24,6 +25,8 @@ SECTIONS = {
     "tenants.TENANT.limits": "LimitsSchema",
     "tenants.TENANT.features": "FeaturesSchema",
     "tenants.TENANT.kv": "KvSchema",
+    "defaults": "DefaultsSchema",
+    "tenant_groups.GROUP": "TenantGroupSchema",
     "sharing_groups.GROUP": "GroupSchema",
     "sharing_groups.GROUP.kv": "KvSchema",
     "public_prefixes.PREFIX": "PublicPrefixSchema",
@@ -78,7 +81,7 @@ def _facts(key: str, shape: Mapping[str, Any], required: bool) -> tuple[str, str
 def _default(shape: Mapping[str, Any]) -> str:
     value = shape.get("default", ...)
     if value is ... or isinstance(value, dict):
-        return "none" if "maxProperties" in shape else "defaults of its keys"
+        return "defaults of its keys" if "$ref" in shape else "none"
     return "none" if value is None else code(str(value).lower() if isinstance(value, bool) else str(value))
 
 

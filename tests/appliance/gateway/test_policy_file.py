@@ -56,6 +56,48 @@ async def test_a_reload_takes_in_the_drop_ins_and_says_what_is_loose(tmp_path: P
     assert "policy.yaml" in outcome.problems[0]
 
 
+async def test_a_reload_takes_in_a_changed_group(tmp_path: Path) -> None:
+    """A reload puts what tenants inherit in force, from a drop-in with groups and defaults; equal content keeps the
+    digest, and a group that does not fit a tenant changes nothing and is told at its place. Control: the tenant without
+    a group stays as it is."""
+    tenants = (
+        "version: 1\ntenants:\n"
+        '  alpha: {inherits: interns, credentials: ["key:alpha"], kv: {reservation: 20%}}\n'
+        '  beta: {credentials: ["key:beta"], models: ["*"], limits: {concurrency: 7}}\n'
+    )
+    groups = "version: 1\ntenants: {}\ntenant_groups:\n  interns: {models: ['*'], limits: {concurrency: 2}}\n"
+    for name, content in (("policy.yaml", tenants), ("credentials.json", '{"keys": {}}'), ("pepper", "x" * 32)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "policy.d").mkdir()
+    drop_in = tmp_path / "policy.d" / "10-groups.yaml"
+    drop_in.write_text(groups)
+    files = PolicyFile(tmp_path / "policy.yaml", tmp_path / "credentials.json", tmp_path / "pepper", ["m"])
+    ledger = Ledger(files.load(), {})
+
+    def concurrency() -> list[int]:
+        return [ledger.policy.tenants[name].limits.concurrency for name in ("alpha", "beta")]
+
+    assert concurrency() == [2, 7]
+    drop_in.write_text(groups.replace("concurrency: 2", "concurrency: 3"))
+    assert (await files.reload(ledger, fetch_nothing, nothing_wrong)).ok
+    assert concurrency() == [3, 7]
+    digest = ledger.policy.digest
+    drop_in.write_text(
+        groups.replace("limits: {concurrency: 2}", "inherits: all")
+        + "  all: {limits: {concurrency: 3}}\ndefaults: {limits: {concurrency: 9}}\n"
+    )
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert outcome.ok and outcome.digest == digest and concurrency() == [3, 7]
+    drop_in.write_text(groups.replace("limits:", "kv: {cap: 10%}, limits:"))
+    outcome = await files.reload(ledger, fetch_nothing, nothing_wrong)
+    assert not outcome.ok and concurrency() == [3, 7]
+    assert outcome.problems == (
+        f"{drop_in}:4:38: tenant_groups.interns.kv.cap: the cap, 10%, is below the reservation, 20%, or nothing; "
+        "tenant alpha inherits it",
+    )
+
+
 async def test_a_reload_stands_in_nobodys_way(tmp_path: Path) -> None:
     """While the policy is read, which takes as long as the operator's file system likes, the event loop goes on; what
     is read then is in force."""

@@ -239,3 +239,25 @@ def test_problems_of_a_policy(run: Run, folder: Path) -> None:
         assert told.exit_code == exits.REFUSED
         assert "bad.yaml:2:14: tenants.a.credentials: this key is required" in told.stdout
     assert run("policy", "diff", "old.yaml", "none.yaml").exit_code == exits.REFUSED
+
+
+def test_tenants_of_a_group_are_shown_together(run: Run, folder: Path, log: Path) -> None:
+    """One change in a group is one paragraph for its tenants, with their number; a tenant with another change has its
+    own, and two tenants with equal changes have one each. What was not replayed is told once. Programs get every change
+    of every tenant."""
+    names = [f"intern-{number}" for number in range(5)]
+    lines = [f'  {name}: {{inherits: interns, credentials: ["key:{name}"]}}\n' for name in names]
+    lines += [f'  {name}: {{credentials: ["key:{name}"], models: ["*"], weight: 1}}\n' for name in ("one", "two")]
+    head = 'version: 1\ntenant_groups:\n  interns: {models: ["*"], limits: {requests_per_minute: 30}}\ntenants:\n'
+    (folder / "old.yaml").write_text(head + "".join(lines))
+    text = (head + "".join(lines)).replace("30}}", "10, concurrency: 2}, features: {tools: false}}")
+    text = text.replace("weight: 1", "weight: 2").replace('"key:intern-3"]', '"key:intern-3"], weight: 3')
+    (folder / "new.yaml").write_text(text)
+    told = run("policy", "diff", "old.yaml", "new.yaml", "--no-replay").stdout
+    golden.check(GOLDEN / "policy-diff-group-80.txt", without_digests(told))
+    replayed = run("policy", "diff", "old.yaml", "new.yaml", "--from", str(log), "--since", BEGIN).stdout
+    notes = [line.split(": ")[1] for line in replayed.splitlines() if "not replayed: " in line]
+    assert notes == ["tenants.*.limits.concurrency", "tenants.*.features.tools"]
+    data = json.loads(run("policy", "diff", "old.yaml", "new.yaml", "--no-replay", "-o", "json").stdout)
+    assert len(data["changes"]) == 5 * 3 + 1 + 2
+    assert all("*" not in change["path"] for change in data["changes"])

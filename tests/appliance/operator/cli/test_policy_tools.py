@@ -209,3 +209,35 @@ def test_schemas_are_printed(run: Run) -> None:
     """Both, as they are published."""
     assert run("policy", "schema").stdout == schema_text()
     assert run("policy", "schema", "--cases").stdout == case_schema_text()
+
+
+INHERITED = """\
+version: 1
+defaults: {limits: {max_output_tokens: 50}}
+tenant_groups:
+  staff: {models: ["qwen3-*"], limits: {requests_per_minute: 60}}
+tenants:
+  alpha: {inherits: staff, credentials: ["key:alpha-1"], limits: {concurrency: 8}}
+"""
+
+
+def test_an_inherited_value_is_explained_with_its_place(run: Run, folder: Path) -> None:
+    """Below the rule stands where a group or the defaults have the value, and programs get the place of every value
+    that is written. Control: an own value has the rule as its place, and no line more."""
+    (folder / "policy.yaml").write_text(INHERITED)
+    told = run(*ALPHA, "--requests-left", "0")
+    assert told.exit_code == exits.REFUSED
+    golden.check(GOLDEN / "policy-explain-inherited-80.txt", without_digests(told.stdout))
+    assert "  from: defaults.limits.max_output_tokens (policy.yaml:2:40)\n" in run(*ALPHA, "--max-tokens", "51").stdout
+    own = run(*ALPHA, "--running", "8").stdout
+    assert "rule: tenants.alpha.limits.concurrency\n  limit: 8" in own
+    data = json.loads(run(*ALPHA, "--running", "8", "-o", "json").stdout)
+    assert data["origin"] == {
+        "path": "tenants.alpha.limits.concurrency",
+        "file": "policy.yaml",
+        "line": 6,
+        "column": 80,
+        "inherited": False,
+    }
+    unwritten = json.loads(run(*ALPHA, "--tokens-left", "-1", "-o", "json").stdout)
+    assert (unwritten["rule"], unwritten["origin"]) == ("tenants.alpha.limits.tokens_per_minute", None)
