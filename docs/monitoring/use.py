@@ -161,6 +161,9 @@ OVERVIEW = Dashboard(
     (MODELS,),
 )
 
+HOURLY = "3600 / 1e9"
+"""Billionths a second to units of the currency an hour."""
+
 TENANT_PAGE = Dashboard(
     "athanor-tenants",
     "Athanor: tenants",
@@ -206,6 +209,35 @@ TENANT_PAGE = Dashboard(
                         ),
                     ),
                     TOKENS,
+                    stacked=True,
+                ),
+            ),
+        ),
+        Row(
+            "Cost",
+            (
+                Panel(
+                    "Cost an hour by tenant",
+                    "At this rate, in the currency of the policy's prices; athanor usage is exact and durable.",
+                    (
+                        (
+                            "{{athanor_tenant_id}}",
+                            f"{total('athanor_cost_total', 'athanor_tenant_id', TENANT)} * {HOURLY}",
+                        ),
+                    ),
+                    "short",
+                    stacked=True,
+                ),
+                Panel(
+                    "Cost an hour by model",
+                    "The same by the model that served.",
+                    (
+                        (
+                            "{{gen_ai_request_model}}",
+                            f"{total('athanor_cost_total', 'gen_ai_request_model', TENANT)} * {HOURLY}",
+                        ),
+                    ),
+                    "short",
                     stacked=True,
                 ),
             ),

@@ -77,7 +77,7 @@ def traffic(appliance: Appliance) -> None:
 
 @pytest.fixture(scope="module")
 def with_quotas(appliance: Appliance) -> Iterator[Appliance]:
-    """The shared appliance with a share of the KV memory for each tenant, and afterwards as it was."""
+    """The shared appliance with prices and a share of the KV memory for each tenant, and afterwards as it was."""
     path = appliance.state / "policy.yaml"
     before = path.read_text()
 
@@ -85,7 +85,8 @@ def with_quotas(appliance: Appliance) -> Iterator[Appliance]:
         path.write_text(text)
         httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
 
-    put(before.replace('    models: ["*"]\n', '    models: ["*"]\n    kv: {reservation: 20%}\n'))
+    prices = 'prices: {currency: EUR, rules: [{models: ["*"], input: 1, output: 2}]}\n'
+    put(before.replace('    models: ["*"]\n', '    models: ["*"]\n    kv: {reservation: 20%}\n') + prices)
     try:
         yield appliance
     finally:
