@@ -331,6 +331,25 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What is in an audit folder."""
+
+    folder: str
+    entries: int = 0
+    """Entries of the log, those of segments that were moved away included."""
+    counted: int = 0
+    """Entries that the usage book has."""
+    problem: str = ""
+    """Why log or book cannot be read; empty where both can."""
+    unseen: bool = False
+    """Whether the folder is closed to this user."""
+    empty: bool = False
+    """Whether there is no log yet."""
+    damaged: tuple[str, ...] = ()
+    """What was moved aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
     """Facts about what a configuration names."""
 
@@ -361,6 +380,8 @@ class ServiceFacts:
     """Why none was tried; empty where they were, or there are no units."""
     own_settings: tuple[str, ...] = ()
     """Differences between what a unit starts with and what was looked at here, a line each."""
+    account: Account | None = None
+    """Audit log and usage book; None where none are kept."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from appliance.common.disk_space import FULL_BYTES, LOW_BYTES, LOW_SHARE
 from appliance.common.figures import size
 from appliance.common.status import Alert
+from appliance.operator.doctor.account import check_account
 from appliance.operator.doctor.facts import Disk, Exporter, Image, Kernels, Memory, Model, Port, Running, ServiceFacts
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 
@@ -50,6 +51,8 @@ def check_service(service: ServiceFacts, version: str, memory: Memory) -> Iterat
     yield check_kernels(service.kernels)
     for line in service.forms:
         yield Subject(Area.SERVICE, "fastest form").ok(line)
+    if service.account is not None:
+        yield from check_account(service.account)
     for disk in service.disks:
         yield check_disk(disk)
     if not service.exporters:

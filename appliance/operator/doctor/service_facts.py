@@ -18,6 +18,7 @@ from appliance.common.errors import ApplianceError, ConfigError, reason_of
 from appliance.common.form_cache import read_forms
 from appliance.common.image.check import check, resolve
 from appliance.operator import kernels
+from appliance.operator.doctor.account import look_at_account
 from appliance.operator.doctor.certificate import read_certificate
 from appliance.operator.doctor.facts import (
     Access,
@@ -109,6 +110,7 @@ def look_at_service(
         gpu_kernels=tuple(filter(None, (look_at_gpu_kernels(config, model) for model in config.models))),
         threads=_threads(config),
         forms=_forms(config),
+        account=None if config.audit is None else look_at_account(config.audit.directory),
     )
 
 
