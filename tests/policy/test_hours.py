@@ -73,11 +73,11 @@ def test_after_the_wait_it_is_open(days: list[str], begin: int, end: int, now: f
 
 @pytest.mark.parametrize(
     "text",
-    (
+    [
         *("", "mon", "08:00", "mon 8:00-9:00", "25:00-26:00", "08:00-24:01", "24:30-08:00", "08:60-09:00", "mon-fri"),
         *("08:00-08:00", "Mon 08:00-09:00", "monday 08:00-09:00", "mon,  tue 08:00-09:00", " 08:00-09:00"),
         "mon 08:00-09:00 CET",
-    ),
+    ],
 )
 def test_what_is_no_span(text: str) -> None:
     """Other words, times that no day has, and spans of no length; the right form is read (control)."""
