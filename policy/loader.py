@@ -24,6 +24,7 @@ from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
 from policy.model import (
     WHOLE_POOL,
     Determinism,
+    Exceeded,
     Features,
     IsolationClass,
     KvShare,
@@ -40,6 +41,8 @@ from policy.model import (
 from policy.positions import Locator, Path, dotted, load_yaml
 from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
+from policy.rate_schema import KNOWN, flattened, without_marks
+from policy.rates import TREATMENTS
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
@@ -245,7 +248,9 @@ def _price_rule(content: PriceSchema) -> PriceRule:
 
 
 def _limits(content: LimitsSchema) -> Limits:
-    values = content.model_dump()
+    values = flattened(content.model_dump())
+    for key in values.keys() & TREATMENTS.keys():
+        values[key] = Exceeded(values[key])
     for key in ("spend_per_day", "spend_per_month"):
         if values[key] is not None:
             values[key] = round(values[key] * BILLIONTHS)
@@ -417,7 +422,7 @@ def _problems(error: ValidationError, name: str, locator: Locator) -> list[Probl
     found = []
     for item in error.errors(include_url=False):
         at_key = item["type"] == "extra_forbidden" or item["loc"][-1:] == ("[key]",)
-        path = tuple(part for part in item["loc"] if part != "[key]")
+        path = tuple(part for part in without_marks(item["loc"]) if part != "[key]")
         place = locator.key(path) if at_key else locator(path)
         found.append(Problem(name, *place, dotted(path), _message(item, path)))
     return sorted(found, key=lambda problem: (problem.line, problem.column))
@@ -426,5 +431,7 @@ def _problems(error: ValidationError, name: str, locator: Locator) -> list[Probl
 def _message(item: Mapping[str, Any], path: Path) -> str:
     if item["type"] != "extra_forbidden" or len(path) == 1:
         return worded(item, tuple(PolicySchema.model_fields))
+    if len(path) > 4 and path[3] in KNOWN:
+        return worded(item, KNOWN[str(path[3])])
     below = path[1] if path[0] == "prices" else path[2] if len(path) > 2 else ""
     return worded(item, _KNOWN_BELOW[str(below)] if len(path) > 3 else _KNOWN_KEYS[str(path[0])])
