@@ -87,6 +87,24 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
         )
     granted = _granted_output(tenant.limits, access, usage, price or FREE)
     case = _Case(tenant.limits, access, usage, now, price or FREE, granted)
+    return _by_limits(policy, tenant, case, matched)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What one decision is about, for the checks."""
+
+    limits: Limits
+    access: AccessRequest
+    usage: Usage
+    now: float
+    price: Price
+    granted_output: int
+    """Output tokens for each choice."""
+
+
+def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: int) -> Decision:
+    """Decide by the tenant's limits."""
     waiting: _Denial | None = None
     downgraded = ""
     for check in _checks(case):
@@ -109,20 +127,6 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
         policy_digest=policy.digest,
         obligations=_obligations(policy, tenant, case, downgraded),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What one decision is about, for the checks."""
-
-    limits: Limits
-    access: AccessRequest
-    usage: Usage
-    now: float
-    price: Price
-
-    granted_output: int
-    """Output tokens for each choice."""
 
 
 def _checks(case: _Case) -> Sequence[Callable[[_Case], _Denial | None]]:

@@ -62,9 +62,11 @@ def full(rate: Rate, now: float) -> Bucket:
 
 def level(bucket: Bucket, rate: Rate, now: float) -> float:
     """Return the units in the bucket at ``now``."""
-    return max(
-        bucket.level, min(float(rate.capacity), bucket.level + max(0.0, now - bucket.updated_at) * rate.per_second)
-    )
+    elapsed = now - bucket.updated_at
+    if elapsed <= 0.0:
+        return bucket.level
+    grown, most = bucket.level + elapsed * rate.per_second, rate.capacity
+    return grown if grown < most else max(bucket.level, float(most))
 
 
 def refill(bucket: Bucket, rate: Rate, now: float) -> Bucket:

@@ -56,7 +56,7 @@ class RequestRateSchema(_RateSchema):
 
 
 class TokenRateSchema(_RateSchema):
-    """Rate of tokens with its burst."""
+    """Rate of tokens with its burst; input_tokens_per_minute and output_tokens_per_minute take the same keys."""
 
     rate: int = Field(ge=1, le=MAX_TOKENS, description="Tokens a minute.")
     burst: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description=_BURST)
