@@ -46,6 +46,13 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     tokens_left: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")
     ] = None,
+    input_tokens_left: Annotated[
+        int | None, typer.Option(metavar="N", help="Prompt tokens left of input_tokens_per_minute [all].")
+    ] = None,
+    output_tokens_left: Annotated[
+        int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
+    ] = None,
+    queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
     spent_today: Annotated[
         float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
     ] = 0.0,
@@ -59,10 +66,11 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     Shows the numbers that were compared and what is granted. Decides as the gateway does: before the prompt is
     tokenised, then with --input-tokens. Nothing that runs is asked.
 
-    Exit codes: 0 allowed; 1 denied, or the policy has problems.
+    Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
     from appliance.operator.cli.policy_sources import load
-    from policy.simulate import Question, decide
+    from policy.decision import Effect
+    from policy.simulate import Load, Question, decide
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
@@ -76,30 +84,35 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         feature=feature,
     )
     policy = load(path, output_format)
-    now = _load(running, requests_left, tokens_left, spent_today, spent_this_month)
-    decision = decide(policy, question, now)
-    _show(policy, tenant or policy.principals.get(credential or "", ""), decision, output_format)
-    raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
-
-
-def _load(running: int, requests_left: int | None, tokens_left: int | None, today: float, this_month: float) -> Load:
-    """Load of the tenant at this moment of the day and the month."""
-    import time
-
-    from appliance.common.usage.periods import period_of
-    from policy.simulate import Load
-
-    now = time.time()
-    period = period_of(now)
-    return Load(
+    now = Load(
         running=running,
         requests_left=requests_left,
         tokens_left=tokens_left,
-        spent_today=today,
-        spent_this_month=this_month,
-        day_left_s=period.day_ends - now,
-        month_left_s=period.month_ends - now,
+        input_tokens_left=input_tokens_left,
+        output_tokens_left=output_tokens_left,
+        queued=queued,
+        spent_today=spent_today,
+        spent_this_month=spent_this_month,
     )
+    decision = decide(policy, question, _at_this_moment(now))
+    _show(policy, tenant or policy.principals.get(credential or "", ""), decision, output_format)
+    raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
+
+
+def _at_this_moment(load: Load) -> Load:
+    """Load of the tenant at this moment of the day and the month."""
+    import time
+    from dataclasses import replace
+
+    from appliance.common.usage.periods import period_of
+
+    now = time.time()
+    period = period_of(now)
+    return replace(load, day_left_s=period.day_ends - now, month_left_s=period.month_ends - now)
+
+
+_STYLES = {"allow": "bold green", "wait": "bold yellow", "deny": "bold red"}
+"""Effect -> its style."""
 
 
 def _show(policy: PolicySet, tenant: str, decision: Decision, output_format: Format) -> None:
@@ -115,7 +128,7 @@ def _show(policy: PolicySet, tenant: str, decision: Decision, output_format: For
     first, *rest = explained(decision).splitlines()
     effect, _, message = first.partition(": ")
     console = output()
-    style = "bold green" if decision.allowed else "bold red"
+    style = _STYLES[effect]
     console.print(Text.assemble((effect, style), f": {printable(message)}"), soft_wrap=True)
     for line in rest:
         name, _, value = line.partition(": ")
