@@ -65,7 +65,7 @@ MAX_PROBLEMS = 100
 SHOWN_SUM = 200
 """Characters repeated in a message from the end of a sum that is too large."""
 
-DIGEST_DOMAIN = "athanor policy 5"
+DIGEST_DOMAIN = "athanor policy 6"
 
 T = TypeVar("T")
 
