@@ -27,7 +27,7 @@ tenants:
     # beyond it wait (or run with low priority: downgrade) in place of being refused.
     limits:
       requests_per_minute: 600
-      tokens_per_minute: 200000
+      tokens_per_minute: 200000    # prompts and outputs together
       concurrency: 64
       max_context_tokens: 4096
       max_output_tokens: 1024

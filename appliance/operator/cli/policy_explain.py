@@ -23,6 +23,19 @@ athanor policy explain policy.yaml --credential key:alpha-1 --model athanor-mini
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running 8 -o json | while eight run
 """
 
+RequestsLeft = Annotated[int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")]
+TokensLeft = Annotated[int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")]
+InputTokensLeft = Annotated[
+    int | None, typer.Option(metavar="N", help="Prompt tokens left of input_tokens_per_minute [all].")
+]
+OutputTokensLeft = Annotated[
+    int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
+]
+SpentToday = Annotated[
+    float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
+]
+SpentThisMonth = Annotated[float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")]
+
 
 def explain(  # noqa: PLR0913 - a parameter is an option
     path: Annotated[Path, typer.Argument(metavar="POLICY", help="File or folder of the policy.")],
@@ -40,25 +53,13 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         Feature | None, typer.Option(metavar="NAME", help="What it uses: structured_output, tokenize or tools.")
     ] = None,
     running: Annotated[int, typer.Option(metavar="N", min=0, help="The tenant's running requests.")] = 0,
-    requests_left: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")
-    ] = None,
-    tokens_left: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")
-    ] = None,
-    input_tokens_left: Annotated[
-        int | None, typer.Option(metavar="N", help="Prompt tokens left of input_tokens_per_minute [all].")
-    ] = None,
-    output_tokens_left: Annotated[
-        int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
-    ] = None,
+    requests_left: RequestsLeft = None,
+    tokens_left: TokensLeft = None,
+    input_tokens_left: InputTokensLeft = None,
+    output_tokens_left: OutputTokensLeft = None,
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
-    spent_today: Annotated[
-        float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
-    ] = 0.0,
-    spent_this_month: Annotated[
-        float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")
-    ] = 0.0,
+    spent_today: SpentToday = 0.0,
+    spent_this_month: SpentThisMonth = 0.0,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
@@ -68,6 +69,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
+    from dataclasses import replace
+
     from appliance.operator.cli.policy_sources import load
     from policy.decision import Effect
     from policy.simulate import Load, Question, decide
@@ -84,16 +87,9 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         feature=feature,
     )
     policy = load(path, output_format)
-    now = Load(
-        running=running,
-        requests_left=requests_left,
-        tokens_left=tokens_left,
-        input_tokens_left=input_tokens_left,
-        output_tokens_left=output_tokens_left,
-        queued=queued,
-        spent_today=spent_today,
-        spent_this_month=spent_this_month,
-    )
+    spent = {"spent_today": spent_today, "spent_this_month": spent_this_month}
+    now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left, **spent)
+    now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
     decision = decide(policy, question, _at_this_moment(now))
     _show(policy, tenant or policy.principals.get(credential or "", ""), decision, output_format)
     raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
