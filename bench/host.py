@@ -61,6 +61,8 @@ class Served:
     process: subprocess.Popen[bytes]
     ready: dict[str, Any]
     keys: list[str]
+    state: Path
+    """Folder of its configuration and policy."""
 
     def sandboxes(self) -> dict[str, int]:
         """Room to sandbox process."""
@@ -69,12 +71,19 @@ class Served:
 
 
 @contextlib.contextmanager
-def null_appliance(step_us: int, profile: Path | None = None, *, wipe_memory: bool = True) -> Iterator[Served]:
-    """An appliance with the null engine, for the time of a block."""
+def null_appliance(
+    step_us: int,
+    profile: Path | None = None,
+    *,
+    wipe_memory: bool = True,
+    policy: str = POLICY,
+    max_num_seqs: int = 256,
+) -> Iterator[Served]:
+    """An appliance with the null engine, for the time of a block; ``max_num_seqs`` requests run in it at once."""
     with tempfile.TemporaryDirectory(prefix="athanor-host-") as folder:
         state = Path(folder)
         keys = prepare_keys(state)
-        (state / "policy.yaml").write_text(POLICY)
+        (state / "policy.yaml").write_text(policy)
         http, rpc, admin = (f"127.0.0.1:{port}" for port in choose_ports((0, 0, 0)))
         model = {
             "name": "athanor-mini",
@@ -82,7 +91,7 @@ def null_appliance(step_us: int, profile: Path | None = None, *, wipe_memory: bo
             "runner": "null",
             "step_us": step_us,
             "kv_bytes": 2 << 30,
-            "max_num_seqs": 256,
+            "max_num_seqs": max_num_seqs,
         }
         config = {
             "listen": {"http": http, "grpc": rpc, "admin": admin},
@@ -107,7 +116,7 @@ def null_appliance(step_us: int, profile: Path | None = None, *, wipe_memory: bo
             line = process.stdout.readline() if ready else b""
             if not line:
                 raise RuntimeError("the appliance did not start:\n" + (state / "log").read_text()[-3000:])
-            yield Served(process, json.loads(line), list(keys.values()))
+            yield Served(process, json.loads(line), list(keys.values()), state)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)

@@ -51,6 +51,13 @@ class UseSchema(_Strict):
     tokens_left: int | None = Field(
         default=None, description="Tokens left in this minute; below 0 is debt. Left out: all."
     )
+    input_tokens_left: int | None = Field(
+        default=None, description="Prompt tokens left of input_tokens_per_minute. Left out: all."
+    )
+    output_tokens_left: int | None = Field(
+        default=None, description="Output tokens left of output_tokens_per_minute. Left out: all."
+    )
+    queued: int = Field(default=0, ge=0, description="Requests that wait for a limit.")
     spent_today: float = Field(default=0.0, ge=0, description="Spent since midnight UTC, in units of the currency.")
     spent_this_month: float = Field(default=0.0, ge=0, description="Spent since the first of the month.")
     day_left_s: float = Field(default=DAY_S, ge=0, description="Seconds until the next day begins.")
@@ -60,13 +67,16 @@ class UseSchema(_Strict):
 class ExpectSchema(_Strict):
     """Decision that is expected; what is left out is not compared."""
 
-    effect: Effect = Field(strict=False, description="allow or deny.")
+    effect: Effect = Field(strict=False, description="allow, wait or deny.")
     reason: Reason | None = Field(default=None, strict=False, description="Reason of the decision.")
     rule: str | None = Field(default=None, description="Path of the rule that decides.")
     limit: int | None = Field(default=None, description="Limit of the rule; of spend in billionths.")
     actual: int | None = Field(default=None, description="Number that is compared with the limit.")
     retry_after_s: float | None = Field(default=None, description="Seconds after which the request may pass.")
     granted: int | None = Field(default=None, description="Output tokens granted for each choice.")
+    downgraded: str | None = Field(
+        default=None, description="Key of the limit for which it is served with priority low; null for none."
+    )
 
 
 def _expanded(value: object) -> object:
@@ -80,8 +90,8 @@ class CaseSchema(_Strict):
     ask: AskSchema = Field(description="Request to decide on.")
     use: UseSchema = Field(default_factory=UseSchema, description="Load of the tenant; nothing by default.")
     expect: Annotated[
-        ExpectSchema, BeforeValidator(_expanded, json_schema_input_type=Literal["allow", "deny"] | ExpectSchema)
-    ] = Field(description="Expected decision: allow, deny, or a mapping with more of it.")
+        ExpectSchema, BeforeValidator(_expanded, json_schema_input_type=Literal["allow", "wait", "deny"] | ExpectSchema)
+    ] = Field(description="Expected decision: allow, wait, deny, or a mapping with more of it.")
 
 
 class CaseFileSchema(_Strict):

@@ -95,7 +95,7 @@ def load(use: UseSchema) -> Load:
 
 def found(decision: Decision) -> dict[str, str | int | float | None]:
     """Return the parts of a decision that a case can expect, by their keys."""
-    granted = decision.obligations.max_output_tokens if decision.obligations is not None else None
+    obligations = decision.obligations
     return {
         "effect": decision.effect.value,
         "reason": decision.reason.value,
@@ -103,7 +103,8 @@ def found(decision: Decision) -> dict[str, str | int | float | None]:
         "limit": decision.limit,
         "actual": decision.actual,
         "retry_after_s": decision.retry_after_s,
-        "granted": granted,
+        "granted": obligations.max_output_tokens if obligations is not None else None,
+        "downgraded": (obligations.downgraded or None) if obligations is not None else None,
     }
 
 

@@ -16,6 +16,7 @@ from policy.match import glob_matches
 from policy.model import (
     WHOLE_POOL,
     Determinism,
+    Exceeded,
     Features,
     IsolationClass,
     KvShare,
@@ -30,6 +31,7 @@ from policy.model import (
     Tenant,
 )
 from policy.prices import MILLION, amount_text
+from policy.rates import BURSTS, TREATMENTS
 from policy.wording import counted
 
 MAX_NAMED = 3
@@ -93,6 +95,55 @@ def _spend(period: str) -> Wording:
         if old is None:
             return [Told(Direction.NARROWER, f"{text} instead of any amount")]
         return [Told(_more(new > old), f"{text} instead of {amount_text(old)}")]
+
+    return tell
+
+
+def _own_rate(noun: str) -> Wording:
+    """Tell a rate that may be absent."""
+
+    def tell(old: int | None, new: int | None, _sides: Sides) -> list[Told]:
+        if new is None:
+            return [Told(Direction.WIDER, f"may use any number of {noun}s a minute instead of {old:,}")]
+        before = f"{old:,}" if old is not None else "any number"
+        wider = old is not None and new > old
+        return [Told(_more(wider), f"may use {counted(new, noun)} a minute instead of {before}")]
+
+    return tell
+
+
+def _burst(verb: str, noun: str) -> Wording:
+    """Tell a burst; None where its rate is absent, and whatever that says is told of the rate."""
+
+    def tell(old: int | None, new: int | None, _sides: Sides) -> list[Told]:
+        if new is None or new == old:
+            return []
+        if old is None:
+            return [Told(Direction.OTHER, f"may {verb} {counted(new, noun)} at once")]
+        return [Told(_more(new > old), f"may {verb} {counted(new, noun)} at once instead of {old:,}")]
+
+    return tell
+
+
+_TREATMENTS = {
+    Exceeded.REFUSE: ("is refused", "being refused"),
+    Exceeded.QUEUE: ("waits", "waiting"),
+    Exceeded.DOWNGRADE: ("is served with low priority", "being served with low priority"),
+}
+"""Treatment of a request beyond a limit -> what becomes of it, and the same as an alternative."""
+
+
+def _exceeded(what: str) -> Wording:
+    """Tell the treatment of requests beyond a limit; None where the limit is absent."""
+
+    def tell(old: Exceeded | None, new: Exceeded | None, _sides: Sides) -> list[Told]:
+        if new is None or new is old:
+            return []
+        text = f"{_TREATMENTS[new][0]} beyond its {what}"
+        if old is None:
+            return [Told(Direction.OTHER, text)]
+        direction = _more(old is Exceeded.REFUSE) if Exceeded.REFUSE in (old, new) else Direction.OTHER
+        return [Told(direction, f"{text} instead of {_TREATMENTS[old][1]}")]
 
     return tell
 
@@ -268,7 +319,12 @@ IDENTITIES: Mapping[type, frozenset[str]] = {
 }
 """Fields by which two values are known to be one, and which so are the same on both sides."""
 
-KEYS: Mapping[type, Mapping[str, str]] = {Tenant: {"isolation_class": "class"}, PriceRule: {"price": ""}}
+KEYS: Mapping[type, Mapping[str, str]] = {
+    Tenant: {"isolation_class": "class"},
+    PriceRule: {"price": ""},
+    Limits: {name: f"{rate}.burst" for name, rate in BURSTS.items()}
+    | {name: f"{limit}.exceeded" for name, limit in TREATMENTS.items()},
+}
 """Key in the policy file of a field that has another name; empty: its own fields stand there in its place."""
 
 WORDINGS: Mapping[type, Mapping[str, Wording]] = {
@@ -292,6 +348,19 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "max_output_tokens": _number("may ask for", "output token", " a request"),
         "spend_per_day": _spend("day"),
         "spend_per_month": _spend("month"),
+        "input_tokens_per_minute": _own_rate("input token"),
+        "output_tokens_per_minute": _own_rate("output token"),
+        "requests_burst": _burst("send", "request"),
+        "tokens_burst": _burst("use", "token"),
+        "input_tokens_burst": _burst("use", "input token"),
+        "output_tokens_burst": _burst("use", "output token"),
+        "requests_exceeded": _exceeded("rate of requests"),
+        "tokens_exceeded": _exceeded("rate of tokens"),
+        "input_tokens_exceeded": _exceeded("rate of input tokens"),
+        "output_tokens_exceeded": _exceeded("rate of output tokens"),
+        "concurrency_exceeded": _exceeded("requests at once"),
+        "max_queued_requests": _number("may have", "request", " waiting at once"),
+        "max_queue_s": _number("may have a request wait", "second", ""),
     },
     Features: {
         "structured_output": _switch("may use structured output", "may no longer use structured output"),

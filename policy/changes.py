@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from policy.change_wording import IDENTITIES, KEYS, WORDINGS, Direction, Sides, Told, listed, price_text
-from policy.model import PolicySet, Price, PriceRule, PublicPrefix, SharingGroup, Tenant
+from policy.model import Limits, PolicySet, Price, PriceRule, PublicPrefix, SharingGroup, Tenant
+from policy.rates import BURSTS, TREATMENTS, effective
 from policy.wording import counted
 
 
@@ -144,6 +145,8 @@ def _fields(kind: SubjectKind, name: str, path: str, old: Any, new: Any, sides: 
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before == after or field.name in IDENTITIES.get(type(new), ()):
             continue
+        if isinstance(new, Limits) and (field.name in BURSTS or field.name in TREATMENTS):
+            before, after = effective(old, field.name), effective(new, field.name)
         key = KEYS.get(type(new), {}).get(field.name, field.name)
         place = f"{path}.{key}" if key else path
         wording = WORDINGS.get(type(new), {}).get(field.name)

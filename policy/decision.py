@@ -1,4 +1,4 @@
-"""Result of the evaluator: allow or deny, the rule that decided, and the obligations that follow."""
+"""Result of the evaluator: allow, wait or deny, the rule that decided, and the obligations that follow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from policy.model import FREE, Determinism, IsolationClass, Price, Priority, Ret
 
 
 class Effect(StrEnum):
-    """Outcome of a decision: allow or deny."""
+    """Outcome of a decision."""
 
     ALLOW = "allow"
+    WAIT = "wait"
+    """Not now: the request may wait in the gateway, and is decided on again after the retry time at the latest."""
     DENY = "deny"
 
 
@@ -55,11 +57,13 @@ class Obligations:
     """Price of the request's tokens; zeros where the policy has none."""
     bounds_spend: bool = False
     """Whether the largest cost must be reserved, because the tenant has a limit of spend."""
+    downgraded: str = ""
+    """Key of the limit that the request exceeds, and for which it is served with priority ``LOW``; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Result for one request. A denial has no obligations, an allowance no retry time."""
+    """Result for one request. Only an allowance has obligations, and it has no retry time."""
 
     effect: Effect
     reason: Reason

@@ -6,7 +6,9 @@ tenant and model again (the policy may have changed in between), output cap, con
 does not check concurrency and request rate, because the request itself is already counted in them.
 
 Permission for the model and the feature is checked first. Rules are tried in this order and the first denial decides;
-permanent refusals come before temporary ones, so that no caller is told to retry a request that can never pass. A rule
+permanent refusals come before temporary ones, so that no caller is told to retry a request that can never pass. Where
+the policy says that requests beyond a limit wait (``queue``), the request waits only if no other rule denies it; where
+it says that they are downgraded, the request is allowed with low priority, and may take once the burst more. A rule
 that cannot be evaluated denies: who has a limit of spend may not use a model without a price.
 
 The module imports only the standard library, and nothing from it for clock, files, sockets or environment: time is an
@@ -15,15 +17,16 @@ argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from policy.decision import Decision, Effect, Obligations, Reason
-from policy.limits import Rate, refill, retry_after
+from policy.limits import Bucket, Rate, level, retry_after
 from policy.match import first_match
-from policy.model import FREE, Feature, Limits, PolicySet, Price, Tenant
+from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
 from policy.prices import affordable, cost, find_price
+from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
 from policy.request import AccessRequest, Spend, Usage
 from policy.wording import counted
 
@@ -46,7 +49,7 @@ def visible_models(policy: PolicySet, tenant: str, names: Iterable[str]) -> tupl
 
 
 def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float) -> Decision:
-    """Allow or deny ``access``; ``now`` is in seconds of the clock by which the buckets of ``usage`` were updated."""
+    """Decide on ``access``; ``now`` is in seconds of the clock by which the buckets of ``usage`` were updated."""
     tenant = policy.tenants.get(access.tenant)
     if tenant is None:
         return Decision(
@@ -82,28 +85,9 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message="this tenant's spend is limited, and this model has no price",
             policy_digest=policy.digest,
         )
-    case = _Case(tenant.limits, access, usage, now, price or FREE)
-    for check in _CHECKS_BEFORE if access.input_tokens is None else _CHECKS_AFTER:
-        denial = check(case)
-        if denial is not None:
-            return Decision(
-                effect=Effect.DENY,
-                reason=denial.reason,
-                rule=f"tenants.{tenant.id}.limits.{denial.key}",
-                message=denial.message,
-                policy_digest=policy.digest,
-                limit=denial.limit,
-                actual=denial.actual,
-                retry_after_s=denial.retry_after_s,
-            )
-    return Decision(
-        effect=Effect.ALLOW,
-        reason=Reason.ALLOWED,
-        rule=f"tenants.{tenant.id}.models[{matched}]",
-        message="allowed",
-        policy_digest=policy.digest,
-        obligations=_obligations(policy, tenant, case),
-    )
+    granted = _granted_output(tenant.limits, access, usage, price or FREE)
+    case = _Case(tenant.limits, access, usage, now, price or FREE, granted)
+    return _by_limits(policy, tenant, case, matched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +99,42 @@ class _Case:
     usage: Usage
     now: float
     price: Price
+    granted_output: int
+    """Output tokens for each choice."""
 
-    @property
-    def granted_output(self) -> int:
-        """Output tokens for each choice: those asked for, else as many as limits and money give."""
-        limits, access = self.limits, self.access
-        if access.max_output_tokens is not None:
-            return access.max_output_tokens
-        most = min(limits.max_output_tokens // access.choices, limits.max_context_tokens - (access.input_tokens or 0))
-        left = spend_left(limits, self.usage.spend)
-        if left is None:
-            return most
-        # One token must fit; where it does not, the denial says so.
-        return min(most, max(1, affordable(self.price, access.input_tokens or 0, access.choices, left)))
+
+def _by_limits(policy: PolicySet, tenant: Tenant, case: _Case, matched: int) -> Decision:
+    """Decide by the tenant's limits."""
+    waiting: _Denial | None = None
+    downgraded = ""
+    for check in _checks(case):
+        denial = check(case)
+        if denial is None:
+            continue
+        if denial.treatment is Exceeded.REFUSE:
+            return _denied(policy, tenant, denial, Effect.DENY)
+        if denial.treatment is Exceeded.QUEUE:
+            waiting = waiting or denial
+        else:
+            downgraded = downgraded or denial.key
+    if waiting is not None:
+        return _denied(policy, tenant, waiting, Effect.WAIT)
+    return Decision(
+        effect=Effect.ALLOW,
+        reason=Reason.ALLOWED,
+        rule=f"tenants.{tenant.id}.models[{matched}]",
+        message="allowed",
+        policy_digest=policy.digest,
+        obligations=_obligations(policy, tenant, case, downgraded),
+    )
+
+
+def _checks(case: _Case) -> Sequence[Callable[[_Case], _Denial | None]]:
+    if case.access.input_tokens is None:
+        return _CHECKS_BEFORE
+    limits = case.limits
+    apart = limits.input_tokens_per_minute is not None or limits.output_tokens_per_minute is not None
+    return _CHECKS_APART if apart else _CHECKS_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +145,48 @@ class _Denial:
     limit: int
     actual: int
     retry_after_s: float | None = None
+    treatment: Exceeded = Exceeded.REFUSE
 
 
-def _obligations(policy: PolicySet, tenant: Tenant, case: _Case) -> Obligations:
+def _denied(policy: PolicySet, tenant: Tenant, denial: _Denial, effect: Effect) -> Decision:
+    return Decision(
+        effect=effect,
+        reason=denial.reason,
+        rule=f"tenants.{tenant.id}.limits.{denial.key}",
+        message=denial.message,
+        policy_digest=policy.digest,
+        limit=denial.limit,
+        actual=denial.actual,
+        retry_after_s=denial.retry_after_s,
+    )
+
+
+def _granted_output(limits: Limits, access: AccessRequest, usage: Usage, price: Price) -> int:
+    """Return the output tokens for each choice: those asked for, else as many as limits and money give."""
+    if access.max_output_tokens is not None:
+        return access.max_output_tokens
+    most = min(limits.max_output_tokens // access.choices, limits.max_context_tokens - (access.input_tokens or 0))
+    left = spend_left(limits, usage.spend)
+    if left is None:
+        return most
+    # One token must fit; where it does not, the denial says so.
+    return min(most, max(1, affordable(price, access.input_tokens or 0, access.choices, left)))
+
+
+def _obligations(policy: PolicySet, tenant: Tenant, case: _Case, downgraded: str) -> Obligations:
     access = case.access
     return Obligations(
         max_output_tokens=case.granted_output,
         retention=tenant.retention,
         isolation_class=tenant.isolation_class,
         weight=tenant.weight,
-        priority=tenant.priority,
+        priority=Priority.LOW if downgraded else tenant.priority,
         deterministic=tenant.deterministic,
         public_prefixes=tuple([name for name in tenant.public if policy.public[name].model == access.model]),
         reasoning=tenant.features.reasoning,
         price=case.price,
         bounds_spend=tenant.limits.bounds_spend,
+        downgraded=downgraded,
     )
 
 
@@ -199,59 +233,154 @@ def _concurrency(case: _Case) -> _Denial | None:
         return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, access.choices)
     number = counted(running, "request", grouped=False)
     message = f"{number} of this tenant {'is' if running == 1 else 'are'} running; it may have {limit} at once"
-    return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, CONCURRENCY_RETRY_S)
+    exceeded, wait = case.limits.concurrency_exceeded, CONCURRENCY_RETRY_S
+    fits = running + access.choices <= limit + overdraft(exceeded, limit)
+    treatment = _treatment(case, exceeded, wait, fits=fits)
+    return _Denial(Reason.CONCURRENCY, "concurrency", message, limit, running, wait, treatment)
 
 
 def _request_rate(case: _Case) -> _Denial | None:
-    limit = case.limits.requests_per_minute
-    wait = retry_after(case.usage.request_bucket, Rate(limit), 1, case.now)
+    rate, exceeded = request_rate(case.limits), case.limits.requests_exceeded
+    wait = retry_after(case.usage.request_bucket, rate, 1, case.now)
     if wait == 0:
         return None
-    message = f"this tenant may send {counted(limit, 'request', grouped=False)} a minute and has sent {limit}"
-    return _Denial(Reason.REQUEST_RATE, "requests_per_minute", message, limit, limit, wait)
+    comma = "" if rate.burst is None else ","
+    message = (
+        f"this tenant may send {counted(rate.per_minute, 'request', grouped=False)} a minute{_at_once(rate)}{comma}"
+    )
+    message += f" and has sent {rate.capacity}"
+    wait, treatment = _beyond(case, case.usage.request_bucket, rate, 1, exceeded, wait)
+    limit = rate.capacity
+    return _Denial(Reason.REQUEST_RATE, "requests_per_minute", message, limit, limit, wait, treatment)
 
 
 def _debt(case: _Case) -> _Denial | None:
     # Debt is of prompts that were refused after the work on them. Who has none is not refused before the count, however
     # little is left: only the count says how long to wait.
-    limit, bucket = case.limits.tokens_per_minute, case.usage.token_bucket
-    wait = retry_after(bucket, Rate(limit), 0, case.now)
+    limits, usage = case.limits, case.usage
+    found = _in_debt(case, "tokens_per_minute", token_rate(limits), usage.token_bucket, limits.tokens_exceeded)
+    if found is None and (rate := input_rate(limits)) is not None and usage.input_bucket is not None:
+        key, exceeded = "input_tokens_per_minute", limits.input_tokens_exceeded
+        return _in_debt(case, key, rate, usage.input_bucket, exceeded, "input token")
+    return found
+
+
+def _in_debt(
+    case: _Case, key: str, rate: Rate, bucket: Bucket, exceeded: Exceeded, noun: str = "token"
+) -> _Denial | None:
+    allowed = overdraft(exceeded, rate.capacity)
+    wait = retry_after(bucket, rate, 0, case.now, allowed)
     if wait == 0:
         return None
-    owed = ceil(-refill(bucket, Rate(limit), case.now).level)
-    more = counted(owed, "token", grouped=False)
+    limit, owed = rate.per_minute, ceil(-level(bucket, rate, case.now))
+    more = counted(owed, noun, grouped=False)
     message = f"this tenant has used {more} more than the {limit} a minute that it may use"
-    return _Denial(Reason.TOKEN_RATE, "tokens_per_minute", message, limit, limit + owed, wait)
+    treatment = _treatment(case, exceeded, wait, fits=False)
+    return _Denial(Reason.TOKEN_RATE, key, message, limit, limit + owed, wait, treatment)
+
+
+def _token_bursts(case: _Case) -> _Denial | None:
+    """Check that full buckets of a tenant with several rates of tokens hold what the request may use."""
+    limits, access = case.limits, case.access
+    prompt, output = access.input_tokens or 0, access.choices * case.granted_output
+    needs = (
+        ("tokens_per_minute", token_rate(limits), prompt + output, "token"),
+        ("input_tokens_per_minute", input_rate(limits), prompt, "input token"),
+        ("output_tokens_per_minute", output_rate(limits), output, "output token"),
+    )
+    for key, rate, needed, noun in needs:
+        if rate is not None and needed > rate.capacity:
+            return _too_large(case, key, rate, needed, noun)
+    return None
+
+
+def _too_large(case: _Case, key: str, rate: Rate, needed: int, noun: str) -> _Denial:
+    message = f"{_needs(case, rate, needed, noun)}, so {_REMEDIES[noun]}"
+    return _Denial(Reason.TOKEN_RATE, key, message, rate.capacity, needed)
 
 
 def _token_rate(case: _Case) -> _Denial | None:
-    access, limit = case.access, case.limits.tokens_per_minute
+    limits, access = case.limits, case.access
     needed = (access.input_tokens or 0) + access.choices * case.granted_output
-    wait = retry_after(case.usage.token_bucket, Rate(limit), needed, case.now)
+    rate, exceeded = token_rate(limits), limits.tokens_exceeded
+    return _short(case, "tokens_per_minute", rate, case.usage.token_bucket, needed, exceeded, "token")
+
+
+def _input_rate(case: _Case) -> _Denial | None:
+    rate = input_rate(case.limits)
+    if rate is None:
+        return None
+    bucket, needed = filled(case.usage.input_bucket, rate, case.now), case.access.input_tokens or 0
+    exceeded = case.limits.input_tokens_exceeded
+    return _short(case, "input_tokens_per_minute", rate, bucket, needed, exceeded, "input token")
+
+
+def _output_rate(case: _Case) -> _Denial | None:
+    rate, needed = output_rate(case.limits), case.access.choices * case.granted_output
+    # What asks for no output owes nothing to the rate of outputs.
+    if rate is None or not needed:
+        return None
+    bucket, exceeded = filled(case.usage.output_bucket, rate, case.now), case.limits.output_tokens_exceeded
+    return _short(case, "output_tokens_per_minute", rate, bucket, needed, exceeded, "output token")
+
+
+def _short(
+    case: _Case, key: str, rate: Rate, bucket: Bucket, needed: int, exceeded: Exceeded, noun: str
+) -> _Denial | None:
+    """Check that a bucket holds what the request may use now."""
+    wait = retry_after(bucket, rate, needed, case.now)
     if wait == 0:
         return None
-    message = f"this request may use {_counted(access, needed)}; this tenant may use {limit} a minute"
     if wait is None:
-        message += ", so ask for fewer output tokens or send a shorter prompt"
-    return _Denial(Reason.TOKEN_RATE, "tokens_per_minute", message, limit, needed, wait)
+        return _too_large(case, key, rate, needed, noun)
+    wait, treatment = _beyond(case, bucket, rate, needed, exceeded, wait)
+    message = _needs(case, rate, needed, noun)
+    return _Denial(Reason.TOKEN_RATE, key, message, rate.capacity, needed, wait, treatment)
+
+
+def _beyond(
+    case: _Case, bucket: Bucket, rate: Rate, needed: int, exceeded: Exceeded, wait: float | None
+) -> tuple[float | None, Exceeded]:
+    """Return the seconds until a request that exceeds a rate may pass, and what becomes of it."""
+    if exceeded is Exceeded.DOWNGRADE:
+        wait = retry_after(bucket, rate, needed, case.now, overdraft(exceeded, rate.capacity))
+    return wait, _treatment(case, exceeded, wait, fits=wait == 0)
+
+
+def _treatment(case: _Case, exceeded: Exceeded, wait: float | None, *, fits: bool) -> Exceeded:
+    """Return what becomes of a request that exceeds a limit; ``fits``: below the bound of those that are downgraded."""
+    if exceeded is Exceeded.DOWNGRADE and fits:
+        return exceeded
+    return Exceeded.QUEUE if waits(case.limits, case.usage, exceeded, wait) else Exceeded.REFUSE
+
+
+def _needs(case: _Case, rate: Rate, needed: int, noun: str) -> str:
+    may = f"this tenant may use {rate.per_minute} a minute{_at_once(rate)}"
+    return f"this request may use {_counted(case.access, needed, noun)}; {may}"
+
+
+def _at_once(rate: Rate) -> str:
+    return "" if rate.burst is None else f", {rate.burst} at once"
 
 
 def _spend_per_day(case: _Case) -> _Denial | None:
+    if case.limits.spend_per_day is None:
+        return None
     spend = case.usage.spend
     spent, wait = (spend.day, spend.day_left_s) if spend is not None else (0, 0.0)
     return _spend(case, "spend_per_day", case.limits.spend_per_day, spent, wait)
 
 
 def _spend_per_month(case: _Case) -> _Denial | None:
+    if case.limits.spend_per_month is None:
+        return None
     spend = case.usage.spend
     spent, wait = (spend.month, spend.month_left_s) if spend is not None else (0, 0.0)
     return _spend(case, "spend_per_month", case.limits.spend_per_month, spent, wait)
 
 
-def _spend(case: _Case, key: str, limit: int | None, spent: int, wait: float) -> _Denial | None:
+def _spend(case: _Case, key: str, limit: int, spent: int, wait: float) -> _Denial | None:
     """Check one limit of spend; before the count, that anything is left of it."""
-    if limit is None:
-        return None
     access, period = case.access, key.rpartition("_")[2]
     if access.input_tokens is None:
         if spent < limit:
@@ -267,8 +396,8 @@ def _spend(case: _Case, key: str, limit: int | None, spent: int, wait: float) ->
     return _Denial(Reason.SPEND, key, f"{message}; ask for fewer output tokens", limit, spent + needed, wait)
 
 
-def _counted(access: AccessRequest, tokens: int) -> str:
-    text = counted(tokens, "token", grouped=False)
+def _counted(access: AccessRequest, tokens: int, noun: str = "token") -> str:
+    text = counted(tokens, noun, grouped=False)
     return f"at least {text}" if access.uncounted else text
 
 
@@ -280,5 +409,17 @@ _FEATURES = {
 }
 """Feature -> what a denial calls it."""
 
+_REMEDIES = {
+    "token": "ask for fewer output tokens or send a shorter prompt",
+    "input token": "send a shorter prompt",
+    "output token": "ask for fewer",
+}
+"""What a rate counts -> remedy where a request needs more than its burst."""
+
 _CHECKS_BEFORE = (_output, _concurrency, _request_rate, _debt, _spend_per_day, _spend_per_month)
 _CHECKS_AFTER = (_output, _context, _token_rate, _spend_per_day, _spend_per_month)
+_CHECKS_APART = (
+    *(_output, _context, _token_bursts, _token_rate, _input_rate, _output_rate),
+    *(_spend_per_day, _spend_per_month),
+)
+"""Checks of a tenant whose input or output tokens have a rate of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policy.decision import Decision, Reason
+from policy.decision import Decision, Effect, Reason
 from policy.prices import MILLION, amount_text
 
 DIGEST_CHARACTERS = 12
@@ -30,11 +30,15 @@ def explain(decision: Decision, origin: str = "") -> str:
         )
         lines.append(f"  isolation class: {granted.isolation_class}, retention: {granted.retention}")
         lines.append(f"  deterministic: {granted.deterministic}")
+        if granted.downgraded:
+            lines.append(f"  downgraded: beyond {granted.downgraded}")
         if granted.public_prefixes:
             lines.append(f"  public prefixes: {', '.join(granted.public_prefixes)}")
         if granted.bounds_spend:
             price = [amount_text(each * MILLION) for each in (granted.price.input, granted.price.output)]
             lines.append(f"  price: {price[0]} for a million prompt tokens, {price[1]} for output; spend is limited")
+    elif decision.effect is Effect.WAIT:
+        lines.append(f"  waits: {decision.retry_after_s:.1f} s if nothing else changes, and is then decided on again")
     elif decision.retry_after_s is not None:
         lines.append(f"  retry after: {decision.retry_after_s:.1f} s")
     else:

@@ -23,13 +23,16 @@ tenants:
     # Names of served models; * stands for any characters.
     models: ["*"]
 
-    # Rates are also bursts. Prompt and output tokens count together.
+    # Rates are also bursts, unless one is written as {{rate: 600, burst: 1200, exceeded: queue}}: then requests
+    # beyond it wait (or run with low priority: downgrade) in place of being refused.
     limits:
       requests_per_minute: 600
-      tokens_per_minute: 200000
+      tokens_per_minute: 200000    # prompts and outputs together
       concurrency: 64
       max_context_tokens: 4096
       max_output_tokens: 1024
+      # input_tokens_per_minute: 150000    # prompts apart, beside tokens_per_minute
+      # output_tokens_per_minute: 50000
       # spend_per_day: 20      # what the requests of a day may cost; needs prices, below
       # spend_per_month: 300
 

@@ -1,6 +1,7 @@
 """Token buckets as pure arithmetic: the level is a value, the time an argument.
 
-A bucket of capacity ``C`` gains ``C / 60`` units a second up to ``C``. Before work runs, its largest possible use is
+A bucket gains a sixtieth of its rate each second, up to its capacity, which is one minute's units unless the policy
+gives it another burst. Before work runs, its largest possible use is
 *reserved*; when its true use is known, it is *settled*: unused units flow back, and use beyond the reservation makes a
 debt (a level below zero) that later gains pay off. Levels survive a reload of the policy: they are rescaled to the new
 capacity and never refilled, so a reload cannot circumvent a limit.
@@ -21,10 +22,17 @@ rate, so a caller who waited as told is admitted."""
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Rate in units a minute, which is also the burst: a full bucket holds one minute's units."""
+    """Rate in units a minute, and what a full bucket holds."""
 
     per_minute: int
     """At least 1."""
+    burst: int | None = None
+    """Units that a full bucket holds, at most an hour's; None: one minute's."""
+
+    @property
+    def capacity(self) -> int:
+        """Units that a full bucket holds."""
+        return self.per_minute if self.burst is None else self.burst
 
     @property
     def per_second(self) -> float:
@@ -49,14 +57,21 @@ class Bucket:
 
 def full(rate: Rate, now: float) -> Bucket:
     """Return the bucket of a tenant seen for the first time."""
-    return Bucket(float(rate.per_minute), now)
+    return Bucket(float(rate.capacity), now)
+
+
+def level(bucket: Bucket, rate: Rate, now: float) -> float:
+    """Return the units in the bucket at ``now``."""
+    elapsed = now - bucket.updated_at
+    if elapsed <= 0.0:
+        return bucket.level
+    grown, most = bucket.level + elapsed * rate.per_second, rate.capacity
+    return grown if grown < most else max(bucket.level, float(most))
 
 
 def refill(bucket: Bucket, rate: Rate, now: float) -> Bucket:
     """Return the bucket at ``now``: it gains with the time passed, is full at most, and never loses."""
-    elapsed = max(0.0, now - bucket.updated_at)
-    grown = min(float(rate.per_minute), bucket.level + elapsed * rate.per_second)
-    return Bucket(max(bucket.level, grown), max(bucket.updated_at, now))
+    return Bucket(level(bucket, rate, now), max(bucket.updated_at, now))
 
 
 def reserve(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket | None:
@@ -70,29 +85,29 @@ def reserve(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket | Non
 def settle(bucket: Bucket, rate: Rate, *, reserved: int, used: int, now: float) -> Bucket:
     """Return the bucket after a reservation turned out to be ``used``: with a refund up to full, or a debt."""
     current = refill(bucket, rate, now)
-    level = current.level + reserved - used
-    return Bucket(min(level, max(current.level, float(rate.per_minute))), current.updated_at)
+    settled = current.level + reserved - used
+    return Bucket(min(settled, max(current.level, float(rate.capacity))), current.updated_at)
 
 
 def charge(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
     """Return the bucket after ``amount`` was used that nobody had reserved. The debt is one minute's gain at most, so
     that a caller who sent several large requests at once by mistake is served again within a minute."""
     current = refill(bucket, rate, now)
-    level = max(current.level - amount, min(current.level, -float(rate.per_minute)))
-    return Bucket(level, current.updated_at)
+    return Bucket(max(current.level - amount, min(current.level, -float(rate.per_minute))), current.updated_at)
 
 
-def retry_after(bucket: Bucket, rate: Rate, amount: int, now: float) -> float | None:
-    """Return the seconds until ``amount`` can be reserved if no other caller takes any; 0 for now, None for never."""
-    if amount > rate.per_minute:
+def retry_after(bucket: Bucket, rate: Rate, amount: int, now: float, overdraft: int = 0) -> float | None:
+    """Return the seconds until ``amount`` can be reserved if no other caller takes any; 0 for now, None for never.
+    ``overdraft`` are the units that may be taken below zero; an amount beyond the burst is never available."""
+    if amount > rate.capacity:
         return None
-    missing = amount - refill(bucket, rate, now).level
+    missing = amount - level(bucket, rate, now) - overdraft
     return missing / rate.per_second if missing > rate.rounding else 0.0
 
 
 def rescale(bucket: Bucket, old: Rate, new: Rate, now: float) -> Bucket:
-    """Return the bucket under a new rate: filled to the same fraction, debt kept in units."""
+    """Return the bucket under a new rate: filled to the same part, debt kept in units."""
     current = refill(bucket, old, now)
     if current.level <= 0:
         return current
-    return Bucket(current.level * new.per_minute / old.per_minute, current.updated_at)
+    return Bucket(current.level * new.capacity / old.capacity, current.updated_at)

@@ -23,6 +23,7 @@ from policy.errors import PolicySchemaError, PolicySyntaxError, Problem
 from policy.inheritance import Inheritance
 from policy.model import (
     Determinism,
+    Exceeded,
     Features,
     IsolationClass,
     KvShare,
@@ -39,6 +40,8 @@ from policy.model import (
 from policy.positions import Locator, Path, dotted, load_yaml
 from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
+from policy.rate_schema import KNOWN, flattened, without_marks
+from policy.rates import TREATMENTS
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
@@ -62,7 +65,7 @@ from policy.written import WrittenFile
 MAX_PROBLEMS = 100
 """Largest number of problems reported for one load."""
 
-DIGEST_DOMAIN = "athanor policy 5"
+DIGEST_DOMAIN = "athanor policy 6"
 
 T = TypeVar("T")
 
@@ -242,7 +245,9 @@ def _price_rule(content: PriceSchema) -> PriceRule:
 
 
 def _limits(content: LimitsSchema) -> Limits:
-    values = content.model_dump()
+    values = flattened(content.model_dump())
+    for key in values.keys() & TREATMENTS.keys():
+        values[key] = Exceeded(values[key])
     for key in ("spend_per_day", "spend_per_month"):
         if values[key] is not None:
             values[key] = round(values[key] * BILLIONTHS)
@@ -364,7 +369,7 @@ def _problems(error: ValidationError, name: str, locator: Locator, data: object)
     found = [Problem(name, *locator(path), dotted(path), "this key is required") for path in missing]
     for item in error.errors(include_url=False):
         at_key = item["type"] == "extra_forbidden" or item["loc"][-1:] == ("[key]",)
-        path = tuple(part for part in item["loc"] if part != "[key]")
+        path = tuple(part for part in without_marks(item["loc"]) if part != "[key]")
         place = locator.key(path) if at_key else locator(path)
         found.append(Problem(name, *place, dotted(path), _message(item, path)))
     return sorted(found, key=lambda problem: (problem.line, problem.column))
@@ -376,6 +381,8 @@ def _message(item: Mapping[str, Any], path: Path) -> str:
     inside = path[1 if path[0] in _SECTIONS else 2 :]
     if path[0] in ("tenant_groups", "defaults") and len(inside) == 1 and inside[0] in _KNOWN_KEYS["tenants"]:
         return f"only tenants{'' if inside[0] == 'credentials' else ' and tenant groups'} have this key"
+    if len(inside) > 2 and inside[1] in KNOWN:
+        return worded(item, KNOWN[str(inside[1])])
     return worded(item, _KNOWN_BELOW[str(inside[0])] if len(inside) > 1 else _KNOWN_KEYS[str(path[0])])
 
 

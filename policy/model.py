@@ -70,14 +70,24 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+class Exceeded(StrEnum):
+    """Treatment of a request that exceeds a rate, or the number of requests at once."""
+
+    REFUSE = "refuse"
+    QUEUE = "queue"
+    """It waits in the gateway, within the tenant's bounds of waiting."""
+    DOWNGRADE = "downgrade"
+    """It is served with priority ``LOW``, up to once the burst more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one tenant; every number is at least 1."""
+    """Limits of one tenant; every number is at least 1. A burst of None is one minute's units."""
 
     requests_per_minute: int
-    """Rate and burst of requests: a full bucket holds one minute's requests."""
+    """Rate of requests."""
     tokens_per_minute: int
-    """Rate and burst of prompt and output tokens together."""
+    """Rate of prompt and output tokens together."""
     concurrency: int
     """Requests admitted and not yet finished; each choice of a request counts."""
     max_context_tokens: int
@@ -88,6 +98,24 @@ class Limits:
     """Cost of all requests of one day (UTC), in billionths of the currency's unit; None: unlimited."""
     spend_per_month: int | None = None
     """Cost of all requests of one calendar month (UTC), in billionths of the currency's unit; None: unlimited."""
+    input_tokens_per_minute: int | None = None
+    """Rate of prompt tokens, beside that of all tokens; None: none of its own."""
+    output_tokens_per_minute: int | None = None
+    """Rate of output tokens, beside that of all tokens; None: none of its own."""
+    requests_burst: int | None = None
+    """Requests that a full bucket holds."""
+    tokens_burst: int | None = None
+    input_tokens_burst: int | None = None
+    output_tokens_burst: int | None = None
+    requests_exceeded: Exceeded = Exceeded.REFUSE
+    tokens_exceeded: Exceeded = Exceeded.REFUSE
+    input_tokens_exceeded: Exceeded = Exceeded.REFUSE
+    output_tokens_exceeded: Exceeded = Exceeded.REFUSE
+    concurrency_exceeded: Exceeded = Exceeded.REFUSE
+    max_queued_requests: int = 64
+    """Requests that wait at once where a limit is exceeded; others are refused."""
+    max_queue_s: int = 30
+    """Seconds that a request waits at most at each decision; then it is refused."""
 
     @property
     def bounds_spend(self) -> bool:

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from policy.change_wording import Direction
 from policy.changes import Change
-from policy.decision import Decision, Reason
+from policy.decision import Decision, Effect, Reason
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full, refill
 from policy.match import first_match
-from policy.model import FREE, Feature, PolicySet, Tenant
+from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Tenant
 from policy.prices import cost, find_price
+from policy.rates import BURSTS, TREATMENTS, effective, filled, input_rate, output_rate, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
 from policy.wording import counted
 
@@ -43,6 +45,10 @@ REPLAYED = frozenset(
         "limits.tokens_per_minute",
         "limits.max_context_tokens",
         "limits.max_output_tokens",
+        "limits.input_tokens_per_minute",
+        "limits.output_tokens_per_minute",
+        *(f"limits.{rate}.{what}" for rate in BURSTS.values() for what in ("burst", "exceeded")),
+        "limits.max_queue_s",
         "limits.spend_per_day",
         "limits.spend_per_month",
         "features.tokenize",
@@ -53,6 +59,8 @@ REPLAYED = frozenset(
 
 NOT_REPLAYED: Mapping[str, str] = {
     "limits.concurrency": "entries do not say how many requests ran at once",
+    "limits.concurrency.exceeded": "entries do not say how many requests ran at once",
+    "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
 }
@@ -186,8 +194,7 @@ def not_replayed(found: Collection[Change]) -> list[tuple[str, str]]:
     for change in found:
         if change.direction is Direction.WIDER:
             continue
-        section, _, name = change.path.rpartition(".")
-        key = f"{section.rpartition('.')[2]}.{name}"
+        key = ".".join(change.path.split(".")[2:])
         if key.startswith(("limits.", "features.")) and key not in REPLAYED | NEVER_REFUSES:
             told.append((change.path, NOT_REPLAYED.get(key, UNKNOWN_KEY)))
     return told
@@ -213,7 +220,7 @@ class _Meter:
 
     def __init__(self, policy: PolicySet) -> None:
         self._policy = policy
-        self._buckets: dict[str, tuple[Bucket, Bucket]] = {}
+        self._buckets: dict[str, _Buckets] = {}
         self._spent: Counter[tuple[str, str, int]] = Counter()
         """Billionths by tenant, kind of period and number of the period."""
 
@@ -224,24 +231,25 @@ class _Meter:
             known = entry.tenant in self._policy.tenants
             return Verdict(f"tenants.{entry.tenant}{'.credentials' if known else ''}")
         now, limits = entry.time_s, tenant.limits
-        requests, tokens = self._buckets.get(tenant.id) or (
-            full(Rate(limits.requests_per_minute), now),
-            full(Rate(limits.tokens_per_minute), now),
+        buckets = self._buckets.get(tenant.id) or _Buckets(
+            full(request_rate(limits), now), full(token_rate(limits), now), None, None
         )
-        spend = self._spend(tenant.id, entry)
-        usage = Usage(concurrency=0, request_bucket=requests, token_bucket=tokens, spend=spend)
+        usage = Usage(
+            concurrency=0,
+            request_bucket=buckets.requests,
+            token_bucket=buckets.tokens,
+            input_bucket=buckets.input,
+            output_bucket=buckets.output,
+            spend=self._spend(tenant.id, entry),
+        )
         first = evaluate(self._policy, _first_access(tenant, entry), usage, now)
-        if not first.allowed:
+        if first.effect is Effect.DENY:
             return Verdict(first.rule)
         verdict = self._counted(tenant, entry, usage)
-        used = 0
         if verdict is None:
-            used = entry.input_tokens + entry.output_tokens
             self._pay(tenant, entry)
-        self._buckets[tenant.id] = (
-            _take(requests, Rate(limits.requests_per_minute), 1, now),
-            _take(tokens, Rate(limits.tokens_per_minute), used, now),
-        )
+        # A request that waits is taken here at once, below zero: the next one then waits longer.
+        self._buckets[tenant.id] = buckets.less(limits, None if verdict else entry, now)
         return verdict
 
     def _spend(self, tenant: str, entry: AllowedEntry) -> Spend:
@@ -262,10 +270,11 @@ class _Meter:
             return None
         asked = 0 if entry.operation in EMBEDDINGS else max(1, entry.output_tokens)
         whole = self._second(tenant, entry, usage, asked)
-        if whole.allowed:
+        if whole.effect is not Effect.DENY:
             return None
         least = self._second(tenant, entry, usage, min(1, asked))
-        return Verdict(whole.rule, cut=whole.reason in _CUTTING) if least.allowed else Verdict(least.rule)
+        passes = least.effect is not Effect.DENY
+        return Verdict(whole.rule, cut=whole.reason in _CUTTING) if passes else Verdict(least.rule)
 
     def _second(self, tenant: Tenant, entry: AllowedEntry, usage: Usage, output: int) -> Decision:
         access = AccessRequest(
@@ -276,6 +285,27 @@ class _Meter:
             longest_input=1 if entry.operation in EMBEDDINGS else None,
         )
         return evaluate(self._policy, access, usage, entry.time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buckets:
+    """Buckets of one tenant; None where nothing was taken yet, or there is no rate."""
+
+    requests: Bucket
+    tokens: Bucket
+    input: Bucket | None
+    output: Bucket | None
+
+    def less(self, limits: Limits, served: AllowedEntry | None, now: float) -> _Buckets:
+        """Return the buckets after a request; None: one whose tokens are not taken."""
+        prompt, output = (served.input_tokens, served.output_tokens) if served is not None else (0, 0)
+        own = input_rate(limits), output_rate(limits)
+        return _Buckets(
+            _take(self.requests, request_rate(limits), 1, now),
+            _take(self.tokens, token_rate(limits), prompt + output, now),
+            None if own[0] is None else _take(filled(self.input, own[0], now), own[0], prompt, now),
+            None if own[1] is None else _take(filled(self.output, own[1], now), own[1], output, now),
+        )
 
 
 def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
@@ -314,10 +344,16 @@ def _permits(policy: PolicySet, entry: DeniedEntry) -> bool | None:
 
 
 def _limit(policy: PolicySet, entry: DeniedEntry) -> float:
-    """Return the limit by which requests were denied; 0 where there is none of its name."""
-    tenant = _owner(policy, entry)
-    value = None if tenant is None else getattr(tenant.limits, entry.rule.rpartition(".")[2], None)
-    return value if isinstance(value, int | float) else 0
+    """Return the limit by which requests were denied, with its burst; 0 where there is none of its name, and no bound
+    where requests beyond it are not refused."""
+    tenant, name = _owner(policy, entry), entry.rule.rpartition(".")[2]
+    value = None if tenant is None else getattr(tenant.limits, name, None)
+    if tenant is None or not isinstance(value, int | float):
+        return 0
+    parts = [effective(tenant.limits, key) for key, limit in (*BURSTS.items(), *TREATMENTS.items()) if limit == name]
+    if any(part in (Exceeded.QUEUE, Exceeded.DOWNGRADE) for part in parts):
+        return inf
+    return value + sum(part for part in parts if isinstance(part, int))
 
 
 _FEATURES = frozenset(one.value for one in Feature)

@@ -60,5 +60,11 @@ class Usage:
     """Number of requests admitted and not yet finished."""
     request_bucket: Bucket
     token_bucket: Bucket
+    input_bucket: Bucket | None = None
+    """Bucket of prompt tokens, where these have a rate of their own; None counts as full."""
+    output_bucket: Bucket | None = None
+    """Bucket of output tokens likewise."""
+    queued: int = 0
+    """Number of the tenant's requests that wait for a limit."""
     spend: Spend | None = None
     """Spend of a tenant that has a limit of it; None counts as nothing spent."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from policy.rate_schema import Concurrency, RequestRate, TokenRate
 from policy.wording import counted
 
 MAX_TENANTS = 10_000
@@ -114,22 +115,27 @@ class _Strict(BaseModel):
 class LimitsSchema(_Strict):
     """Limits of one tenant. The defaults suit one team and keep one tenant from filling the machine."""
 
-    requests_per_minute: int = Field(
-        default=600, ge=1, le=1_000_000, description="Requests a minute, which is also the burst."
+    requests_per_minute: RequestRate = Field(
+        default=600, description="Requests a minute, which is also the burst unless a mapping says otherwise."
     )
-    tokens_per_minute: int = Field(
+    tokens_per_minute: TokenRate = Field(
         default=200_000,
-        ge=1,
-        le=1_000_000_000,
-        description="Prompt and output tokens a minute, which is also the burst. "
+        description="Prompt and output tokens a minute, which is also the burst unless a mapping says otherwise. "
         "Reserved at the most a request may use, settled at what it used. A prompt that can never be served is charged "
         "what its tokenising cost, at most twice max_context_tokens.",
     )
-    concurrency: int = Field(
-        default=64,
-        ge=1,
-        le=4_096,
-        description="Requests admitted and not yet finished; each choice of a request (n) counts.",
+    input_tokens_per_minute: TokenRate | None = Field(
+        default=None,
+        description="Prompt tokens a minute, beside tokens_per_minute and counted as there. Left out: no limit of "
+        "their own.",
+    )
+    output_tokens_per_minute: TokenRate | None = Field(
+        default=None,
+        description="Output tokens a minute, beside tokens_per_minute and counted as there. A request that names no "
+        "number reserves max_output_tokens, so a smaller burst refuses it. Left out: no limit of their own.",
+    )
+    concurrency: Concurrency = Field(
+        default=64, description="Requests admitted and not yet finished; each choice of a request (n) counts."
     )
     max_context_tokens: int = Field(
         default=4_096, ge=2, le=1 << 20, description="Prompt and output tokens of one request."
@@ -147,6 +153,19 @@ class LimitsSchema(_Strict):
     )
     spend_per_month: Spend | None = Field(
         default=None, description="What the requests of one calendar month (UTC) may cost. Left out: no limit."
+    )
+    max_queued_requests: int = Field(
+        default=64,
+        ge=1,
+        le=1_024,
+        description="Requests that wait at once where a limit says exceeded: queue; others are refused.",
+    )
+    max_queue_s: int = Field(
+        default=30,
+        ge=1,
+        le=600,
+        description="Seconds that a request waits at most, and never beyond its deadline. One that would have to wait "
+        "longer is refused at once.",
     )
 
 

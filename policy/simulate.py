@@ -13,6 +13,7 @@ from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full
 from policy.model import Feature, PolicySet, Tenant
 from policy.prices import BILLIONTHS
+from policy.rates import request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
 
 NOW = 0.0
@@ -23,6 +24,9 @@ DAY_S = 86_400.0
 
 MONTH_S = 30 * DAY_S
 """Seconds until the next month where a question does not say."""
+
+NO_RATE = Rate(1)
+"""Rate of a caller that is no tenant: any will do."""
 
 NO_TENANT = ""
 """Tenant id that no policy has, for a credential that the policy does not know."""
@@ -65,6 +69,12 @@ class Load:
     """Requests left in this minute; None: all. Below 0 is debt."""
     tokens_left: float | None = None
     """Tokens left in this minute; None: all. Below 0 is debt."""
+    input_tokens_left: float | None = None
+    """Prompt tokens left of their own rate; None: all."""
+    output_tokens_left: float | None = None
+    """Output tokens left of their own rate; None: all."""
+    queued: int = 0
+    """Requests that wait for a limit."""
     spent_today: float = 0.0
     """Units of the currency spent since midnight UTC."""
     spent_this_month: float = 0.0
@@ -79,7 +89,7 @@ IDLE = Load()
 
 
 def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision:
-    """Return the decision on a request: the first denial, or the last allowance."""
+    """Return the decision on a request: the first that does not allow it, or the last allowance."""
     tenant = question.tenant if question.credential is None else principal(policy, question.credential)
     known = policy.tenants.get(tenant or NO_TENANT)
     usage = _usage(known, load)
@@ -105,12 +115,15 @@ def _access(question: Question, tenant: str, input_tokens: int | None) -> Access
 
 
 def _usage(tenant: Tenant | None, load: Load) -> Usage:
-    requests = tenant.limits.requests_per_minute if tenant is not None else 1
-    tokens = tenant.limits.tokens_per_minute if tenant is not None else 1
+    requests = request_rate(tenant.limits) if tenant is not None else NO_RATE
+    tokens = token_rate(tenant.limits) if tenant is not None else NO_RATE
     return Usage(
         concurrency=load.running,
         request_bucket=_bucket(requests, load.requests_left),
         token_bucket=_bucket(tokens, load.tokens_left),
+        input_bucket=None if load.input_tokens_left is None else Bucket(float(load.input_tokens_left), NOW),
+        output_bucket=None if load.output_tokens_left is None else Bucket(float(load.output_tokens_left), NOW),
+        queued=load.queued,
         spend=Spend(
             day=round(load.spent_today * BILLIONTHS),
             month=round(load.spent_this_month * BILLIONTHS),
@@ -120,5 +133,5 @@ def _usage(tenant: Tenant | None, load: Load) -> Usage:
     )
 
 
-def _bucket(per_minute: int, left: float | None) -> Bucket:
-    return full(Rate(per_minute), NOW) if left is None else Bucket(float(left), NOW)
+def _bucket(rate: Rate, left: float | None) -> Bucket:
+    return full(rate, NOW) if left is None else Bucket(float(left), NOW)

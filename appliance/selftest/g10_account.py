@@ -61,6 +61,8 @@ def made_up(number: int) -> Entry:
         cached_tokens=0,
         output_tokens=9,
         cost=number * 100,
+        queued_ms=0,
+        downgraded="",
     )
 
 

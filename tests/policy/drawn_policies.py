@@ -14,12 +14,20 @@ from policy.model import Feature, PolicySet
 TENANTS = ("alpha", "beta", "gamma")
 MODELS = ("m", "m-large", "other")
 
+exceeded = st.sampled_from(["refuse", "queue", "downgrade"])
 limits = st.fixed_dictionaries(
     {},
     optional={
-        "requests_per_minute": st.sampled_from([1, 60, 600]),
-        "tokens_per_minute": st.sampled_from([100, 6_000, 200_000]),
-        "concurrency": st.sampled_from([1, 4, 64]),
+        "requests_per_minute": st.sampled_from([1, 60, 600, {"rate": 60, "burst": 2}, {"rate": 60, "burst": 600}])
+        | st.fixed_dictionaries({"rate": st.just(60), "exceeded": exceeded}),
+        "tokens_per_minute": st.sampled_from([100, 6_000, 200_000, {"rate": 100, "burst": 6_000}])
+        | st.fixed_dictionaries({"rate": st.just(6_000), "exceeded": exceeded}),
+        "input_tokens_per_minute": st.sampled_from([50, 6_000, {"rate": 50, "burst": 3_000, "exceeded": "queue"}]),
+        "output_tokens_per_minute": st.sampled_from([50, 6_000, {"rate": 50, "burst": 100, "exceeded": "downgrade"}]),
+        "concurrency": st.sampled_from([1, 4, 64])
+        | st.fixed_dictionaries({"at_once": st.just(4), "exceeded": exceeded}),
+        "max_queued_requests": st.sampled_from([1, 64]),
+        "max_queue_s": st.sampled_from([1, 30]),
         "max_context_tokens": st.sampled_from([50, 400, 4_096]),
         "max_output_tokens": st.sampled_from([10, 100, 1_024]),
     },
@@ -113,6 +121,9 @@ loads = st.fixed_dictionaries(
         "running": st.integers(0, 70),
         "requests_left": st.integers(-5, 1),
         "tokens_left": st.integers(-500, 100),
+        "input_tokens_left": st.integers(-100, 100),
+        "output_tokens_left": st.integers(-100, 100),
+        "queued": st.integers(0, 2),
         "spent_today": st.sampled_from([0.0, 0.005, 4.5]),
         "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
     },

@@ -11,7 +11,7 @@ import pytest
 
 from policy.case_schema import CaseFileSchema, case_schema_text
 from policy.cases import CaseResult, load_cases, run_cases
-from policy.decision import Reason
+from policy.decision import Effect, Reason
 from policy.errors import PolicyError
 from policy.loader import Source, load_policy
 from policy.model import Feature, PolicySet
@@ -61,7 +61,8 @@ def test_the_cases_are_many_and_reach_every_reason_and_feature() -> None:
     cases = [(path.name, case) for path in FILES for case in load_cases(path.read_text(), path.name).content.cases]
     assert len(cases) >= LEAST_CASES
     assert len({(name, case.name) for name, case in cases}) == len(cases)
-    assert {case.expect.reason for _, case in cases} == set(Reason)
+    assert {case.expect.reason for _, case in cases} - {None} == set(Reason)
+    assert {case.expect.effect for _, case in cases} == set(Effect)
     assert {case.ask.feature for _, case in cases} >= set(Feature)
     assert {case.ask.credential is None for _, case in cases} == {True, False}
 
@@ -173,7 +174,7 @@ def test_an_expected_nothing_is_compared() -> None:
         ),
         (
             "cases:\n- {name: n, ask: {tenant: a, model: m}, expect: maybe}\n",
-            "c.yaml:2:49: cases[0].expect.effect: must be 'allow' or 'deny', found 'maybe'",
+            "c.yaml:2:49: cases[0].expect.effect: must be 'allow', 'wait' or 'deny', found 'maybe'",
         ),
     ],
 )

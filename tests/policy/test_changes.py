@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import typing
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,19 @@ from policy import changes as module
 from policy.change_wording import IDENTITIES, WORDINGS, Direction, listed
 from policy.changes import DERIVED, PRICED, SECTIONS, changes
 from policy.match import glob_matches
-from policy.model import Features, KvShare, Limits, PolicySet, Price, PriceRule, PublicPrefix, SharingGroup, Tenant
+from policy.model import (
+    Exceeded,
+    Features,
+    KvShare,
+    Limits,
+    PolicySet,
+    Price,
+    PriceRule,
+    PublicPrefix,
+    SharingGroup,
+    Tenant,
+)
+from policy.rates import BURSTS, TREATMENTS, effective
 from policy.simulate import Load, Question, decide
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
@@ -99,6 +112,49 @@ SINGLE = [
         "may ask for 9 output tokens a request instead of 1,024",
         "limits.max_output_tokens",
     ),
+    (
+        {"limits": {"requests_per_minute": {"rate": 600, "burst": 1_200}}},
+        W,
+        "may send 1,200 requests at once instead of 600",
+        "limits.requests_per_minute.burst",
+    ),
+    (
+        {"limits": {"tokens_per_minute": {"rate": 200_000, "burst": 10}}},
+        N,
+        "may use 10 tokens at once instead of 200,000",
+        "limits.tokens_per_minute.burst",
+    ),
+    (
+        {"limits": {"input_tokens_per_minute": 1_000}},
+        N,
+        "may use 1,000 input tokens a minute instead of any number",
+        "limits.input_tokens_per_minute",
+    ),
+    (
+        {"limits": {"output_tokens_per_minute": 1}},
+        N,
+        "may use 1 output token a minute instead of any number",
+        "limits.output_tokens_per_minute",
+    ),
+    (
+        {"limits": {"requests_per_minute": {"rate": 600, "exceeded": "queue"}}},
+        W,
+        "waits beyond its rate of requests instead of being refused",
+        "limits.requests_per_minute.exceeded",
+    ),
+    (
+        {"limits": {"concurrency": {"at_once": 64, "exceeded": "downgrade"}}},
+        W,
+        "is served with low priority beyond its requests at once instead of being refused",
+        "limits.concurrency.exceeded",
+    ),
+    (
+        {"limits": {"max_queued_requests": 1}},
+        N,
+        "may have 1 request waiting at once instead of 64",
+        "limits.max_queued_requests",
+    ),
+    ({"limits": {"max_queue_s": 60}}, W, "may have a request wait 60 seconds instead of 30", "limits.max_queue_s"),
     ({"features": {"tools": False}}, N, "may no longer use tools", "features.tools"),
     ({"features": {"tokenize": False}}, N, "may no longer use the tokenizer alone", "features.tokenize"),
     (
@@ -309,6 +365,15 @@ def test_a_covered_pattern_matches_nothing_more(wide: str, narrow: str, name: st
         assert glob_matches(wide, name)
 
 
+def widest(name: str, *limits: Limits) -> Any:
+    """The value of a limit that allows the most; no rate of its own, no limit of spend, and waiting before refusing."""
+    if name in TREATMENTS:
+        values = [getattr(one, name) for one in limits]
+        return next((value for value in values if value is not Exceeded.REFUSE), Exceeded.REFUSE)
+    values = [effective(one, name) if name in BURSTS else getattr(one, name) for one in limits]
+    return None if None in values else max(values)
+
+
 @settings(max_examples=60, deadline=None)
 @given(documents, documents, questions, loads)
 def test_no_narrower_change_denies_no_more(old: dict, new: dict, asked: dict, used: dict) -> None:
@@ -318,8 +383,7 @@ def test_no_narrower_change_denies_no_more(old: dict, new: dict, asked: dict, us
     tenants = {}
     for name, tenant in before.tenants.items():
         other = after.tenants.get(name, tenant)
-        pairs = {f.name: (getattr(tenant.limits, f.name), getattr(other.limits, f.name)) for f in fields(Limits)}
-        limits = Limits(**{name: None if None in pair else max(pair) for name, pair in pairs.items()})
+        limits = Limits(**{f.name: widest(f.name, tenant.limits, other.limits) for f in fields(Limits)})
         tenants[name] = replace(tenant, limits=limits, models=(*tenant.models, *other.models))
     wider = replace(before, tenants=tenants, digest="0" * 64)
     assert not any(one.direction is N for one in changes(before, wider))

@@ -10,7 +10,9 @@ from policy.limits import Bucket, Rate, charge, full, refill, rescale, reserve, 
 
 SIXTY = Rate(60)
 
-rates = st.integers(1, 1_000_000_000).map(Rate)
+rates = st.integers(1, 1_000_000_000).flatmap(
+    lambda each: st.builds(Rate, st.just(each), st.none() | st.integers(1, min(each * 60, 1_000_000_000)))
+)
 times = st.floats(0, 10_000_000, allow_nan=False)
 spans = st.floats(0, 100_000, allow_nan=False)
 
@@ -19,7 +21,8 @@ spans = st.floats(0, 100_000, allow_nan=False)
 def filled(draw) -> tuple[Bucket, Rate]:
     """A bucket somewhere between a debt of a minute and full, with its rate."""
     rate = draw(rates)
-    level = draw(st.floats(-1, 1)) * rate.per_minute
+    part = draw(st.floats(-1, 1))
+    level = part * (rate.capacity if part > 0 else rate.per_minute)
     return Bucket(level, draw(times)), rate
 
 
@@ -84,6 +87,22 @@ def test_a_level_above_full_is_left_to_drain() -> None:
     assert settle(Bucket(100.0, 0.0), SIXTY, reserved=5, used=0, now=0.0) == Bucket(100.0, 0.0)
 
 
+def test_a_burst_is_what_a_full_bucket_holds() -> None:
+    """A bucket with a burst of its own fills at its rate up to the burst; the wait is the rate's, never for more than
+    the burst, and an overdraft shortens it."""
+    rate = Rate(60, 300)
+    assert full(rate, 0.0) == Bucket(300.0, 0.0)
+    assert refill(Bucket(0.0, 0.0), rate, 200.0) == Bucket(200.0, 200.0)
+    assert refill(Bucket(0.0, 0.0), rate, 400.0) == Bucket(300.0, 400.0)
+    assert settle(Bucket(295.0, 0.0), rate, reserved=10, used=0, now=0.0) == Bucket(300.0, 0.0)
+    assert retry_after(Bucket(0.0, 0.0), rate, 300, 0.0) == pytest.approx(300.0)
+    assert retry_after(Bucket(0.0, 0.0), rate, 301, 0.0) is None
+    assert retry_after(Bucket(0.0, 0.0), rate, 20, 0.0, overdraft=15) == pytest.approx(5.0)
+    assert retry_after(Bucket(0.0, 0.0), rate, 301, 0.0, overdraft=300) is None
+    assert rescale(Bucket(150.0, 0.0), rate, SIXTY, 0.0) == Bucket(30.0, 0.0)
+    assert Rate(60, 10).capacity == 10
+
+
 def test_rescaling_keeps_the_filled_part() -> None:
     """A half-full bucket stays half full under a new rate; debt stays what it was."""
     assert rescale(Bucket(30.0, 0.0), SIXTY, Rate(600), 0.0) == Bucket(300.0, 0.0)
@@ -128,7 +147,7 @@ def test_waiting_as_told_suffices(pair, amount) -> None:
 @given(rates, times, st.floats(0, 1), st.floats(0, 1), st.integers(0, 2_000_000_000))
 def test_reserve_and_settle_conserve_tokens(rate, now, filled_part, taken_part, used) -> None:
     """Without time passing, a request costs exactly what it used, refund or debt."""
-    bucket = Bucket(filled_part * rate.per_minute, now)
+    bucket = Bucket(filled_part * rate.capacity, now)
     amount = int(taken_part * bucket.level)
     held = reserve(bucket, rate, amount, now)
     assert held is not None
@@ -141,8 +160,8 @@ def test_reloading_never_gains(pair, last, between) -> None:
     """Any chain of rescalings ends no fuller, in proportion, than it began."""
     bucket, rate = pair
     assume(bucket.level > 0)
-    part = bucket.level / rate.per_minute
+    part = bucket.level / rate.capacity
     for new in [*between, last]:
         bucket = rescale(bucket, rate, new, bucket.updated_at)
         rate = new
-    assert bucket.level / rate.per_minute == pytest.approx(part)
+    assert bucket.level / rate.capacity == pytest.approx(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from policy.errors import PolicySchemaError
@@ -118,3 +119,75 @@ def test_limits_are_bounded_on_both_sides(key: str, low: int, high: int) -> None
 def test_the_published_json_schema_is_current(root: Path) -> None:
     """policy/schema.json is what ``python -m policy.export`` writes today."""
     assert (root / "policy" / "schema.json").read_text() == schema_text()
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        ('{"requests_per_minute": 0}', "tenants.a.limits.requests_per_minute: must be at least 1, found 0"),
+        ('{"requests_per_minute": "600"}', "tenants.a.limits.requests_per_minute: must be a whole number, found '600'"),
+        (
+            '{"requests_per_minute": [600]}',
+            "tenants.a.limits.requests_per_minute: must be a whole number, found a list",
+        ),
+        ('{"requests_per_minute": {}}', "tenants.a.limits.requests_per_minute.rate: this key is required"),
+        (
+            '{"requests_per_minute": {"rate": 0}}',
+            "tenants.a.limits.requests_per_minute.rate: must be at least 1, found 0",
+        ),
+        (
+            '{"requests_per_minute": {"rate": 60, "burst": 1000001}}',
+            "tenants.a.limits.requests_per_minute.burst: must be at most 1000000, found 1000001",
+        ),
+        (
+            '{"input_tokens_per_minute": {"rate": 60, "burst": 3601}}',
+            "tenants.a.limits.input_tokens_per_minute: the burst is at most 60 minutes of the rate: 3600",
+        ),
+        (
+            '{"output_tokens_per_minute": {"rate": 60, "exceed": "queue"}}',
+            "tenants.a.limits.output_tokens_per_minute.exceed: unknown key; did you mean 'exceeded'?",
+        ),
+        (
+            '{"tokens_per_minute": {"rate": 60, "exceeded": "wait"}}',
+            "tenants.a.limits.tokens_per_minute.exceeded: must be 'refuse', 'queue' or 'downgrade', found 'wait'",
+        ),
+        ('{"concurrency": {"rate": 4}}', "tenants.a.limits.concurrency.at_once: this key is required"),
+        ('{"max_queue_s": 601}', "tenants.a.limits.max_queue_s: must be at most 600, found 601"),
+    ],
+)
+def test_wrong_rates_have_their_places(limits: str, problem: str) -> None:
+    """A rate is a number or a mapping, and each mistake in either is told at its key."""
+    with pytest.raises(PolicySchemaError) as caught:
+        policy(limits=limits)
+    assert problem in [f"{one.path}: {one.message}" for one in caught.value.problems]
+
+
+def test_a_rate_in_both_forms_is_one_policy() -> None:
+    """A mapping that says what a number says is the same policy; a burst or a treatment of its own makes another."""
+    number = policy(limits='{"requests_per_minute": 600, "concurrency": 4}')
+    same = policy(limits='{"requests_per_minute": {"rate": 600, "burst": 600}, "concurrency": {"at_once": 4}}')
+    assert same.tenants == number.tenants
+    assert same.digest == number.digest
+    others = [
+        policy(limits=text)
+        for text in (
+            '{"requests_per_minute": {"rate": 600, "burst": 601}, "concurrency": 4}',
+            '{"requests_per_minute": {"rate": 600, "exceeded": "queue"}, "concurrency": 4}',
+            '{"requests_per_minute": 600, "concurrency": {"at_once": 4, "exceeded": "downgrade"}}',
+        )
+    ]
+    assert len({one.digest for one in (number, *others)}) == 4
+    limits = others[0].tenants["a"].limits
+    assert (limits.requests_per_minute, limits.requests_burst) == (600, 601)
+
+
+def test_the_published_schema_takes_both_forms() -> None:
+    """Editors accept a number and a mapping, and refuse what the loader refuses."""
+    validator = jsonschema.Draft202012Validator(json.loads(schema_text()))
+
+    def taken(value: object) -> bool:
+        tenant = {"credentials": ["key:a"], "models": ["m"], "limits": {"tokens_per_minute": value}}
+        return validator.is_valid({"version": 1, "tenants": {"a": tenant}})
+
+    assert taken(600) and taken({"rate": 600}) and taken({"rate": 600, "burst": 60, "exceeded": "queue"})
+    assert not any(map(taken, (0, "600", {}, {"rate": 0}, {"rate": 1, "exceeded": "wait"}, {"rate": 1, "bursts": 2})))

@@ -5,36 +5,46 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.decision import Reason
+from policy.decision import Effect, Reason
 from policy.errors import PolicySchemaError
 from policy.evaluate import evaluate
 from policy.explain import explain
 from policy.limits import Bucket
 from policy.loader import Source, load_policy
-from policy.model import Limits, PolicySet
+from policy.model import Exceeded, Limits, PolicySet, Priority
 from policy.prices import BILLIONTHS, amount_text
+from policy.rates import TREATMENTS, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
 from policy.simulate import DAY_S, MONTH_S, Load, Question, decide
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
+REQUIRED = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_context_tokens", "max_output_tokens")
 LIMITS = {
     "requests_per_minute": 60,
     "tokens_per_minute": 6_000,
     "concurrency": 4,
     "max_context_tokens": 400,
     "max_output_tokens": 100,
+    "input_tokens_per_minute": 500,
+    "output_tokens_per_minute": 300,
+    "max_queued_requests": 1,
+    "max_queue_s": 2,
 }
+BURSTS = {"requests_burst": 60, "tokens_burst": 6_000, "input_tokens_burst": 500, "output_tokens_burst": 300}
+"""Bursts of ``POLICY``: one minute's units, which its loader has as None."""
 POLICY = loaded(
     {"version": 1, "tenants": {"alpha": {"credentials": ["key:alpha-1"], "models": ["m*"], "limits": LIMITS}}}
 )
+RANKS = (Effect.DENY, Effect.WAIT, Effect.ALLOW)
 
 
-def with_limits(**limits: int) -> PolicySet:
+def with_limits(**limits: Any) -> PolicySet:
     """POLICY with other limits of its tenant."""
     tenant = POLICY.tenants["alpha"]
     wider = replace(tenant, limits=replace(tenant.limits, **limits))
@@ -78,11 +88,14 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
     policy = loaded(document)
     decision = decide(policy, Question(**asked), Load(**used))
     tenant = policy.tenants.get(asked["tenant"])
-    limits = tenant.limits if tenant else Limits(**dict.fromkeys(LIMITS, 1))
+    limits = tenant.limits if tenant else Limits(**dict.fromkeys(REQUIRED, 1))
     usage = Usage(
         concurrency=used.get("running", 0),
-        request_bucket=Bucket(float(used.get("requests_left", limits.requests_per_minute)), 0.0),
-        token_bucket=Bucket(float(used.get("tokens_left", limits.tokens_per_minute)), 0.0),
+        request_bucket=Bucket(float(used.get("requests_left", request_rate(limits).capacity)), 0.0),
+        token_bucket=Bucket(float(used.get("tokens_left", token_rate(limits).capacity)), 0.0),
+        input_bucket=Bucket(float(used["input_tokens_left"]), 0.0) if "input_tokens_left" in used else None,
+        output_bucket=Bucket(float(used["output_tokens_left"]), 0.0) if "output_tokens_left" in used else None,
+        queued=used.get("queued", 0),
         spend=Spend(
             day=round(used.get("spent_today", 0.0) * BILLIONTHS),
             month=round(used.get("spent_this_month", 0.0) * BILLIONTHS),
@@ -113,15 +126,25 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
     assert [line for line in lines if line.startswith("  limit:")] == numbers
 
 
-@settings(max_examples=400)
-@given(questions, loads, st.sampled_from(sorted(LIMITS)), st.integers(1, 10_000))
-def test_widening_a_limit_never_denies_more(asked: dict, used: dict, name: str, more: int) -> None:
-    """A request that named its output tokens and was allowed is allowed under any larger limit. One that named none
-    may need more tokens of its rate then, since more are granted: that alone can refuse it."""
-    question, load = Question(**asked | {"model": "m", "tenant": "alpha"}), Load(**used)
-    wider = with_limits(**{name: LIMITS[name] + more})
-    before, after = decide(POLICY, question, load), decide(wider, question, load)
-    if before.allowed and not after.allowed:
+def one_decision(asked: dict) -> Question:
+    """A question about the first decision, or about the second where the prompt is counted."""
+    return Question(**asked | {"model": "m", "tenant": "alpha", "admitted": "input_tokens" in asked})
+
+
+treatments = st.fixed_dictionaries({name: st.sampled_from(list(Exceeded)) for name in TREATMENTS})
+"""Treatments of requests beyond each limit."""
+
+
+@settings(max_examples=600)
+@given(questions, loads, st.sampled_from(sorted(LIMITS | BURSTS)), st.integers(1, 10_000), treatments)
+def test_widening_a_limit_never_denies_more(asked: dict, used: dict, name: str, more: int, treated: dict) -> None:
+    """A request that named its output tokens and was allowed is allowed under any larger limit or burst, and one that
+    waited waits or is allowed, whatever becomes of requests beyond each limit. One that named none may need more tokens
+    of its rates then, since more are granted: that alone can refuse it, or make it wait."""
+    question, load = one_decision(asked), Load(**used)
+    wider = with_limits(**treated, **{name: (LIMITS | BURSTS)[name] + more})
+    before, after = decide(with_limits(**treated), question, load), decide(wider, question, load)
+    if RANKS.index(after.effect) < RANKS.index(before.effect):
         assert question.max_tokens is None
         assert name in ("max_context_tokens", "max_output_tokens")
         assert after.reason is Reason.TOKEN_RATE
@@ -133,6 +156,19 @@ def test_a_wider_output_cap_can_refuse_a_request_that_names_none() -> None:
     assert decide(POLICY, question, load).allowed
     assert decide(with_limits(max_output_tokens=200), question, load).reason is Reason.TOKEN_RATE
     assert decide(with_limits(max_output_tokens=200), replace(question, max_tokens=100), load).allowed
+
+
+@settings(max_examples=300)
+@given(questions, loads, treatments, st.sampled_from(sorted(TREATMENTS)))
+def test_waiting_and_downgrading_deny_no_more_than_refusing(asked: dict, used: dict, treated: dict, name: str) -> None:
+    """A request is denied by a limit that makes requests wait, or downgrades them, only where it is denied by the same
+    limit that refuses them; one that is downgraded is served with low priority, and no other is."""
+    question, load = one_decision(asked), Load(**used)
+    refusing = decide(with_limits(**treated | {name: Exceeded.REFUSE}), question, load)
+    decision = decide(with_limits(**treated), question, load)
+    assert RANKS.index(decision.effect) >= RANKS.index(refusing.effect)
+    if decision.obligations is not None:
+        assert bool(decision.obligations.downgraded) == (decision.obligations.priority is Priority.LOW)
 
 
 @settings(max_examples=40, deadline=None)

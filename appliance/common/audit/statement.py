@@ -47,6 +47,8 @@ REQUEST_FIELDS: Final = (
     "cached_tokens",
     "output_tokens",
     "cost",
+    "queued_ms",
+    "downgraded",
 )
 """Fields of a request in a statement, as the log has them; before them comes ``t``, the time in milliseconds."""
 

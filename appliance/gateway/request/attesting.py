@@ -30,7 +30,7 @@ class AttestSession:
             ApplianceError: typed, at any point.
         """
         life, request = self._life, self._request
-        life.admit(0, feature=Feature.ATTESTATION)
+        await life.admit(0, feature=Feature.ATTESTATION)
         left = life.until - time.monotonic()
         if left <= 0:
             raise DeadlineExceededError("the deadline passed before the attestation was made")

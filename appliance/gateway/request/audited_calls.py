@@ -50,10 +50,16 @@ class AuditedCalls:
         return self._feed.refuses
 
     def served(
-        self, principal: Principal, call: Call, decision: Decision, charge: Charge, error: ApplianceError | None
+        self,
+        principal: Principal,
+        call: Call,
+        decision: Decision,
+        charge: Charge,
+        error: ApplianceError | None,
+        queued_ms: int = 0,
     ) -> None:
         """Make the entry of a request that the policy allowed and that has ended; one that the second decision denied
-        counts as denied."""
+        counts as denied. ``queued_ms`` is the time for which it waited for limits."""
         if error is not None and error.rule and not charge.reserved:
             self.denied(principal, call, decision.policy_digest, error)
             return
@@ -71,6 +77,8 @@ class AuditedCalls:
             cached_tokens=charge.cached,
             output_tokens=charge.output,
             cost=charge.cost,
+            queued_ms=queued_ms,
+            downgraded=decision.obligations.downgraded if decision.obligations is not None else "",
         )
 
     def denied(self, principal: Principal, call: Call, policy: str, error: ApplianceError | None) -> None:

@@ -63,7 +63,7 @@ class EmbeddingSession:
         life, request = self.life, self._request
         if request.dimensions is not None and not life.model.truncates:
             raise InvalidRequestError("this model's vectors have one length; leave dimensions out", param="dimensions")
-        reservation = life.admit(0)
+        reservation = await life.admit(0)
         if reservation.obligations.deterministic is Determinism.ALWAYS:
             raise DeterministicUnavailableError(
                 "this tenant's answers are to be the same bits in any batch, and vectors are not computed so; ask the "
@@ -72,7 +72,7 @@ class EmbeddingSession:
             )
         life.place(reservation)
         texts = await self._encode(reservation)
-        self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
+        await self._reserve(reservation, texts, await life.limits(max(map(max, texts)), request.param))
         await life.secure(reservation)
         mark = self._mark(texts)
         try:
@@ -103,7 +103,7 @@ class EmbeddingSession:
         self._request = replace(self._request, inputs=())
         return texts
 
-    def _reserve(self, reservation: Reservation, texts: list[array[int]], ready: EngineReady) -> None:
+    async def _reserve(self, reservation: Reservation, texts: list[array[int]], ready: EngineReady) -> None:
         """Take the second decision, with exact counts, which reserves tokens."""
         longest, most = max(map(len, texts)), ready.max_context - 1
         if longest > most:
@@ -112,7 +112,7 @@ class EmbeddingSession:
                 param=self._request.param,
                 details={"max_input_tokens": str(most), "input_tokens": str(longest)},
             )
-        reservation.reserve(self.life.outcome.input_tokens, 0, 0, longest=longest)
+        await self.life.reserve(reservation, self.life.outcome.input_tokens, 0, 0, longest=longest)
 
     async def _visit(self, visit: EngineVisit, reservation: Reservation, texts: list[array[int]], mark: bytes) -> None:
         """Send all texts without a vector through one engine, some at a time."""

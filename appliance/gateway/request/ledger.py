@@ -10,41 +10,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from appliance.common.errors import (
-    ApplianceError,
-    ContextLengthError,
-    FeatureNotAllowedError,
-    InvalidRequestError,
-    PermissionDeniedError,
-    RateLimitedError,
-    SpendLimitError,
-    UnauthenticatedError,
-)
+from appliance.common.errors import UnauthenticatedError
 from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import RateState
+from appliance.gateway.request.accounts import Account, AccountRates
+from appliance.gateway.request.denials import denial
 from appliance.gateway.request.spend import Spends
-from policy.decision import Decision, Obligations, Reason
+from appliance.gateway.request.waiting import Lines
+from policy.decision import Decision, Effect, Obligations
 from policy.evaluate import evaluate, spend_left
-from policy.limits import SECONDS_PER_MINUTE, Bucket, Rate, charge, full, refill, rescale, settle
-from policy.model import Feature, Limits, PolicySet, Price
-from policy.prices import affordable, amount_text, cost
+from policy.limits import Bucket, Rate, level
+from policy.model import Feature, Limits, PolicySet, Price, Priority
+from policy.prices import affordable, cost
+from policy.rates import most_input
 from policy.request import AccessRequest, Usage
 
 COUNTED_CONTEXTS = 2
 """How many times what a tenant may have a prompt is counted up to: one that is a little too long is told its exact
 length, and of one that is far too long no more is tokenised, though the model's context be larger."""
 
+NOTHING = 0, 0
+"""Prompt and output tokens of a request that has reserved none."""
+
+NO_ACCOUNT = Account(AccountRates(Rate(1), Rate(1), None, None), Bucket(0.0, 0.0), Bucket(0.0, 0.0), None, None)
+"""Account of a principal that is no tenant, which the policy denies."""
+
 NO_RATES = RateState(0, 0, 0.0, 0, 0, 0.0)
 """Rates of a principal that is no tenant any more."""
-
-
-@dataclass(slots=True)
-class _Account:
-    requests: Bucket
-    tokens: Bucket
-    concurrency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,9 @@ class Ledger:
         """What tenants have spent."""
         self._namespaces = namespaces
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
+        self.lines = Lines(clock, lambda tenant: self.limits(tenant).max_queued_requests)
+        """Requests that wait for a limit of their tenant."""
 
     @property
     def policy(self) -> PolicySet:
@@ -89,22 +85,14 @@ class Ledger:
             if new is None:
                 continue
             if old is None:
-                # Gone and back while a request ran: no more is left than the new limits give.
-                account.requests = Bucket(min(account.requests.level, new.limits.requests_per_minute), now)
-                account.tokens = Bucket(min(account.tokens.level, new.limits.tokens_per_minute), now)
-                continue
-            before, after = old.limits, new.limits
-            # A level under the same rate rises as before; most reloads change the rates of few tenants.
-            if before.requests_per_minute != after.requests_per_minute:
-                rates = Rate(before.requests_per_minute), Rate(after.requests_per_minute)
-                account.requests = rescale(account.requests, *rates, now)
-            if before.tokens_per_minute != after.tokens_per_minute:
-                rates = Rate(before.tokens_per_minute), Rate(after.tokens_per_minute)
-                account.tokens = rescale(account.tokens, *rates, now)
+                account.cut(new.limits, now)
+            elif old.limits is not new.limits:
+                account.follow(new.limits, now)
         self._policy, self._namespaces = policy, namespaces
         for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
             if tenant not in policy.tenants:
                 del self._accounts[tenant]
+        self.lines.reconsider()
 
     @property
     def namespaces(self) -> Mapping[str, bytes]:
@@ -131,41 +119,44 @@ class Ledger:
         """Take the first decision; on allowance the request has one concurrency slot a choice until it is settled.
 
         Raises:
+            ApplianceError: the policy denies it, or would make it wait.
+        """
+        found = self.try_admit(first_access(tenant, model, max_tokens, choices, feature))
+        if isinstance(found, Decision):
+            raise denial(found)
+        return found
+
+    def try_admit(self, access: AccessRequest, queued: int = 0, *, takes: bool = True) -> Reservation | Decision:
+        """Take the first decision, beside so many waiting requests of the tenant; returns it where it makes the request
+        wait, or where nothing is to be taken.
+
+        Raises:
             ApplianceError: the policy denies.
         """
-        access = AccessRequest(
-            tenant=tenant,
-            model=model,
-            input_tokens=None,
-            max_output_tokens=max_tokens,
-            choices=choices,
-            feature=feature,
-        )
-        now = self._clock()
-        account, decision = self._decide(access, now)
+        now, tenant, choices = self._clock(), access.tenant, access.choices
+        account, decision = self._decide(access, now, queued)
+        if not takes or decision.effect is Effect.WAIT:
+            return decision
         known = self._policy.tenants[tenant]
         group = self._namespaces[group_account(known.group)] if known.group is not None else b""
         keys = Keys(self._namespaces[tenant], group)
-        reservation = Reservation(self, tenant, model, decision, keys, choices)
-        rate = Rate(known.limits.requests_per_minute)
-        current = refill(account.requests, rate, now)
-        account.requests = Bucket(current.level - 1, now)
-        account.concurrency += choices
+        reservation = Reservation(self, tenant, access.model, decision, keys, choices)
+        account.take_request(choices, now)
         return reservation
 
-    def reserve(self, access: AccessRequest) -> Decision:
-        """Take the second decision, with exact counts; on allowance the tokens are taken from the bucket.
+    def reserve(self, access: AccessRequest, queued: int = 0, *, takes: bool = True) -> Decision:
+        """Take the second decision, with exact counts, beside so many waiting requests of the tenant; on allowance the
+        tokens are taken from the buckets, unless nothing is to be taken.
 
         Raises:
             ApplianceError: the policy denies.
         """
         now = self._clock()
-        account, decision = self._decide(access, now)
-        assert decision.obligations is not None
-        amount = (access.input_tokens or 0) + access.choices * decision.obligations.max_output_tokens
-        rate = Rate(self._policy.tenants[access.tenant].limits.tokens_per_minute)
-        current = refill(account.tokens, rate, now)
-        account.tokens = Bucket(current.level - amount, now)
+        account, decision = self._decide(access, now, queued)
+        if not takes or decision.obligations is None:
+            return decision
+        prompt, output = access.input_tokens or 0, access.choices * decision.obligations.max_output_tokens
+        account.take_tokens(prompt, output, now)
         return decision
 
     def refuse(self, access: AccessRequest) -> None:
@@ -176,19 +167,22 @@ class Ledger:
         """
         self._decide(access, self._clock())
 
-    def settle(self, tenant: str, reserved: int, used: int, choices: int = 1, refused: int = 0) -> None:
+    def settle(
+        self, tenant: str, reserved: tuple[int, int], used: tuple[int, int], choices: int = 1, refused: int = 0
+    ) -> None:
         """End a request: free its slots, refund the tokens that it did not use, and charge what a refused prompt cost,
-        which nobody could reserve."""
+        which nobody could reserve. ``reserved`` and ``used`` are prompt and output tokens."""
         account = self._accounts[tenant]
-        account.concurrency -= choices
+        account.release(*reserved, choices)
         known = self._policy.tenants.get(tenant)
         if known is None:
             return
-        rate, now = Rate(known.limits.tokens_per_minute), self._clock()
-        if reserved:
-            account.tokens = settle(account.tokens, rate, reserved=reserved, used=used, now=now)
+        now = self._clock()
+        if reserved != NOTHING:
+            account.refund(reserved, used, now)
         if refused:
-            account.tokens = charge(account.tokens, rate, refused, now)
+            account.charge(refused, now)
+        self.lines.wake(tenant)
 
     def affordable(self, tenant: str, price: Price, input_tokens: int, choices: int) -> int | None:
         """Return the output tokens that what is left of the tenant's spend gives each choice; None without a limit.
@@ -207,18 +201,17 @@ class Ledger:
         known = self._policy.tenants.get(tenant)
         if known is None:
             return NO_RATES
-        limits = known.limits
         account = self._account(tenant, now)
-        requests, tokens = Rate(limits.requests_per_minute), Rate(limits.tokens_per_minute)
-        left_requests = refill(account.requests, requests, now).level
-        left_tokens = refill(account.tokens, tokens, now).level
+        requests, tokens = account.rates.requests, account.rates.tokens
+        left_requests = level(account.requests, requests, now)
+        left_tokens = level(account.tokens, tokens, now)
         return RateState(
-            limit_requests=requests.per_minute,
+            limit_requests=requests.capacity,
             remaining_requests=max(0, int(left_requests)),
-            reset_requests_s=(requests.per_minute - left_requests) / requests.per_second,
-            limit_tokens=tokens.per_minute,
+            reset_requests_s=(requests.capacity - left_requests) / requests.per_second,
+            limit_tokens=tokens.capacity,
             remaining_tokens=max(0, int(left_tokens)),
-            reset_tokens_s=(tokens.per_minute - left_tokens) / tokens.per_second,
+            reset_tokens_s=(tokens.capacity - left_tokens) / tokens.per_second,
         )
 
     def limits(self, tenant: str) -> Limits:
@@ -232,19 +225,17 @@ class Ledger:
             raise UnauthenticatedError("the credential belongs to no tenant of this service")
         return known.limits
 
-    def _account(self, tenant: str, now: float) -> _Account:
+    def _account(self, tenant: str, now: float) -> Account:
         account = self._accounts.get(tenant)
         if account is None:
             known = self._policy.tenants.get(tenant)
             if known is None:
-                return _Account(Bucket(0.0, now), Bucket(0.0, now))
-            account = self._accounts[tenant] = _Account(
-                full(Rate(known.limits.requests_per_minute), now), full(Rate(known.limits.tokens_per_minute), now)
-            )
+                return NO_ACCOUNT
+            account = self._accounts[tenant] = Account.begin(known.limits, now)
         return account
 
-    def _decide(self, access: AccessRequest, now: float) -> tuple[_Account, Decision]:
-        """Return the tenant's account and the policy's allowance.
+    def _decide(self, access: AccessRequest, now: float, queued: int = 0) -> tuple[Account, Decision]:
+        """Return the tenant's account, and the policy's decision that allows the request or makes it wait.
 
         Raises:
             ApplianceError: the policy denies.
@@ -256,12 +247,24 @@ class Ledger:
             concurrency=account.concurrency,
             request_bucket=account.requests,
             token_bucket=account.tokens,
+            input_bucket=account.input,
+            output_bucket=account.output,
+            queued=queued,
             spend=self.spends.of(access.tenant) if bounded else None,
         )
         decision = evaluate(self._policy, access, usage, now)
-        if not decision.allowed:
+        if decision.effect is Effect.DENY:
             raise denial(decision)
         return account, decision
+
+
+def first_access(
+    tenant: str, model: str, max_tokens: int | None, choices: int, feature: Feature | None
+) -> AccessRequest:
+    """Return what the first decision is about."""
+    return AccessRequest(
+        tenant=tenant, model=model, input_tokens=None, max_output_tokens=max_tokens, choices=choices, feature=feature
+    )
 
 
 class Reservation:
@@ -272,7 +275,8 @@ class Reservation:
         self._tenant = tenant
         self._model = model
         self._choices = choices
-        self._reserved = 0
+        self._reserved = NOTHING
+        """Prompt and output tokens."""
         self.reserved_cost = 0
         """Largest cost of the request in billionths, where the tenant's spend is limited; it must be recorded before
         the first token."""
@@ -294,6 +298,26 @@ class Reservation:
         the tokens of the longest of several texts.
 
         Raises:
+            ApplianceError: the policy denies it, or would make it wait.
+        """
+        decision = self.try_reserve(input_tokens, asked, room, longest=longest)
+        if not decision.allowed:
+            raise denial(decision)
+
+    def try_reserve(
+        self,
+        input_tokens: int,
+        asked: int | None,
+        room: int,
+        *,
+        longest: int | None = None,
+        queued: int = 0,
+        takes: bool = True,
+    ) -> Decision:
+        """Take the second decision as ``reserve`` does, beside so many waiting requests of the tenant; one that allows
+        has reserved, unless nothing is to be taken.
+
+        Raises:
             ApplianceError: the policy denies.
         """
         if asked is None:
@@ -312,13 +336,17 @@ class Reservation:
             longest_input=longest,
             choices=self._choices,
         )
-        self.decision = self._ledger.reserve(access)
+        decision = self._ledger.reserve(access, queued, takes=takes)
+        if not takes or not decision.allowed:
+            return decision
+        self.decision = _still_downgraded(self.decision, decision)
         most = self.obligations.max_output_tokens
         self.grant = min(room, most)
-        self._reserved = input_tokens + self._choices * most
+        self._reserved = input_tokens, self._choices * most
         if self.obligations.bounds_spend:
             self.reserved_cost = cost(self.obligations.price, input_tokens, 0, self._choices * most)
             self._ledger.spends.reserve(self._tenant, self.reserved_cost)
+        return decision
 
     def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
         """Return what so many tokens cost, in billionths of the currency's unit."""
@@ -330,8 +358,7 @@ class Reservation:
         Raises:
             UnauthenticatedError: it is no tenant any more.
         """
-        limits = self._ledger.limits(self._tenant)
-        return COUNTED_CONTEXTS * min(limits.max_context_tokens, limits.tokens_per_minute)
+        return COUNTED_CONTEXTS * most_input(self._ledger.limits(self._tenant))
 
     def refuse_uncounted(self, least: int, asked: int | None) -> None:
         """Raise what the policy denies a prompt of so many tokens or more for, if it does.
@@ -357,45 +384,15 @@ class Reservation:
             price = self.cost(input_tokens, cached_tokens, output_tokens)
             if price or self.reserved_cost:
                 self._ledger.spends.settle(self._tenant, self.reserved_cost, price)
-            used = input_tokens + output_tokens
+            used = input_tokens, output_tokens
             self._ledger.settle(self._tenant, self._reserved, used, self._choices, refused_tokens)
 
 
-def denial(decision: Decision) -> ApplianceError:
-    """Return a denial as the error that the caller sees; its rule is for the audit log. Its ``param`` is ``prompt``,
-    ``max_tokens`` or ``choices``, which the request's lifecycle replaces by the caller's name."""
-    error = _denial(decision)
-    error.rule = decision.rule
-    return error
-
-
-def _denial(decision: Decision) -> ApplianceError:
-    details = {}
-    if decision.limit is not None:
-        details["limit"] = str(decision.limit)
-    if decision.actual is not None:
-        details["actual"] = str(decision.actual)
-    if decision.reason is Reason.SPEND:
-        details = {name: amount_text(int(number)) for name, number in details.items()}
-    details["rule"] = decision.rule.rpartition(".")[2]
-    wait = decision.retry_after_s
-    match decision.reason:
-        case Reason.UNKNOWN_CREDENTIAL:
-            return UnauthenticatedError(decision.message)
-        case Reason.MODEL_NOT_ALLOWED | Reason.NO_PRICE:
-            return PermissionDeniedError(decision.message, param="model")
-        case Reason.FEATURE_NOT_ALLOWED:
-            return FeatureNotAllowedError(decision.message)
-        case Reason.CONTEXT_TOO_LONG:
-            return ContextLengthError(decision.message, param="prompt", details=details)
-        case Reason.OUTPUT_TOO_LONG:
-            return InvalidRequestError(decision.message, param="max_tokens", details=details)
-        case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
-            return RateLimitedError(decision.message, retry_after_s=min(wait, SECONDS_PER_MINUTE), details=details)
-        case Reason.SPEND if wait is not None:
-            return SpendLimitError(decision.message, retry_after_s=wait, details=details)
-        case _:
-            # More choices than may run, or a request larger than a whole minute's tokens or a whole period's spend:
-            # waiting does not help.
-            param = "choices" if decision.reason is Reason.CONCURRENCY else "max_tokens"
-            return InvalidRequestError(decision.message, param=param, details=details)
+def _still_downgraded(first: Decision, second: Decision) -> Decision:
+    """Return the second decision, with the low priority that the first may have given."""
+    assert first.obligations is not None, "an allowance has obligations"
+    assert second.obligations is not None, "an allowance has obligations"
+    if not first.obligations.downgraded or second.obligations.downgraded:
+        return second
+    obligations = replace(second.obligations, priority=Priority.LOW, downgraded=first.obligations.downgraded)
+    return replace(second, obligations=obligations)

@@ -35,9 +35,11 @@ from appliance.gateway.generate_request import (
 )
 from appliance.gateway.request.audited_calls import AuditedCalls, Call, Charge
 from appliance.gateway.request.follower import Outcome
-from appliance.gateway.request.ledger import Ledger, Reservation
+from appliance.gateway.request.ledger import Ledger, Reservation, first_access
 from appliance.gateway.request.suspects import Standing, Suspects
 from appliance.gateway.request.tenant_counts import TenantCounts, Tokens
+from appliance.gateway.request.turns import Turns
+from appliance.gateway.request.waiting import Gate
 from appliance.gateway.request.withdrawal import Admitted
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import EngineVisit, ModelSandboxes
@@ -45,9 +47,11 @@ from appliance.gateway.sandboxes.publications import Publications
 from appliance.gateway.sandboxes.stream import EngineGoneError, TokenStream
 from appliance.gateway.sandboxes.tenant_sandboxes import SandboxPair, TenantSandboxes
 from appliance.gateway.sandboxes.text_client import TextClient
+from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.request_trace import Phase, RequestTrace
 from isolation.ipc import messages as wire
 from isolation.ipc.messages import EngineReady
+from policy.decision import Decision
 from policy.model import Feature, Priority
 
 NO_DEADLINE_S = 3_600.0
@@ -92,6 +96,8 @@ class SessionDependencies:
     """Requests between admission and settlement."""
     record_spend: Callable[[str, str, int], Awaitable[None]] | None = None
     """Records the largest cost of a request of a tenant; None where no account is kept."""
+    count: Callable[..., None] = lambda *_args, **_labels: None
+    """Adds to a counter of ``names``."""
 
 
 class Lifecycle:
@@ -107,6 +113,7 @@ class Lifecycle:
         self._names = _names(request)
         self._reservation: Reservation | None = None
         self._answered = False
+        self._turns = Turns(dependencies.ledger, principal.tenant, trace, dependencies.count)
         self.principal = principal
         self.trace = trace
         self.until = self.enter_by = request.deadline or time.monotonic() + NO_DEADLINE_S
@@ -133,19 +140,45 @@ class Lifecycle:
             error.param = self._names.get(error.param, error.param)
         self._end(_reported(error))
 
-    def admit(self, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None) -> Reservation:
-        """Take the policy's first decision, and on allowance a concurrency slot for each choice.
+    async def admit(self, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None) -> Reservation:
+        """Take the policy's first decision, after a wait where it says so, and on allowance a concurrency slot for each
+        choice.
 
         Raises:
-            ApplianceError: the policy denies.
+            ApplianceError: the policy denies, or the wait ended without a place.
         """
-        trace, tenant = self.trace, self.principal.tenant
+        trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        reservation = self.dependencies.ledger.admit(tenant, self.model.name, max_tokens, choices, feature=feature)
-        self._reservation, decision = reservation, reservation.decision
+        access = first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature)
+
+        def attempt(takes: bool, queued: int) -> Decision:
+            found = ledger.try_admit(access, queued, takes=takes)
+            if isinstance(found, Decision):
+                return found
+            self._reservation = found
+            return found.decision
+
+        await self._turns.take(Gate.ADMISSION, attempt, self.until, self.waiting)
+        reservation = self._reservation
+        assert reservation is not None, "an attempt that passes has admitted it"
+        decision = reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
         return reservation
+
+    async def reserve(
+        self, reservation: Reservation, input_tokens: int, asked: int | None, room: int, *, longest: int | None = None
+    ) -> None:
+        """Take the policy's second decision, after a wait where it says so; see ``Reservation.reserve``.
+
+        Raises:
+            ApplianceError: the policy denies, or the wait ended without the tokens.
+        """
+
+        def attempt(takes: bool, queued: int) -> Decision:
+            return reservation.try_reserve(input_tokens, asked, room, longest=longest, queued=queued, takes=takes)
+
+        await self._turns.take(Gate.TOKENS, attempt, self.until, self.waiting)
 
     def place(self, reservation: Reservation) -> None:
         """Choose the sandboxes that the tenant's class asks for. To be called once the policy has agreed, so that
@@ -337,7 +370,12 @@ class Lifecycle:
         else:
             price = reservation.cost(tokens.input, tokens.cached, tokens.output)
             charge = Charge(tokens.input, tokens.cached, tokens.output, price, reservation.reserved_cost > 0)
-            parts.audited_calls.served(self.principal, self._call, reservation.decision, charge, error)
+            parts.audited_calls.served(
+                self.principal, self._call, reservation.decision, charge, error, self._turns.queued_ms
+            )
+            if downgraded := reservation.obligations.downgraded:
+                parts.count(names.DOWNGRADED_REQUESTS, rule=downgraded)
+                self.trace.annotate(policy_downgraded=downgraded)
             reservation.settle(tokens.input, tokens.output, refused, tokens.cached)
             if price:
                 self.trace.annotate(usage_cost=price)

@@ -41,7 +41,7 @@ from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
 from appliance.gateway.request.tokenizing import TokenizerSession
-from appliance.gateway.request.withdrawal import reason_to_end
+from appliance.gateway.request.withdrawal import caller_withdrawn, reason_to_end
 from appliance.gateway.sandboxes.attestations import Attestations
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
@@ -105,6 +105,7 @@ class GatewayService:
             self.tenant_sandboxes,
             self.publications,
             record_spend=record_spend,
+            count=telemetry.count,
         )
 
     def next_id(self) -> int:
@@ -224,11 +225,11 @@ class GatewayService:
         """
         ledger = self.ledger
         for life in list(self._dependencies.live):
-            admitted = life.admitted
-            if admitted is None:
-                continue
-            holds = credential_holds(admitted.principal.credential)
-            error = reason_to_end(admitted, ledger.policy, ledger.namespaces, credential_holds=holds)
+            holds, admitted = credential_holds(life.principal.credential), life.admitted
+            if admitted is None:  # it waits for its admission, and ``ledger`` has decided on it anew
+                error = caller_withdrawn(life.principal, ledger.policy, credential_holds=holds)
+            else:
+                error = reason_to_end(admitted, ledger.policy, ledger.namespaces, credential_holds=holds)
             if error is not None:
                 life.withdraw(error)
 
@@ -280,7 +281,9 @@ class GatewayService:
         self.publications.apply(ledger.policy, ledger.namespaces)
 
     def begin_drain(self) -> None:
-        """End all waits for sandboxes that are not there; other requests go on, and so do those that still arrive."""
+        """End all waits for sandboxes that are not there, and for limits; other requests go on, and so do those that
+        still arrive."""
+        self.ledger.lines.drain()
         for model in self.model_sandboxes.values():
             model.begin_drain()
         self.tenant_sandboxes.begin_drain()

@@ -61,7 +61,7 @@ class Session:
             ApplianceError: typed, at any point.
         """
         life, request = self.life, self._request
-        reservation = life.admit(request.max_tokens, request.choices, feature=_feature(request))
+        reservation = await life.admit(request.max_tokens, request.choices, feature=_feature(request))
         life.place(reservation)
         with life.encoding(reservation, request.max_tokens) as client:
             await self._check_calls(client)
@@ -70,7 +70,7 @@ class Session:
             life.outcome.input_tokens = len(token_ids)
         # From here on, and for a replay, the ids are enough; the text may be megabytes.
         request = self._request = replace(request, prompt=TokenPrompt(token_ids, request.prompt.param))
-        self._reserve(reservation, token_ids, await life.limits(max(token_ids), request.prompt.param))
+        await self._reserve(reservation, token_ids, await life.limits(max(token_ids), request.prompt.param))
         await life.secure(reservation)
         submit = self._submit(reservation, token_ids)
         mark = fingerprint(life.principal.tenant, life.model.name, submit)
@@ -84,7 +84,7 @@ class Session:
                 async for event in events:
                     yield event
 
-    def _reserve(self, reservation: Reservation, token_ids: array[int], ready: EngineReady) -> None:
+    async def _reserve(self, reservation: Reservation, token_ids: array[int], ready: EngineReady) -> None:
         """Take the second decision, with exact counts, which reserves tokens."""
         request = self._request
         numbers = len(token_ids) * (1 + request.prompt_logprobs)
@@ -102,7 +102,7 @@ class Session:
                 param=request.prompt.param,
                 details={"max_context_tokens": str(ready.max_context), "input_tokens": str(len(token_ids))},
             )
-        reservation.reserve(len(token_ids), asked, left)
+        await self.life.reserve(reservation, len(token_ids), asked, left)
 
     def _submit(self, reservation: Reservation, token_ids: array[int]) -> Submit:
         request, obligations = self._request, reservation.obligations

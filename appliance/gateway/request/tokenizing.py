@@ -27,7 +27,7 @@ class TokenizerSession:
             ApplianceError: typed, at any point.
         """
         life = self.life
-        reservation = life.admit(0, feature=Feature.TOKENIZE)
+        reservation = await life.admit(0, feature=Feature.TOKENIZE)
         life.place(reservation)
         with life.encoding(reservation, 0) as client:
             token_ids = await client.encode(self._request.prompt, life.until)
@@ -43,7 +43,7 @@ class TokenizerSession:
         """
         life, prompt = self.life, self._request.prompt
         assert isinstance(prompt, TokenPrompt), "a front end makes no other"
-        reservation = life.admit(0, feature=Feature.TOKENIZE)
+        reservation = await life.admit(0, feature=Feature.TOKENIZE)
         life.place(reservation)
         with life.encoding(reservation, 0) as client:
             if len(prompt.token_ids) > client.most_counted:

@@ -30,6 +30,14 @@ class Admitted:
     group: bytes
 
 
+def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
+    """Return the error that ends a request whose tenant or credential is gone; None while both hold. Pure."""
+    known = caller.tenant in policy.tenants and find_tenant(policy, caller.credential) == caller.tenant
+    if known and credential_holds:
+        return None
+    return UnauthenticatedError("the credential of this request was withdrawn; the request was stopped")
+
+
 def reason_to_end(
     admitted: Admitted, policy: PolicySet, namespaces: Mapping[str, bytes], *, credential_holds: bool
 ) -> ApplianceError | None:
@@ -42,8 +50,9 @@ def reason_to_end(
         credential_holds: whether an API key is known, not revoked and not expired; True for a certificate.
     """
     caller, tenant = admitted.principal, policy.tenants.get(admitted.principal.tenant)
-    if tenant is None or not credential_holds or find_tenant(policy, caller.credential) != caller.tenant:
-        return UnauthenticatedError("the credential of this request was withdrawn; the request was stopped")
+    withdrawn = caller_withdrawn(caller, policy, credential_holds=credential_holds)
+    if tenant is None or withdrawn is not None:
+        return withdrawn
     if not visible_models(policy, caller.tenant, (admitted.model,)):
         return PermissionDeniedError(
             f"this tenant may not use the model {admitted.model} any more; the request was stopped", param="model"

@@ -68,6 +68,9 @@ OWN_PREFIX = "athanor."
 TOKEN_TYPES = ("input", "cached", "output")
 """Values of the tokens' label."""
 
+QUEUE_ADMITTED, QUEUE_REFUSED, QUEUE_CANCELLED = QUEUE_OUTCOMES = ("admitted", "refused", "cancelled")
+"""Ends of a wait for a limit: it went on, it was refused after all, or its client left."""
+
 DROP_REASONS = ("queue_full", "export_failed", "shutdown")
 """Why a span does not reach the collector."""
 
@@ -102,6 +105,9 @@ SANDBOX_RESTARTS = "athanor.sandbox.restarts"
 SANDBOX_STARTS = "athanor.sandbox.starts"
 SANDBOX_THAWS = "athanor.sandbox.thaws"
 POLICY_RELOADS = "athanor.policy.reloads"
+QUEUED_REQUESTS = "athanor.policy.queued_requests"
+DOWNGRADED_REQUESTS = "athanor.policy.downgraded_requests"
+WAITING_REQUESTS = "athanor.policy.waiting_requests"
 DROPPED_SPANS = "athanor.telemetry.dropped_spans"
 CONNECTIONS = "athanor.connections"
 EVICTED_CONNECTIONS = "athanor.connections.evicted"
@@ -223,6 +229,15 @@ COUNTERS = {
     ),
     SANDBOX_THAWS: Instrument("{thaw}", "Times that a model's frozen sandboxes went on.", frozenset({"model"})),
     POLICY_RELOADS: Instrument("{reload}", "Policy reloads by outcome: ok, failed.", frozenset({"outcome"})),
+    QUEUED_REQUESTS: Instrument(
+        "{request}",
+        "Requests that waited for a limit of their tenant, by limit and by outcome: admitted, refused (after all), "
+        "cancelled (the client left).",
+        frozenset({"rule", "outcome"}),
+    ),
+    DOWNGRADED_REQUESTS: Instrument(
+        "{request}", "Requests served with low priority because they exceeded a limit.", frozenset({"rule"})
+    ),
     INTEGRITY_FAILURES: Instrument(
         "{request}",
         "Requests that an engine ended because a KV block in their tables was not theirs.",
@@ -284,6 +299,7 @@ GAUGES = {
         "What waits of networks that showed no credential: requests that are to begin, gRPC connections to be read.",
         frozenset({"what"}),
     ),
+    WAITING_REQUESTS: Instrument("{request}", "Requests that wait for a limit of their tenant."),
     RUNNING: Instrument("{request}", "Requests in the engine's last step.", frozenset({"model"})),
     WAITING: Instrument("{request}", "Requests that wait inside the engine.", frozenset({"model"})),
     ENGINE_DEFECTS: Instrument(

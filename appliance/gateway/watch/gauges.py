@@ -26,6 +26,7 @@ from appliance.gateway.telemetry.tracer import OtelTelemetry
 from appliance.gateway.watch.definitions import kv_blocks, running, waiting
 from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.state import PERIOD_S, ApplianceState
+from policy.rates import TREATMENTS
 
 log = structlog.get_logger()
 
@@ -142,6 +143,9 @@ class Gauges:
             metrics.expect(counter, model=models)
         metrics.expect(names.SANDBOX_THAWS, model=models)
         metrics.expect(names.POLICY_RELOADS, outcome=("ok", "failed"))
+        limits = tuple(TREATMENTS.values())
+        metrics.expect(names.QUEUED_REQUESTS, rule=limits, outcome=names.QUEUE_OUTCOMES)
+        metrics.expect(names.DOWNGRADED_REQUESTS, rule=limits)
 
     def check_engines(self, step_timeout_s: float) -> None:
         """Count integrity failures, probe idle sandboxes, and end those that have answered nothing for so many seconds:
@@ -198,6 +202,7 @@ class Gauges:
         for name, (remembered, certain) in self._service.suspicion(time.monotonic()).items():
             yield Level(names.SUSPECTS, remembered, {"model": name})
             yield Level(names.QUARANTINED, certain, {"model": name})
+        yield Level(names.WAITING_REQUESTS, len(self._service.ledger.lines), {})
         yield from self._spill.levels(self._telemetry.count)
         yield from self._disks.levels()
         if self.door is not None:

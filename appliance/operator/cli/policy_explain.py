@@ -24,6 +24,19 @@ athanor policy explain policy.yaml --credential key:alpha-1 --model athanor-mini
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running 8 -o json | while eight run
 """
 
+RequestsLeft = Annotated[int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")]
+TokensLeft = Annotated[int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")]
+InputTokensLeft = Annotated[
+    int | None, typer.Option(metavar="N", help="Prompt tokens left of input_tokens_per_minute [all].")
+]
+OutputTokensLeft = Annotated[
+    int | None, typer.Option(metavar="N", help="Output tokens left of output_tokens_per_minute [all].")
+]
+SpentToday = Annotated[
+    float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
+]
+SpentThisMonth = Annotated[float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")]
+
 
 def explain(  # noqa: PLR0913 - a parameter is an option
     path: Annotated[Path, typer.Argument(metavar="POLICY", help="File or folder of the policy.")],
@@ -41,18 +54,13 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         Feature | None, typer.Option(metavar="NAME", help="What it uses: structured_output, tokenize or tools.")
     ] = None,
     running: Annotated[int, typer.Option(metavar="N", min=0, help="The tenant's running requests.")] = 0,
-    requests_left: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")
-    ] = None,
-    tokens_left: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens that it has left in this minute [all].")
-    ] = None,
-    spent_today: Annotated[
-        float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent today, in the policy's currency.")
-    ] = 0.0,
-    spent_this_month: Annotated[
-        float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")
-    ] = 0.0,
+    requests_left: RequestsLeft = None,
+    tokens_left: TokensLeft = None,
+    input_tokens_left: InputTokensLeft = None,
+    output_tokens_left: OutputTokensLeft = None,
+    queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
+    spent_today: SpentToday = 0.0,
+    spent_this_month: SpentThisMonth = 0.0,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
@@ -60,11 +68,14 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
     gateway does: before the prompt is tokenised, then with --input-tokens. Nothing that runs is asked.
 
-    Exit codes: 0 allowed; 1 denied, or the policy has problems.
+    Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
+    from dataclasses import replace
+
     from appliance.operator.cli.policy_sources import load_with_sources
+    from policy.decision import Effect
     from policy.origins import find_origin
-    from policy.simulate import Question, decide
+    from policy.simulate import Load, Question, decide
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
@@ -78,31 +89,29 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         feature=feature,
     )
     policy, sources = load_with_sources(path, output_format)
-    now = _load(running, requests_left, tokens_left, spent_today, spent_this_month)
-    decision = decide(policy, question, now)
+    spent = {"spent_today": spent_today, "spent_this_month": spent_this_month}
+    now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left, **spent)
+    now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
+    decision = decide(policy, question, _at_this_moment(now))
     caller = tenant or policy.principals.get(credential or "", "")
     _show(policy, caller, decision, find_origin(sources, decision.rule), output_format)
-    raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
+    raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
 
 
-def _load(running: int, requests_left: int | None, tokens_left: int | None, today: float, this_month: float) -> Load:
+def _at_this_moment(load: Load) -> Load:
     """Load of the tenant at this moment of the day and the month."""
     import time
+    from dataclasses import replace
 
     from appliance.common.usage.periods import period_of
-    from policy.simulate import Load
 
     now = time.time()
     period = period_of(now)
-    return Load(
-        running=running,
-        requests_left=requests_left,
-        tokens_left=tokens_left,
-        spent_today=today,
-        spent_this_month=this_month,
-        day_left_s=period.day_ends - now,
-        month_left_s=period.month_ends - now,
-    )
+    return replace(load, day_left_s=period.day_ends - now, month_left_s=period.month_ends - now)
+
+
+_STYLES = {"allow": "bold green", "wait": "bold yellow", "deny": "bold red"}
+"""Effect -> its style."""
 
 
 def _show(policy: PolicySet, tenant: str, decision: Decision, origin: Origin | None, output_format: Format) -> None:
@@ -119,7 +128,7 @@ def _show(policy: PolicySet, tenant: str, decision: Decision, origin: Origin | N
     first, *rest = explained(decision, str(origin) if origin is not None and origin.inherited else "").splitlines()
     effect, _, message = first.partition(": ")
     console = output()
-    style = "bold green" if decision.allowed else "bold red"
+    style = _STYLES[effect]
     console.print(Text.assemble((effect, style), f": {printable(message)}"), soft_wrap=True)
     for line in rest:
         name, _, value = line.partition(": ")

@@ -23,6 +23,9 @@ SECTIONS = {
     "": "PolicySchema",
     "tenants.TENANT": "TenantSchema",
     "tenants.TENANT.limits": "LimitsSchema",
+    "tenants.TENANT.limits.requests_per_minute": "RequestRateSchema",
+    "tenants.TENANT.limits.tokens_per_minute": "TokenRateSchema",
+    "tenants.TENANT.limits.concurrency": "ConcurrencySchema",
     "tenants.TENANT.features": "FeaturesSchema",
     "tenants.TENANT.kv": "KvSchema",
     "defaults": "DefaultsSchema",
@@ -92,7 +95,7 @@ def _type(shape: Mapping[str, Any]) -> str:
             return "one of " + ", ".join(map(str, values))
         case {"const": value}:
             return str(value)
-        case {"anyOf": several}:
+        case {"anyOf": several} | {"oneOf": several}:
             return " or ".join(_type(one) for one in several if one.get("type") != "null")
         case {"$ref": _}:
             return "section"

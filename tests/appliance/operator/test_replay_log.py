@@ -31,6 +31,8 @@ def request(number: int) -> Entry:
         cached_tokens=1,
         output_tokens=2,
         cost=3,
+        queued_ms=4,
+        downgraded="",
     )
 
 

@@ -47,14 +47,16 @@ def test_a_line_comes_back(one: Entry, number: int, time_ms: int) -> None:
 
 
 def test_a_line_of_an_earlier_version_is_read() -> None:
-    """A request's line without the fields that came later is read, with zeros; with one of them missing, or another, it
-    is no line (control)."""
+    """A request's line without the fields that came with each later version is read, with zeros and empty texts; with
+    one of them missing, or another, it is no line (control)."""
     one = entry("request", **dict.fromkeys(KINDS["request"], 7))  # type: ignore[arg-type]
     values = json.loads(to_line(one, 3, 4))
-    later = LATER["request"]
-    _, _, read = from_line(json.dumps({name: value for name, value in values.items() if name not in later}).encode())
-    assert read.fields == one.fields | dict.fromkeys(later, 0)
-    for gone in ("cost", "output_tokens"):
+    assert len(LATER["request"]) == 2
+    for later in LATER["request"]:
+        old = {name: value for name, value in values.items() if name not in later}
+        _, _, read = from_line(json.dumps(old).encode())
+        assert read.fields == one.fields | {name: "" if name == "downgraded" else 0 for name in later}
+    for gone in ("cost", "output_tokens", "queued_ms"):
         with pytest.raises(EntryError):
             from_line(json.dumps({name: value for name, value in values.items() if name != gone}).encode())
 

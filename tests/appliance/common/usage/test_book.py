@@ -38,6 +38,8 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         cached_tokens=4,
         output_tokens=5,
         cost=cost,
+        queued_ms=0,
+        downgraded="",
     )
 
 

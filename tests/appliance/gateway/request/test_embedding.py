@@ -244,6 +244,9 @@ class QuietTelemetry:
         """A trace of nothing."""
         return Quiet()
 
+    def count(self, *_args: object, **_labels: str) -> None:
+        """Count nothing."""
+
 
 async def test_kinds_of_models_and_the_ledger(stage: Stage) -> None:
     """Through the service: input tokens alone are charged, the slot comes back; a model that generates gives no

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +141,73 @@ def test_a_reload_keeps_levels_and_running_requests() -> None:
     assert book.rates("alpha").remaining_tokens == 1_000
     running.settle(50, 0)
     assert book.concurrency("alpha") == 0
+
+
+def apart(input: int | None, output: int | None) -> PolicySet:  # noqa: A002
+    """The policy with rates of input and output tokens."""
+    limits = {"max_context_tokens": 100, "max_output_tokens": 50, "requests_per_minute": 1_000}
+    own = {"input_tokens_per_minute": input, "output_tokens_per_minute": output}
+    limits |= {name: value for name, value in own.items() if value is not None}
+    tenant = {"credentials": ["key:a"], "models": ["m"], "limits": limits}
+    return load_policy([Source("p.yaml", json.dumps({"version": 1, "tenants": {"alpha": tenant}}))])
+
+
+def levels(book: Ledger) -> tuple[float | None, float | None]:
+    """What is left of the rates of input and of output."""
+    account = book._accounts["alpha"]
+    return tuple(None if one is None else one.level for one in (account.input, account.output))  # type: ignore[return-value]
+
+
+def test_input_and_output_are_reserved_and_settled_apart() -> None:
+    """The exact prompt and the largest output are taken, and what was not used comes back; a refused prompt is charged
+    as input alone, and embeddings take no output."""
+    book = Ledger(apart(200, 100), {"alpha": b"k" * 32}, Clock())
+    one = book.admit("alpha", "m", 30)
+    one.reserve(40, 30, 60)
+    assert levels(book) == (160, 70)
+    one.settle(40, 12)
+    assert levels(book) == (160, 88)
+    gone = book.admit("alpha", "m", 30)
+    gone.reserve(40, 30, 60)
+    gone.settle(0, 0)
+    assert levels(book) == (160, 88)
+    book.admit("alpha", "m", 30).settle(0, 0, refused_tokens=50)
+    assert levels(book) == (110, 88)
+    vectors = book.admit("alpha", "m", 0)
+    vectors.reserve(10, 0, 0, longest=10)
+    vectors.settle(10, 0)
+    assert levels(book) == (100, 88)
+    with pytest.raises(RateLimitedError) as raised:
+        book.admit("alpha", "m", 50).reserve(1, 50, 60)
+        book.admit("alpha", "m", 50).reserve(1, 50, 60)
+    assert raised.value.rule == "tenants.alpha.limits.output_tokens_per_minute"
+
+
+def test_a_prompt_is_counted_up_to_its_own_rate() -> None:
+    """A prompt longer than the burst of input tokens can never be served, and is counted up to twice that."""
+    book = Ledger(apart(30, None), {"alpha": b"k" * 32}, Clock())
+    one = book.admit("alpha", "m", None)
+    assert one.most_counted() == 60
+    with pytest.raises(InvalidRequestError, match="at least 61 input tokens"):
+        one.refuse_uncounted(61, None)
+
+
+def test_a_rate_that_comes_with_a_reload_counts_what_runs() -> None:
+    """A new rate begins with a full bucket, less what running requests have reserved; so taking a limit away and
+    putting it back refills nothing of those. A rate that changes keeps its level in proportion."""
+    book = Ledger(apart(None, None), {"alpha": b"k" * 32}, Clock())
+    one = book.admit("alpha", "m", 30)
+    one.reserve(40, 30, 60)
+    assert levels(book) == (None, None)
+    book.replace(apart(200, 100), {"alpha": b"k" * 32})
+    assert levels(book) == (160, 70)
+    book.replace(apart(400, 100), {"alpha": b"k" * 32})
+    assert levels(book) == (320, 70)
+    book.replace(apart(400, None), {"alpha": b"k" * 32})
+    book.replace(apart(400, 100), {"alpha": b"k" * 32})
+    assert levels(book) == (320, 70)
+    one.settle(40, 10)
+    assert levels(book) == (320, 90)
 
 
 def test_a_tenant_taken_out_of_the_policy_is_refused_and_settles_quietly() -> None:

@@ -60,7 +60,7 @@ async def test_each_end_is_reported_once(
     trace, raises = Trace(), None
     try:
         with Lifecycle(stage.dependencies, Principal("alpha", "key:a"), REQUEST, trace) as life:  # type: ignore[arg-type]
-            life.place(life.admit(5))
+            life.place(await life.admit(5))
             assert stage.ledger.concurrency("alpha") == 1
             if raised is not None:
                 raise raised
@@ -95,7 +95,7 @@ async def test_what_a_refused_prompt_cost_is_charged_to_who_sent_it(
 
     async def refused() -> None:
         with Lifecycle(stage.dependencies, Principal("alpha", "key:a"), REQUEST, Quiet()) as life:  # type: ignore[arg-type]
-            life.admit(5).reserve(60, 5, 100)
+            (await life.admit(5)).reserve(60, 5, 100)
             life.outcome.text_tokens, life.outcome.input_tokens, life.outcome.started = 70, 60, started
             raise raised
 

@@ -46,7 +46,7 @@ def test_calls_become_entries() -> None:
     peer = Peer()
     feed = AuditFeed(peer.send)
     calls = AuditedCalls(feed, {"m"})
-    calls.served(WHO, CALL, YES, CHARGE, None)
+    calls.served(WHO, CALL, YES, CHARGE, None, 1_250)
     limited = RateLimitedError("slow down")
     limited.rule = "tenants.alpha.limits.tokens"
     calls.served(WHO, CALL, YES, CHARGE, limited)
@@ -68,8 +68,8 @@ def test_calls_become_entries() -> None:
         ("denied", 1, ""),
     ]
     assert peer.entries[0].fields["outcome"] == "OK"
-    charged = ("input_tokens", "cached_tokens", "output_tokens", "cost")
-    assert [peer.entries[0].fields[name] for name in charged] == [7, 2, 3, 950]
+    charged = ("input_tokens", "cached_tokens", "output_tokens", "cost", "queued_ms", "downgraded")
+    assert [peer.entries[0].fields[name] for name in charged] == [7, 2, 3, 950, 1_250, ""]
     assert peer.entries[2].fields["rule"] == limited.rule
     assert peer.entries[2].fields["policy"] == YES.policy_digest
     assert peer.entries[5].fields["outcome"] == "UNAUTHENTICATED"

@@ -85,6 +85,8 @@ def request(tenant: str, credential: str, **values) -> Entry:
         "output_tokens": 50,
         "cached_tokens": 0,
         "cost": 0,
+        "queued_ms": 0,
+        "downgraded": "",
     }
     return entry(
         "request",

@@ -106,6 +106,42 @@ def test_every_option_counts(run: Run, folder: Path, more: tuple[str, ...], reas
     assert (data["obligations"] is not None) == (reason == "allowed")
 
 
+RATED = """\
+version: 1
+tenants:
+  alpha:
+    credentials: ["key:alpha-1"]
+    models: ["*"]
+    limits:
+      requests_per_minute: {rate: 60, exceeded: queue}
+      input_tokens_per_minute: 600
+      output_tokens_per_minute: {rate: 6000, exceeded: downgrade}
+      max_queued_requests: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "effect", "line"),
+    [
+        (("--requests-left", "0"), "wait", "  waits: 1.0 s if nothing else changes, and is then decided on again"),
+        (("--requests-left", "0", "--queued", "2"), "deny", "  retry after: 1.0 s"),
+        (("--input-tokens", "20", "--input-tokens-left", "10"), "deny", "  retry after: 1.0 s"),
+        (
+            ("--input-tokens", "20", "--output-tokens-left", "0"),
+            "allow",
+            "  downgraded: beyond output_tokens_per_minute",
+        ),
+    ],
+)
+def test_rates_are_explained(run: Run, folder: Path, more: tuple[str, ...], effect: str, line: str) -> None:
+    """What is left of each rate, and how many wait, reach the decision; only a denial has another exit code."""
+    (folder / "policy.yaml").write_text(RATED)
+    told = run(*ALPHA, *more)
+    assert told.stdout.startswith(f"{effect}: ")
+    assert line in told.stdout.splitlines()
+    assert told.exit_code == (exits.REFUSED if effect == "deny" else exits.OK)
+
+
 def test_callers_by_credential(run: Run, folder: Path) -> None:
     """A credential leads to its tenant or to none; exactly one caller is named."""
     ask = ("policy", "explain", "policy.yaml", "--model", "athanor-mini")

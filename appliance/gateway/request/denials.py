@@ -1,0 +1,57 @@
+"""Denials of the policy as the errors that callers see."""
+
+from __future__ import annotations
+
+from appliance.common.errors import (
+    ApplianceError,
+    ContextLengthError,
+    FeatureNotAllowedError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    RateLimitedError,
+    SpendLimitError,
+    UnauthenticatedError,
+)
+from policy.decision import Decision, Reason
+from policy.prices import amount_text
+
+
+def denial(decision: Decision) -> ApplianceError:
+    """Return a denial, or what a request would have to wait for, as the error that the caller sees; its rule is for the
+    audit log. Its ``param`` is ``prompt``, ``max_tokens`` or ``choices``, which the request's lifecycle replaces by the
+    caller's name."""
+    error = _denial(decision)
+    error.rule = decision.rule
+    return error
+
+
+def _denial(decision: Decision) -> ApplianceError:
+    details = {}
+    if decision.limit is not None:
+        details["limit"] = str(decision.limit)
+    if decision.actual is not None:
+        details["actual"] = str(decision.actual)
+    if decision.reason is Reason.SPEND:
+        details = {name: amount_text(int(number)) for name, number in details.items()}
+    details["rule"] = decision.rule.rpartition(".")[2]
+    wait = decision.retry_after_s
+    match decision.reason:
+        case Reason.UNKNOWN_CREDENTIAL:
+            return UnauthenticatedError(decision.message)
+        case Reason.MODEL_NOT_ALLOWED | Reason.NO_PRICE:
+            return PermissionDeniedError(decision.message, param="model")
+        case Reason.FEATURE_NOT_ALLOWED:
+            return FeatureNotAllowedError(decision.message)
+        case Reason.CONTEXT_TOO_LONG:
+            return ContextLengthError(decision.message, param="prompt", details=details)
+        case Reason.OUTPUT_TOO_LONG:
+            return InvalidRequestError(decision.message, param="max_tokens", details=details)
+        case Reason.REQUEST_RATE | Reason.CONCURRENCY | Reason.TOKEN_RATE if wait is not None:
+            return RateLimitedError(decision.message, retry_after_s=wait, details=details)
+        case Reason.SPEND if wait is not None:
+            return SpendLimitError(decision.message, retry_after_s=wait, details=details)
+        case _:
+            # More choices than may run, or a request larger than a whole burst or a whole period's spend:
+            # waiting does not help.
+            param = "choices" if decision.reason is Reason.CONCURRENCY else "max_tokens"
+            return InvalidRequestError(decision.message, param=param, details=details)

@@ -1,0 +1,163 @@
+"""Waits of requests as their lifecycles have them: counted, audited, traced, and ended by a withdrawal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from appliance.common.errors import ApplianceError, DeadlineExceededError, RateLimitedError, UnauthenticatedError
+from appliance.gateway.generate_request import Principal
+from appliance.gateway.request.audit_feed import NoAuditFeed
+from appliance.gateway.request.audited_calls import AuditedCalls
+from appliance.gateway.request.lifecycle import Lifecycle
+from appliance.gateway.request.service import GatewayService
+from tests.appliance.gateway.request.test_embedding import QuietTelemetry
+from tests.appliance.gateway.request.test_lifecycle import REQUEST
+from tests.appliance.gateway.request.test_session import Quiet, Stage
+
+QUEUE = "limits: {concurrency: {at_once: 1, exceeded: queue}, max_queue_s: 1}"
+
+
+class Feed(NoAuditFeed):
+    """A feed that keeps the entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[dict[str, str | int]] = []
+
+    def add(self, kind: str, **fields: str | int) -> None:
+        """Keep it."""
+        self.entries.append({"kind": kind, **fields})
+
+
+class Trace(Quiet):
+    """A trace that keeps what is annotated."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, Any] = {}
+
+    def annotate(self, **words: Any) -> None:
+        """Keep it."""
+        self.own |= words
+
+
+class Scene:
+    """Lifecycles on a stage with a limit, whose counts and entries are kept."""
+
+    def __init__(self, stage: Stage, terms: str = QUEUE) -> None:
+        stage.grant(terms)
+        self.feed, self.counted = Feed(), Counter[tuple[str, ...]]()
+        self.dependencies = stage.dependencies
+        self.dependencies.audited_calls = AuditedCalls(self.feed, ("m",))
+        self.dependencies.count = self._count
+
+    def _count(self, name: str, **labels: str) -> None:
+        self.counted[(name.rpartition(".")[2], *labels.values())] += 1
+
+    def life(self, **options: Any) -> Lifecycle:
+        """A lifecycle of one request."""
+        request = replace(REQUEST, **options)
+        return Lifecycle(self.dependencies, Principal("alpha", "key:a"), request, Trace())  # type: ignore[arg-type]
+
+    async def run(self, life: Lifecycle, *, hold: asyncio.Event | None = None) -> None:
+        """Admit a request, hold it for a while, and end it."""
+        with life:
+            await life.admit(5)
+            if hold is not None:
+                await hold.wait()
+
+
+async def test_a_wait_is_counted_audited_and_traced(stage: Stage) -> None:
+    """A request that waited says for how long in its entry and its trace, and counts as admitted; one that did not wait
+    has zero and none (control)."""
+    scene, hold = Scene(stage), asyncio.Event()
+    first, second = scene.life(), scene.life()
+    running = asyncio.ensure_future(scene.run(first, hold=hold))
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(scene.run(second))
+    await asyncio.sleep(0.05)
+    assert len(scene.dependencies.ledger.lines) == 1
+    hold.set()
+    await asyncio.gather(running, waiting)
+    assert scene.counted == {("queued_requests", "concurrency", "admitted"): 1}
+    entries = scene.feed.entries
+    assert [one["kind"] for one in entries] == ["request", "request"]
+    assert entries[0]["queued_ms"] == 0
+    assert 40 <= int(entries[1]["queued_ms"]) <= 1_000
+    assert "policy_queued_ms" not in first.trace.own  # type: ignore[attr-defined]
+    assert second.trace.own["policy_queued_ms"] == entries[1]["queued_ms"]  # type: ignore[attr-defined]
+
+
+async def test_waits_that_end_without_a_place(stage: Stage) -> None:
+    """One that waits as long as it may is refused with the time to try again, one whose deadline passes ends with that,
+    one whose client leaves is gone: each is counted, and none has an entry of a request."""
+    scene, hold = Scene(stage), asyncio.Event()
+    running = asyncio.ensure_future(scene.run(scene.life(), hold=hold))
+    await asyncio.sleep(0)
+    lives = [scene.life(), scene.life(deadline=time.monotonic() + 0.1), scene.life()]
+    jobs = [asyncio.ensure_future(scene.run(life)) for life in lives]
+    await asyncio.sleep(0)
+    jobs[2].cancel()
+    late, expired, left = await asyncio.gather(*jobs, return_exceptions=True)
+    assert (type(late), type(expired)) == (RateLimitedError, DeadlineExceededError)
+    assert isinstance(late, ApplianceError) and late.retry_after_s is not None
+    assert isinstance(left, asyncio.CancelledError)
+    ends = {("queued_requests", "concurrency", end): number for end, number in (("refused", 2), ("cancelled", 1))}
+    assert scene.counted == ends
+    assert scene.feed.entries == []
+    assert scene.dependencies.ledger.concurrency("alpha") == 1
+    hold.set()
+    await running
+
+
+async def test_a_withdrawn_credential_ends_a_wait(stage: Stage) -> None:
+    """A key that is revoked while its request waits for admission ends the wait at once; under a key that holds the
+    wait goes on (control)."""
+    scene, hold = Scene(stage), asyncio.Event()
+    ledger = scene.dependencies.ledger
+    service = GatewayService({"m": stage.model}, ledger, QuietTelemetry())  # type: ignore[arg-type]
+    service._dependencies.live = scene.dependencies.live
+    running = asyncio.ensure_future(scene.run(scene.life(), hold=hold))
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(scene.run(scene.life()))
+    await asyncio.sleep(0)
+    service.end_withdrawn(lambda _credential: True)
+    await asyncio.sleep(0)
+    assert len(ledger.lines) == 1
+    service.end_withdrawn(lambda _credential: False)
+    with pytest.raises(UnauthenticatedError):
+        await waiting
+    assert len(ledger.lines) == 0
+    hold.set()
+    await running
+
+
+async def test_tokens_wait_for_a_refund(stage: Stage) -> None:
+    """The second decision waits too, with the request's slot taken, and goes on when another request gives back what it
+    did not use. A request that is downgraded says so in its entry and is counted."""
+    limits = "tokens_per_minute: {rate: 100, exceeded: queue}, concurrency: {at_once: 1, exceeded: downgrade}"
+    scene = Scene(stage, f"limits: {{{limits}, max_output_tokens: 100, max_queue_s: 60}}")
+    ledger = scene.dependencies.ledger
+    with scene.life() as one:
+        await one.reserve(await one.admit(50), 20, 50, 100)
+
+        async def second() -> None:
+            with scene.life() as two:
+                reservation = await two.admit(50)
+                await two.reserve(reservation, 20, 50, 100)
+                assert reservation.grant == 50
+
+        job = asyncio.ensure_future(second())
+        await asyncio.sleep(0.02)
+        assert (len(ledger.lines), ledger.concurrency("alpha")) == (1, 2)
+    await job
+    assert [one["downgraded"] for one in scene.feed.entries] == ["", "concurrency"]
+    assert scene.counted == {
+        ("queued_requests", "tokens_per_minute", "admitted"): 1,
+        ("downgraded_requests", "concurrency"): 1,
+    }
