@@ -34,12 +34,14 @@ from policy.model import (
     Priority,
     PublicPrefix,
     Retention,
+    Route,
     SharingGroup,
     Tenant,
 )
 from policy.positions import Locator, Path, dotted, load_yaml
 from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
+from policy.route_reading import read_routes
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
@@ -52,6 +54,8 @@ from policy.schema import (
     PriceSchema,
     PricesSchema,
     PublicPrefixSchema,
+    RouteSchema,
+    TargetSchema,
     TenantSchema,
 )
 from policy.wording import worded
@@ -101,7 +105,8 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
         raise PolicySyntaxError(syntax[:MAX_PROBLEMS])
     tenants, principals = _merged(files, problems)
     groups = _grouped(files, tenants, problems)
-    public = _published(files, tenants, problems)
+    routes = read_routes(files, problems)
+    public = _published(files, tenants, routes, problems)
     _check_reservations(files, problems)
     _check_accounts(files, problems)
     currency, prices = _priced(files, problems)
@@ -109,7 +114,7 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
     digest = _digest(tenants, groups, public, (currency, prices))
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
-    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency)
+    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency, MappingProxyType(routes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,9 @@ def _grouped(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[
     return groups
 
 
-def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: list[Problem]) -> dict[str, PublicPrefix]:
+def _published(
+    files: Sequence[_File], tenants: dict[str, Tenant], routes: Mapping[str, Route], problems: list[Problem]
+) -> dict[str, PublicPrefix]:
     """Collect all public prefixes and record them in the tenants that may use them."""
     found: dict[str, PublicPrefix] = {}
     origin: dict[str, str] = {}
@@ -196,7 +203,7 @@ def _published(files: Sequence[_File], tenants: dict[str, Tenant], problems: lis
                 continue
             origin[name] = file.name
             try:
-                found[name] = read_prefix(name, content, file.files, tenants)
+                found[name] = read_prefix(name, content, file.files, tenants, routes)
             except PrefixError as error:
                 problems.append(file.problem((*path, *error.key), error.message, at_key=not error.key))
                 continue
@@ -400,8 +407,10 @@ _KNOWN_KEYS = {
     "sharing_groups": tuple(GroupSchema.model_fields),
     "public_prefixes": tuple(PublicPrefixSchema.model_fields),
     "prices": tuple(PricesSchema.model_fields),
+    "routes": tuple(RouteSchema.model_fields),
 }
-"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``, ``prices``."""
+"""Keys of the mappings in the file: ``tenants.ID``, ``sharing_groups.ID``, ``public_prefixes.ID``, ``prices``,
+``routes.NAME``."""
 
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
@@ -409,8 +418,9 @@ _KNOWN_BELOW = {
     "limits": tuple(LimitsSchema.model_fields),
     "messages": tuple(PrefixMessageSchema.model_fields),
     "rules": tuple(field.alias or name for name, field in PriceSchema.model_fields.items()),
+    "to": tuple(TargetSchema.model_fields),
 }
-"""Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules``."""
+"""Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules`` or ``to``."""
 
 
 def _problems(error: ValidationError, name: str, locator: Locator) -> list[Problem]:
