@@ -66,7 +66,7 @@ MAX_PROBLEMS = 100
 SHOWN_SUM = 200
 """Characters repeated in a message from the end of a sum that is too large."""
 
-DIGEST_DOMAIN = "athanor policy 5"
+DIGEST_DOMAIN = "athanor policy 6"
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     currency, prices = _priced(files, problems)
     if problems:
         raise PolicySchemaError(problems[:MAX_PROBLEMS])
-    digest = _digest(tenants, groups, public, (currency, prices))
+    digest = _digest(tenants, groups, public, (currency, prices), routes)
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
     return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency, MappingProxyType(routes))
 
@@ -375,9 +375,10 @@ def _digest(
     groups: Mapping[str, SharingGroup],
     public: Mapping[str, PublicPrefix],
     prices: tuple[str, tuple[PriceRule, ...]],
+    routes: Mapping[str, Route],
 ) -> str:
-    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices]``, a part at a time: encoding thousands
-    of tenants at once would keep all other threads waiting."""
+    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices, routes]``, a part at a time: encoding
+    thousands of tenants at once would keep all other threads waiting."""
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
     published = {name: asdict(prefix) for name, prefix in public.items()}
     priced = [prices[0], [asdict(rule) for rule in prices[1]]]
@@ -385,7 +386,8 @@ def _digest(
     for index, tenant_id in enumerate(sorted(tenants)):
         values = _values(tenants[tenant_id])
         state.update(f"{',' if index else ''}{_json(tenant_id)}:{_json(values)}".encode())
-    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)}]".encode())
+    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)},".encode())
+    state.update(f"{_json({name: asdict(route) for name, route in routes.items()})}]".encode())
     return state.hexdigest()
 
 
