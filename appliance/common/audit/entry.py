@@ -30,6 +30,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "tenant": _T,
         "principal": _T,
         "model": _T,
+        "alias": _T,
         "operation": _T,
         "rule": _T,
         "policy": _T,
@@ -39,7 +40,16 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "output_tokens": _N,
         "cost": _N,
     },
-    "denied": {"tenant": _T, "principal": _T, "model": _T, "rule": _T, "policy": _T, "outcome": _T, "count": _N},
+    "denied": {
+        "tenant": _T,
+        "principal": _T,
+        "model": _T,
+        "alias": _T,
+        "rule": _T,
+        "policy": _T,
+        "outcome": _T,
+        "count": _N,
+    },
     "refused": {"outcome": _T, "count": _N},
     "policy": {"outcome": _T, "policy": _T, "tenants": _N},
     "integrity": {"model": _T, "generation": _N, "count": _N},
@@ -61,7 +71,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 """Kind to its fields and their types:
 
 * ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for and their cost in
-  billionths of the currency's unit;
+  billionths of the currency's unit; ``alias`` is the route by which its model was asked for, or empty;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise;
 * ``policy``: a policy was put in force, or refused;
@@ -75,8 +85,12 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-LATER: Final[dict[str, frozenset[str]]] = {"request": frozenset({"cached_tokens", "cost"})}
-"""Fields that the first version of a kind did not have. A log is read for years: where they are missing they are 0."""
+LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
+    "request": (frozenset({"alias"}), frozenset({"alias", "cached_tokens", "cost"})),
+    "denied": (frozenset({"alias"}),),
+}
+"""Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
+or empty."""
 
 FROM_GATEWAY = frozenset({"request", "denied", "refused", "policy", "integrity"})
 """Kinds that the gateway may report: a taken-over gateway can lie about these and no others."""
@@ -148,9 +162,9 @@ def from_line(line: bytes) -> tuple[int, int, Entry]:
         raise EntryError("not a line of an audit log")
     known = KINDS[kind]
     missing = known.keys() - values.keys()
-    if values.keys() - known.keys() or (missing and missing != LATER.get(kind)):
+    if values.keys() - known.keys() or (missing and missing not in LATER.get(kind, ())):
         raise EntryError("not a line of an audit log")
-    return number, time_ms, Entry(kind, values | dict.fromkeys(missing, 0))
+    return number, time_ms, Entry(kind, values | {name: known[name]() for name in missing})
 
 
 def _fits(value: object, of: type) -> bool:

@@ -27,7 +27,7 @@ from appliance.gateway.front.tool_builder import (
 from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Grammar, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
-from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
+from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, cache_key_of, document_of, model_of, priority_of
 from appliance.gateway.http.responses_objects import ResponseWriter
 from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
@@ -56,6 +56,7 @@ _SERVED = _PROMPT | {
     "metadata",
     "truncation",
     "store",
+    "prompt_cache_key",
 }
 _INCLUDES = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -89,15 +90,14 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         priority=priority_of(document),
         grammar=_grammar(document),
         tools=tools,
+        cache_key=cache_key_of(document),
     )
     request_builder.checked(request, {"logprobs": "top_logprobs"})
     _check_truncation(document)
     typed(document, "store", bool)
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
-    return Parsed(
-        request, partial(ResponseWriter, request, shown=shown), without_effect(document, _SERVED, UNSUPPORTED)
-    )
+    return Parsed(request, partial(ResponseWriter, shown=shown), without_effect(document, _SERVED, UNSUPPORTED))
 
 
 def parse_input_tokens(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:

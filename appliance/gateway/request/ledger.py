@@ -18,6 +18,7 @@ from appliance.common.errors import (
     FeatureNotAllowedError,
     InvalidRequestError,
     PermissionDeniedError,
+    PolicyChangedError,
     RateLimitedError,
     SpendLimitError,
     UnauthenticatedError,
@@ -126,7 +127,14 @@ class Ledger:
         return self.rates(tenant) if tenant in self._accounts else None
 
     def admit(
-        self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None
+        self,
+        tenant: str,
+        model: str,
+        max_tokens: int | None,
+        choices: int = 1,
+        *,
+        feature: Feature | None = None,
+        alias: str = "",
     ) -> Reservation:
         """Take the first decision; on allowance the request has one concurrency slot a choice until it is settled.
 
@@ -140,13 +148,14 @@ class Ledger:
             max_output_tokens=max_tokens,
             choices=choices,
             feature=feature,
+            alias=alias,
         )
         now = self._clock()
         account, decision = self._decide(access, now)
         known = self._policy.tenants[tenant]
         group = self._namespaces[group_account(known.group)] if known.group is not None else b""
         keys = Keys(self._namespaces[tenant], group)
-        reservation = Reservation(self, tenant, model, decision, keys, choices)
+        reservation = Reservation(self, tenant, model, decision, keys, choices, alias)
         rate = Rate(known.limits.requests_per_minute)
         current = refill(account.requests, rate, now)
         account.requests = Bucket(current.level - 1, now)
@@ -267,7 +276,10 @@ class Ledger:
 class Reservation:
     """Slots and tokens that one admitted request has of its tenant's account."""
 
-    def __init__(self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int) -> None:
+    def __init__(
+        self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int, alias: str = ""
+    ) -> None:
+        self._alias = alias
         self._ledger = ledger
         self._tenant = tenant
         self._model = model
@@ -311,6 +323,7 @@ class Reservation:
             max_output_tokens=asked,
             longest_input=longest,
             choices=self._choices,
+            alias=self._alias,
         )
         self.decision = self._ledger.reserve(access)
         most = self.obligations.max_output_tokens
@@ -345,6 +358,7 @@ class Reservation:
             input_tokens=least,
             max_output_tokens=asked,
             choices=self._choices,
+            alias=self._alias,
             uncounted=True,
         )
         self._ledger.refuse(access)
@@ -384,6 +398,8 @@ def _denial(decision: Decision) -> ApplianceError:
             return UnauthenticatedError(decision.message)
         case Reason.MODEL_NOT_ALLOWED | Reason.NO_PRICE:
             return PermissionDeniedError(decision.message, param="model")
+        case Reason.ROUTE_CHANGED:
+            return PolicyChangedError(decision.message)
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)
         case Reason.CONTEXT_TOO_LONG:

@@ -95,7 +95,7 @@ class Lifecycle:
     ) -> None:
         """The request is not kept: it holds the prompt's text."""
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value)
+        self._call = Call(request.request_id, request.model, request.operation.value, request.alias)
         self._asked_priority = None if isinstance(request, TokenizerRequest) else request.priority
         self._names = _names(request)
         self._reservation: Reservation | None = None
@@ -124,6 +124,9 @@ class Lifecycle:
     ) -> None:
         if isinstance(error, InvalidRequestError) and error.param is not None:
             error.param = self._names.get(error.param, error.param)
+        if self._call.alias and isinstance(error, UnavailableError):
+            # The caller asked for the route; which models it leads to is told by answers alone.
+            error.message = error.message.replace(f"the model {self.model.name} ", f"the model {self._call.alias} ")
         self._end(_reported(error))
 
     def admit(self, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None) -> Reservation:
@@ -134,7 +137,9 @@ class Lifecycle:
         """
         trace, tenant = self.trace, self.principal.tenant
         trace.begin(Phase.POLICY)
-        reservation = self.dependencies.ledger.admit(tenant, self.model.name, max_tokens, choices, feature=feature)
+        reservation = self.dependencies.ledger.admit(
+            tenant, self.model.name, max_tokens, choices, feature=feature, alias=self._call.alias
+        )
         self._reservation, decision = reservation, reservation.decision
         trace.end(Phase.POLICY, policy_rule=decision.rule, policy_effect=decision.effect.value)
         trace.annotate(policy_rule=decision.rule, policy_digest=decision.policy_digest)
@@ -159,7 +164,12 @@ class Lifecycle:
         if reservation is None:
             return None
         return Admitted(
-            self.principal, self.model.name, reservation.obligations, reservation.namespace, reservation.group
+            self.principal,
+            self.model.name,
+            reservation.obligations,
+            reservation.namespace,
+            reservation.group,
+            self._call.alias,
         )
 
     @property

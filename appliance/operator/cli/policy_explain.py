@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,18 +16,23 @@ from policy.model import Feature
 if TYPE_CHECKING:
     from policy.decision import Decision
     from policy.model import PolicySet
+    from policy.routes import RouteChoice
     from policy.simulate import Load
+
+LAST_DRAW = 1 - 2**-53
+"""Largest draw, since 1 is the end of the last share."""
 
 EXAMPLES = """
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini | before the prompt is tokenised
 athanor policy explain policy.yaml --credential key:alpha-1 --model athanor-mini --input-tokens 900 | with its count
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running 8 -o json | while eight run
+athanor policy explain policy.yaml --tenant alpha --model fast --unready athanor-mini | where a route leads
 """
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
     path: Annotated[Path, typer.Argument(metavar="POLICY", help="File or folder of the policy.")],
-    model: Annotated[str, typer.Option(metavar="NAME", help="Served model that is asked for.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="Served model, or route, that is asked for.")],
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Tenant that asks.")] = None,
     credential: Annotated[
         str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
@@ -52,17 +58,27 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     spent_this_month: Annotated[
         float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")
     ] = 0.0,
+    unready: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")
+    ] = None,
+    busy: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")
+    ] = None,
+    draw: Annotated[
+        float, typer.Option(metavar="PART", min=0, max=1, help="Where the request falls among a route's shares.")
+    ] = 0.0,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
 
     Shows the numbers that were compared and what is granted. Decides as the gateway does: before the prompt is
-    tokenised, then with --input-tokens. Nothing that runs is asked.
+    tokenised, then with --input-tokens. Of a route it shows where it leads, and the model that is chosen while all can
+    serve, or those of --unready and --busy cannot. Nothing that runs is asked.
 
     Exit codes: 0 allowed; 1 denied, or the policy has problems.
     """
     from appliance.operator.cli.policy_sources import load
-    from policy.simulate import Question, decide
+    from policy.simulate import Question, chosen, decide
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
@@ -74,11 +90,17 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         max_tokens=max_tokens,
         choices=choices,
         feature=feature,
+        draw=min(draw, LAST_DRAW),
     )
     policy = load(path, output_format)
-    now = _load(running, requests_left, tokens_left, spent_today, spent_this_month)
+    now = replace(
+        _load(running, requests_left, tokens_left, spent_today, spent_this_month),
+        unready=tuple(unready or ()),
+        busy=tuple(busy or ()),
+    )
     decision = decide(policy, question, now)
-    _show(policy, tenant or policy.principals.get(credential or "", ""), decision, output_format)
+    caller = tenant or policy.principals.get(credential or "", "")
+    _show(policy, caller, model, decision, chosen(policy, question, now), output_format)
     raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
 
 
@@ -102,17 +124,24 @@ def _load(running: int, requests_left: int | None, tokens_left: int | None, toda
     )
 
 
-def _show(policy: PolicySet, tenant: str, decision: Decision, output_format: Format) -> None:
+def _show(
+    policy: PolicySet, tenant: str, model: str, decision: Decision, choice: RouteChoice | None, output_format: Format
+) -> None:
     from dataclasses import asdict
 
     from rich.text import Text
 
     from appliance.common.figures import printable
     from policy.explain import explain as explained
+    from policy.explain import explain_route
 
-    if print_data({"tenant": tenant if tenant in policy.tenants else None, **asdict(decision)}, output_format):
+    known = tenant if tenant in policy.tenants else None
+    routed = None if choice is None else {"alias": model, **asdict(choice)}
+    if print_data({"tenant": known, **asdict(decision), "route": routed}, output_format):
         return
     first, *rest = explained(decision).splitlines()
+    if choice is not None:
+        rest[:0] = explain_route(policy.routes[model], choice).splitlines()
     effect, _, message = first.partition(": ")
     console = output()
     style = "bold green" if decision.allowed else "bold red"
