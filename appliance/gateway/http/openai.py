@@ -66,9 +66,6 @@ _MESSAGE_SERVED = frozenset({"role", "content", "name", "tool_calls", "tool_call
 MAX_PROMPTS = 128
 """Prompts of one request, each of which is a request of the tenant's rate."""
 
-MAX_CACHE_KEY_CHARS = 128
-"""Characters of ``prompt_cache_key``: twice what OpenAI takes."""
-
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """What ``reasoning_effort`` may be; how many of them differ is the template's matter."""
 
@@ -127,7 +124,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         echo=_echo(operation, document),
         choices=request_builder.asked("choices", typed(document, "n", int), "n"),
         deterministic=typed(document, "deterministic", bool) or False,
-        cache_key=cache_key_of(document),
+        cache_key=typed(document, "prompt_cache_key", str) or "",
     )
     include_usage = _stream_options(document, request.stream, ignored)
     for name, value in document.items():
@@ -175,17 +172,6 @@ def priority_of(document: Mapping[str, Any]) -> Priority | None:
     if tier is not None and tier not in _TIERS:
         raise InvalidRequestError(f"service_tier must be one of: {', '.join(_TIERS)}", param="service_tier")
     return _TIERS[tier] if tier is not None else None
-
-
-def cache_key_of(document: Mapping[str, Any]) -> str:
-    """The ``prompt_cache_key`` of a document; empty where there is none.
-
-    Raises:
-        InvalidRequestError: it is no short text.
-    """
-    key = typed(document, "prompt_cache_key", str) or ""
-    request_builder.check_most(len(key), MAX_CACHE_KEY_CHARS, "prompt_cache_key", "characters")
-    return key
 
 
 def model_of(document: Mapping[str, Any]) -> str:

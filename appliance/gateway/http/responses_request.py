@@ -27,7 +27,7 @@ from appliance.gateway.front.tool_builder import (
 from appliance.gateway.generate_request import ChatPrompt, GenerateRequest, Grammar, Operation, TokenizerRequest, Tools
 from appliance.gateway.http.dialect import Parsed
 from appliance.gateway.http.fields import an_object, needed, number, one_of, typed, without_effect
-from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, cache_key_of, document_of, model_of, priority_of
+from appliance.gateway.http.openai import EFFORTS, PART_SEPARATOR, document_of, model_of, priority_of
 from appliance.gateway.http.responses_objects import ResponseWriter
 from appliance.gateway.http.tokenizer_routes import count_request
 from appliance.gateway.http.unsupported import Unsupported, refuse_unsupported
@@ -90,7 +90,7 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         priority=priority_of(document),
         grammar=_grammar(document),
         tools=tools,
-        cache_key=cache_key_of(document),
+        cache_key=typed(document, "prompt_cache_key", str) or "",
     )
     request_builder.checked(request, {"logprobs": "top_logprobs"})
     _check_truncation(document)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from appliance.gateway.generate_request import (
     EmbedRequest,
@@ -21,7 +21,7 @@ from policy.model import ModelState, PolicySet, Route, Tenant
 from policy.routes import RouteChoice, choose, draw_of, visible_route
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Routing:
     """Chooses models of routes by the states of their sandboxes."""
 
@@ -30,6 +30,8 @@ class Routing:
     tenant_sandboxes: TenantSandboxes
     chosen: Callable[[str, RouteChoice], None]
     """Called with the alias and the choice of each request."""
+    _listed: tuple[PolicySet | None, dict[tuple[str, ...], list[Route]]] = field(default_factory=lambda: (None, {}))
+    """A policy, and the routes that lists of model patterns have shown in it so far."""
 
     def routed(self, policy: PolicySet, principal: Principal, request: Routable) -> Routable:
         """Return the request with the model that serves it, where it names a route that its tenant may use; else as it
@@ -49,8 +51,19 @@ class Routing:
         tenant = policy.tenants.get(principal.tenant)
         if tenant is None:
             return []
-        names = [name for name in policy.routes if first_match(tenant.models, name) is not None]
-        return [self._card(policy.routes[name]) for name in names]
+        return [self._card(route) for route in self._visible(policy, tenant)]
+
+    def _visible(self, policy: PolicySet, tenant: Tenant) -> list[Route]:
+        """Return the routes that a tenant may use. They are looked for once for each policy: a list of models takes a
+        time that does not tell how many routes others have."""
+        if self._listed[0] is not policy:
+            self._listed = policy, {}
+        known = self._listed[1]
+        if tenant.models not in known:
+            known[tenant.models] = [
+                route for name, route in policy.routes.items() if first_match(tenant.models, name) is not None
+            ]
+        return known[tenant.models]
 
     def _state(self, name: str, tenant: Tenant, request: Routable) -> ModelState:
         shared = self.models.get(name)
