@@ -78,7 +78,7 @@ async def test_grpc_names_the_model_that_served(routed: Running, channel: grpc.a
     stub = InferenceServiceStub(channel)
     metadata = tuple(routed.authorization.items())
     request = pb.GenerateRequest(model="fast", text="hi", prompt_cache_key="chat-7")
-    first = [message async for message in stub.Generate(request, metadata=metadata)][0]
+    first = await anext(aiter(stub.Generate(request, metadata=metadata)))
     assert first.started.model == MODEL
     asked = routed.service.requests[-1]
     assert (asked.model, asked.alias, asked.cache_key) == (MODEL, "fast", "chat-7")
