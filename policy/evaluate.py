@@ -60,22 +60,8 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             policy_digest=policy.digest,
         )
     matched = first_match(tenant.models, access.alias or access.model)
-    if matched is None:
-        return Decision(
-            effect=Effect.DENY,
-            reason=Reason.MODEL_NOT_ALLOWED,
-            rule=f"tenants.{tenant.id}.models",
-            message="there is no such model, or this tenant may not use it",
-            policy_digest=policy.digest,
-        )
-    if not leads(policy, access.model, access.alias):
-        return Decision(
-            effect=Effect.DENY,
-            reason=Reason.ROUTE_CHANGED,
-            rule=f"routes.{access.alias or access.model}",
-            message="the route to this model changed; the same request may be sent again",
-            policy_digest=policy.digest,
-        )
+    if (refused := _name_refused(policy, tenant, access, matched)) is not None:
+        return refused
     if access.feature is not None and not tenant.features.grants(access.feature):
         return Decision(
             effect=Effect.DENY,
@@ -115,6 +101,27 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
         policy_digest=policy.digest,
         obligations=_obligations(policy, tenant, case),
     )
+
+
+def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matched: int | None) -> Decision | None:
+    """Deny a name that matches none of the tenant's patterns, or that leads to the model no more."""
+    if matched is None:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.MODEL_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.models",
+            message="there is no such model, or this tenant may not use it",
+            policy_digest=policy.digest,
+        )
+    if not leads(policy, access.model, access.alias):
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.ROUTE_CHANGED,
+            rule=f"routes.{access.alias or access.model}",
+            message="the route to this model changed; the same request may be sent again",
+            policy_digest=policy.digest,
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from policy.routes import RouteChoice
     from policy.simulate import Load
 
-LAST_DRAW = 1 - 2**-53
-"""Largest draw, since 1 is the end of the last share."""
-
 EXAMPLES = """
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini | before the prompt is tokenised
 athanor policy explain policy.yaml --credential key:alpha-1 --model athanor-mini --input-tokens 900 | with its count
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running 8 -o json | while eight run
 athanor policy explain policy.yaml --tenant alpha --model fast --unready athanor-mini | where a route leads
 """
+
+Names = list[str] | None
+Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
+Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
 
 
 def explain(  # noqa: PLR0913 - a parameter is an option
@@ -58,15 +59,8 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     spent_this_month: Annotated[
         float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")
     ] = 0.0,
-    unready: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")
-    ] = None,
-    busy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")
-    ] = None,
-    draw: Annotated[
-        float, typer.Option(metavar="PART", min=0, max=1, help="Where the request falls among a route's shares.")
-    ] = 0.0,
+    unready: Unready = None,
+    busy: Busy = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
@@ -90,17 +84,12 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         max_tokens=max_tokens,
         choices=choices,
         feature=feature,
-        draw=min(draw, LAST_DRAW),
     )
     policy = load(path, output_format)
-    now = replace(
-        _load(running, requests_left, tokens_left, spent_today, spent_this_month),
-        unready=tuple(unready or ()),
-        busy=tuple(busy or ()),
-    )
-    decision = decide(policy, question, now)
-    caller = tenant or policy.principals.get(credential or "", "")
-    _show(policy, caller, model, decision, chosen(policy, question, now), output_format)
+    now = _load(running, requests_left, tokens_left, spent_today, spent_this_month)
+    now = replace(now, unready=tuple(unready or ()), busy=tuple(busy or ()))
+    decision, choice = decide(policy, question, now), chosen(policy, question, now)
+    _show(policy, tenant or policy.principals.get(credential or "", ""), model, decision, choice, output_format)
     raise typer.Exit(exits.OK if decision.allowed else exits.REFUSED)
 
 
