@@ -331,13 +331,14 @@ class RouteSchema(_Strict):
         "come last. When the cheapest cannot serve, the next one does.",
     )
     fallback: list[ModelName] = Field(
-        default_factory=list,
+        default=[],
         max_length=MAX_TARGETS,
         description="Models that are tried in this order when the chosen one cannot serve.",
     )
     fall_back_when: list[Literal["unready", "busy"]] = Field(
         default=["unready"],
         min_length=1,
+        max_length=2,
         description="When a model is passed over. unready: it is starting, hangs, or is not served. busy: many "
         "requests wait in it, or its KV is full; this holds for no tenant of class strict, which is shown nothing of "
         "others.",
