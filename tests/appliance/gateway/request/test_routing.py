@@ -205,9 +205,12 @@ async def test_the_fallback_serves_while_a_model_is_away(house: House) -> None:
     house.models["mini"].set_text(None)
     assert house.service.routed(BY_ALIAS, request()).model == "next"
     house.models["mini"].set_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineLink, "hang", property(lambda link: "hangs" if link is engine else ""))
+        assert house.service.routed(BY_ALIAS, request()).model == "next"
     house.models["mini"].begin_drain()
     assert house.service.routed(BY_ALIAS, request()).model == "next"
-    assert house.choices()["fast", "next", "unready"] == 3
+    assert house.choices()["fast", "next", "unready"] == 4
 
 
 async def test_a_busy_model_is_passed_over_except_for_class_strict(house: House) -> None:
