@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from appliance.gateway.sandboxes.engine_link import EngineLink
+from appliance.gateway.sandboxes.engine_link import LAST_PLACES, MAX_LIVE_REQUESTS, EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from policy.model import IsolationClass, ModelState
 
 BUSY_QUEUE = 32
-"""Requests that wait in an engine, or are on their way to it, from which on it is busy: at twice the rows of a small
-engine, a new one waits for about as long as an answer takes."""
+"""Requests that wait in an engine for a row, from which on it is busy: a quarter of the rows that an engine has by
+default, so that a burst which the next steps take up is none."""
+
+BUSY_LIVE = MAX_LIVE_REQUESTS - LAST_PLACES
+"""Requests in an engine, running or waiting, from which on it is busy whatever it says: a tenant with many gets no
+further place."""
 
 
 def model_state(
@@ -37,7 +41,8 @@ def model_state(
 
 def is_busy(engine: EngineLink) -> bool:
     """Return whether requests wait in an engine: ``BUSY_QUEUE`` of them, or any while its KV has no free block. What
-    runs and what is free are the engine's own words; a lie moves requests of routes elsewhere, or leaves them."""
-    live, stats = len(engine.live), engine.stats
-    waiting = live - stats.running
-    return waiting >= BUSY_QUEUE or (live > 0 and stats.waiting > 0 and stats.free_blocks == 0)
+    waits and what is free are the engine's own words of its last step; a lie moves requests of routes elsewhere, or
+    leaves them until ``BUSY_LIVE``."""
+    live = len(engine.live)
+    waiting = min(live, engine.stats.waiting)
+    return live >= BUSY_LIVE or waiting >= BUSY_QUEUE or (waiting > 0 and engine.stats.free_blocks == 0)

@@ -35,7 +35,7 @@ from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes import model_sandboxes as rooms
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
-from appliance.gateway.sandboxes.model_states import BUSY_QUEUE, model_state
+from appliance.gateway.sandboxes.model_states import BUSY_LIVE, BUSY_QUEUE, model_state
 from appliance.gateway.sandboxes.text_link import TextLink, VocabularyTable
 from appliance.gateway.telemetry.names import REQUEST_MODEL, RESPONSE_MODEL
 from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
@@ -214,21 +214,36 @@ async def test_the_fallback_serves_while_a_model_is_away(house: House) -> None:
 
 
 async def test_a_busy_model_is_passed_over_except_for_class_strict(house: House) -> None:
-    """With as many requests on their way as the bound says; one less (control) is not busy. A tenant of class strict,
-    whose choice would show how many others there are, stays."""
+    """With as many requests that wait as the bound says, or with one and no free block, the next model is chosen. One
+    less, a queue that is told of and cannot be, and free blocks (controls) leave it. A tenant of class strict, whose
+    choice would show how many others there are, stays."""
     link = house.models["mini"].engine
     assert link is not None
-    waiting = [Submit(number, b"k" * 32, array("I", [1]), 1, Sampling()) for number in range(1, BUSY_QUEUE + 1)]
-    for one in waiting[:-1]:
-        link.submit(one, b"")
+
+    def chosen(who: Principal = BY_ALIAS, **stats: int) -> str:
+        link.stats = replace(link.stats, **stats)
+        return house.service.routed(who, request()).model
+
+    assert chosen(waiting=1_000, free_blocks=0) == "mini", "nothing of ours is in it"
+    for number in range(1, BUSY_QUEUE + 1):
+        link.submit(Submit(number, b"k" * 32, array("I", [1]), 1, Sampling()), b"")
+    assert chosen(waiting=BUSY_QUEUE - 1, free_blocks=9) == "mini"
+    assert chosen(waiting=BUSY_QUEUE) == "next"
+    assert chosen(Principal("strict-one", "key:strict")) == "mini"
+    assert chosen(waiting=1) == "mini"
+    assert chosen(free_blocks=0) == "next", "its KV is full"
+    assert chosen(waiting=0) == "mini", "its KV is full, and nothing waits for it"
+
+
+async def test_an_engine_that_denies_its_queue_is_busy_all_the_same(house: House) -> None:
+    """What the gateway has sent it counts, whatever it says."""
+    link = house.models["mini"].engine
+    assert link is not None
+    link._live = dict.fromkeys(range(BUSY_LIVE - 1))
     assert house.service.routed(BY_ALIAS, request()).model == "mini"
-    link.submit(waiting[-1], b"")
+    link._live = dict.fromkeys(range(BUSY_LIVE))
     assert house.service.routed(BY_ALIAS, request()).model == "next"
-    assert house.service.routed(Principal("strict-one", "key:strict"), request()).model == "mini"
-    link.stats = replace(link.stats, running=1)
-    assert house.service.routed(BY_ALIAS, request()).model == "mini", "one of them runs"
-    link.stats = replace(link.stats, running=1, waiting=1, free_blocks=0)
-    assert house.service.routed(BY_ALIAS, request()).model == "next", "its KV is full"
+    link._live = {}
 
 
 @pytest.mark.parametrize("isolation_class", IsolationClass)
