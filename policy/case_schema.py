@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from policy.decision import Effect, Reason
 from policy.model import Feature
-from policy.schema import MODEL_NAME, Credential, TenantId
+from policy.schema import MODEL_NAME, Credential, ModelName, TenantId
 from policy.simulate import DAY_S, MONTH_S
 
 MAX_CASES = 10_000
@@ -25,7 +25,9 @@ class AskSchema(_Strict):
 
     tenant: TenantId | None = Field(default=None, description="Tenant that asks.")
     credential: Credential | None = Field(default=None, description="Credential that the request comes with.")
-    model: Annotated[str, StringConstraints(pattern=MODEL_NAME)] = Field(description="Name of the served model.")
+    model: Annotated[str, StringConstraints(pattern=MODEL_NAME)] = Field(
+        description="Name of the served model, or of a route."
+    )
     input_tokens: int | None = Field(
         default=None, ge=1, description="Prompt tokens. Left out: only the decision before tokenising is taken."
     )
@@ -40,6 +42,16 @@ class AskSchema(_Strict):
     uncounted: bool = Field(default=False, description="Whether the prompt has input_tokens or more.")
     admitted: bool = Field(
         default=False, description="Whether the decision before tokenising was taken already; needs input_tokens."
+    )
+    served: ModelName | None = Field(
+        default=None,
+        description="Model that the route chose when the request was admitted, before this policy; needs admitted.",
+    )
+    draw: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Where the request falls among the shares of a route, from 0 on: 0.96 is beyond 95 of 100.",
     )
 
 
@@ -62,6 +74,8 @@ class UseSchema(_Strict):
     spent_this_month: float = Field(default=0.0, ge=0, description="Spent since the first of the month.")
     day_left_s: float = Field(default=DAY_S, ge=0, description="Seconds until the next day begins.")
     month_left_s: float = Field(default=MONTH_S, ge=0, description="Seconds until the next month begins.")
+    unready: list[ModelName] = Field(default_factory=list, description="Models that cannot serve. Left out: all can.")
+    busy: list[ModelName] = Field(default_factory=list, description="Models in which requests wait.")
 
 
 class ExpectSchema(_Strict):
@@ -77,6 +91,7 @@ class ExpectSchema(_Strict):
     downgraded: str | None = Field(
         default=None, description="Key of the limit for which it is served with priority low; null for none."
     )
+    model: ModelName | None = Field(default=None, description="Model that serves, where a route is asked for.")
 
 
 def _expanded(value: object) -> object:

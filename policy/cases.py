@@ -15,7 +15,7 @@ from policy.decision import Decision
 from policy.errors import PolicySchemaError, Problem
 from policy.model import PolicySet
 from policy.positions import Locator, Path, dotted, load_yaml
-from policy.simulate import Load, Question, decide
+from policy.simulate import Load, Question, chosen, decide
 from policy.wording import worded
 
 MAX_PROBLEMS = 100
@@ -46,6 +46,8 @@ class CaseResult:
     line: int
     """Line of the case in its file."""
     decision: Decision
+    model: str
+    """Model that serves: the one that is asked for, or that its route leads to."""
     problems: tuple[Problem, ...]
     """Differences from what is expected; none when the case passes."""
 
@@ -77,9 +79,11 @@ def run_cases(file: CaseFile, policy: PolicySet) -> list[CaseResult]:
     """Decide every case and compare, in the order of the file."""
     results = []
     for index, case in enumerate(file.content.cases):
-        decision = decide(policy, question(case.ask), load(case.use))
-        problems = tuple(_differences(file, ("cases", index, "expect"), case.expect, decision))
-        results.append(CaseResult(case.name, file.locator(("cases", index))[0], decision, problems))
+        asked, use = question(case.ask), load(case.use)
+        decision, choice = decide(policy, asked, use), chosen(policy, asked, use)
+        model = asked.model if choice is None else choice.model
+        problems = tuple(_differences(file, ("cases", index, "expect"), case.expect, decision, model))
+        results.append(CaseResult(case.name, file.locator(("cases", index))[0], decision, model, problems))
     return results
 
 
@@ -90,11 +94,12 @@ def question(ask: AskSchema) -> Question:
 
 def load(use: UseSchema) -> Load:
     """Return the load of a case."""
-    return Load(**use.model_dump())
+    values = use.model_dump()
+    return Load(**values | {key: tuple(values[key]) for key in ("unready", "busy")})
 
 
-def found(decision: Decision) -> dict[str, str | int | float | None]:
-    """Return the parts of a decision that a case can expect, by their keys."""
+def found(decision: Decision, model: str | None = None) -> dict[str, str | int | float | None]:
+    """Return the parts of a decision that a case can expect, by their keys; ``model`` serves the request, if known."""
     obligations = decision.obligations
     return {
         "effect": decision.effect.value,
@@ -105,11 +110,12 @@ def found(decision: Decision) -> dict[str, str | int | float | None]:
         "retry_after_s": decision.retry_after_s,
         "granted": obligations.max_output_tokens if obligations is not None else None,
         "downgraded": (obligations.downgraded or None) if obligations is not None else None,
+        "model": model,
     }
 
 
-def _differences(file: CaseFile, path: Path, expect: ExpectSchema, decision: Decision) -> Iterator[Problem]:
-    actual = found(decision)
+def _differences(file: CaseFile, path: Path, expect: ExpectSchema, decision: Decision, model: str) -> Iterator[Problem]:
+    actual = found(decision, model)
     for key in sorted(expect.model_fields_set, key=list(actual).index):
         wanted = getattr(expect, key)
         if _equal(wanted, actual[key]):
@@ -148,6 +154,8 @@ def _objection(case: CaseSchema) -> str:
         return "exactly one of tenant and credential names the caller"
     if case.ask.input_tokens is None and (case.ask.admitted or case.ask.uncounted or case.ask.longest_input):
         return "admitted, uncounted and longest_input need input_tokens"
+    if case.ask.served is not None and not case.ask.admitted:
+        return "served is of a request that was admitted: add admitted: true, or leave it out"
     return ""
 
 

@@ -15,23 +15,28 @@ from typing import Any
 from policy.match import glob_matches
 from policy.model import (
     WHOLE_POOL,
+    Choose,
     Determinism,
     Exceeded,
     Features,
     IsolationClass,
     KvShare,
     Limits,
+    ModelState,
     PolicySet,
     Price,
     PriceRule,
     Priority,
     PublicPrefix,
     Retention,
+    Route,
     SharingGroup,
+    Target,
     Tenant,
 )
 from policy.prices import MILLION, amount_text
 from policy.rates import BURSTS, TREATMENTS
+from policy.routes import shares
 from policy.wording import counted
 
 MAX_NAMED = 3
@@ -299,6 +304,56 @@ def _told_at_tenants(_old: Sequence[str], _new: Sequence[str], _sides: Sides) ->
     return []
 
 
+def _reach(old: Iterable[str], new: Iterable[str]) -> Direction:
+    """Return the direction of a change of the models that a route leads to."""
+    before, after = set(old), set(new)
+    if before == after or (before - after and after - before):
+        return Direction.OTHER
+    return _more(before < after)
+
+
+def _targets(old: Sequence[Target], new: Sequence[Target], sides: Sides) -> list[Told]:
+    direction = _reach((one.model for one in old), (one.model for one in new))
+    return [Told(direction, f"sends requests to {targets_text(new)} instead of {targets_text(old)}")]
+
+
+def _choose(old: Choose, new: Choose, _sides: Sides) -> list[Told]:
+    words = {Choose.WEIGHT: "by weight", Choose.CHEAPEST: "by price, the cheapest first"}
+    return [Told(Direction.OTHER, f"chooses {words[new]}, instead of {words[old]}")]
+
+
+def _fallback(old: Sequence[str], new: Sequence[str], _sides: Sides) -> list[Told]:
+    before, after = (listed(names) if names else "nothing" for names in (old, new))
+    return [Told(_reach(old, new), f"falls back to {after} instead of {before}")]
+
+
+def _fall_back_when(old: Sequence[ModelState], new: Sequence[ModelState], _sides: Sides) -> list[Told]:
+    before, after = (" or ".join(state.value for state in reversed(states)) for states in (old, new))
+    return [Told(Direction.OTHER, f"falls back when a model is {after}, instead of {before}")]
+
+
+def _told_at_routes(_old: object, _new: object, _sides: Sides) -> list[Told]:
+    """Tell nothing: ``Route.to`` tells all targets together."""
+    return []
+
+
+def route_text(route: Route) -> str:
+    """Return where a route leads: ``mini 95%, next 5%; when unready to backup``."""
+    when = " or ".join(state.value for state in reversed(route.fall_back_when))
+    if route.choose is Choose.CHEAPEST:
+        text = f"the cheapest of {', '.join(target.model for target in route.to)}"
+    else:
+        text = targets_text(route.to)
+    return f"{text}; when {when} to {', '.join(route.fallback)}" if route.fallback else text
+
+
+def targets_text(targets: Sequence[Target]) -> str:
+    """Return targets with their shares: ``mini 95%, next 5%``."""
+    if len(targets) == 1:
+        return targets[0].model
+    return ", ".join(f"{name} {share * 100:.4g}%" for name, share in shares(targets))
+
+
 def percent(parts: int) -> str:
     """Return parts of ``WHOLE_POOL`` as text: ``12.5%``."""
     return f"{parts * 100 / WHOLE_POOL:g}%"
@@ -315,6 +370,7 @@ IDENTITIES: Mapping[type, frozenset[str]] = {
     Tenant: frozenset({"id"}),
     SharingGroup: frozenset({"id"}),
     PublicPrefix: frozenset({"id"}),
+    Route: frozenset({"id"}),
     PriceRule: frozenset({"models", "isolation_class"}),
 }
 """Fields by which two values are known to be one, and which so are the same on both sides."""
@@ -381,6 +437,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
     },
     PriceRule: {},
     SharingGroup: {"tenants": _members},
+    Route: {"to": _targets, "choose": _choose, "fallback": _fallback, "fall_back_when": _fall_back_when},
+    Target: {"model": _told_at_routes, "weight": _told_at_routes},
     PublicPrefix: {"model": _prefix_model, "chat": _prefix_kind, "source": _prefix_source, "tenants": _told_at_tenants},
 }
 """Class to field to what is told of a change. A field that is a value with fields of its own has no entry here: its

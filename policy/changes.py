@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from policy.change_wording import IDENTITIES, KEYS, WORDINGS, Direction, Sides, Told, listed, price_text
-from policy.model import Limits, PolicySet, Price, PriceRule, PublicPrefix, SharingGroup, Tenant
+from policy.change_wording import IDENTITIES, KEYS, WORDINGS, Direction, Sides, Told, listed, price_text, route_text
+from policy.model import Limits, PolicySet, Price, PriceRule, PublicPrefix, Route, SharingGroup, Tenant
 from policy.rates import BURSTS, TREATMENTS, effective
 from policy.wording import counted
 
@@ -25,6 +25,7 @@ class SubjectKind(StrEnum):
     PREFIX = "public prefix"
     PRICES = "prices"
     PRICE = "price of"
+    ROUTE = "route"
     ENTRY = "entry"
     """Entry of a mapping that this module has no words for."""
 
@@ -33,6 +34,7 @@ SECTIONS: Mapping[str, tuple[str, SubjectKind]] = {
     "tenants": ("tenants", SubjectKind.TENANT),
     "groups": ("sharing_groups", SubjectKind.GROUP),
     "public": ("public_prefixes", SubjectKind.PREFIX),
+    "routes": ("routes", SubjectKind.ROUTE),
 }
 """Field of ``PolicySet`` to its section of the file, and the kind of its entries."""
 
@@ -48,7 +50,7 @@ _RuleKey = tuple[tuple[str, ...], str, int]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, for one tenant, sharing group or public prefix."""
+    """One change, for one tenant, sharing group, public prefix or route."""
 
     kind: SubjectKind
     subject: str
@@ -73,8 +75,8 @@ class Change:
 
 
 def changes(old: PolicySet, new: PolicySet) -> tuple[Change, ...]:
-    """Return what changes: tenants by id, then sharing groups, public prefixes and prices; in the order of the
-    fields."""
+    """Return what changes: tenants by id, then sharing groups, public prefixes, routes and prices; in the order
+    of the fields."""
     return tuple(_changes(Sides(old, new)))
 
 
@@ -196,6 +198,8 @@ def _summary(new: Any, sides: Sides) -> str:
         case PublicPrefix():
             kind = "conversation" if new.chat else "text"
             return f"a {kind} of {counted(len(new.source.encode()), 'byte')} for model {new.model}"
+        case Route():
+            return f"requests for it go to {route_text(new)}"
         case PriceRule(price=Price() as price):
             return (
                 f"{price_text(price.input)} {sides.new.currency} for a million prompt tokens, "
@@ -205,7 +209,9 @@ def _summary(new: Any, sides: Sides) -> str:
 
 
 def _consequence(old: Any, sides: Sides) -> str:
-    """Say what becomes of the credentials of a tenant that the new policy does not have."""
+    """Say what becomes of the credentials of a tenant, or the requests of a route, that are gone."""
+    if isinstance(old, Route):
+        return ": requests for it are refused, unless a model of this name is served"
     if not isinstance(old, Tenant):
         return ""
     moved = [

@@ -24,6 +24,8 @@ class Reason(StrEnum):
     UNKNOWN_CREDENTIAL = "unknown_credential"
     """The policy does not know this credential."""
     MODEL_NOT_ALLOWED = "model_not_allowed"
+    ROUTE_CHANGED = "route_changed"
+    """The name that was asked for leads to this model no more; chosen anew, the request is served."""
     FEATURE_NOT_ALLOWED = "feature_not_allowed"
     CONTEXT_TOO_LONG = "context_too_long"
     OUTPUT_TOO_LONG = "output_too_long"

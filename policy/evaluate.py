@@ -5,11 +5,13 @@ tokenising: tenant, model, output cap, concurrency, request rate, debt of tokens
 tenant and model again (the policy may have changed in between), output cap, context, token rate, spend. The second call
 does not check concurrency and request rate, because the request itself is already counted in them.
 
-Permission for the model and the feature is checked first. Rules are tried in this order and the first denial decides;
-permanent refusals come before temporary ones, so that no caller is told to retry a request that can never pass. Where
-the policy says that requests beyond a limit wait (``queue``), the request waits only if no other rule denies it; where
-it says that they are downgraded, the request is allowed with low priority, and may take once the burst more. A rule
-that cannot be evaluated denies: who has a limit of spend may not use a model without a price.
+Permission for the model and the feature is checked first. A model that is asked for by an alias needs permission for
+the alias and none for its own name, and the alias must lead to it when the decision is taken (``policy.routes``). Rules
+are tried in this order and the first denial decides; permanent refusals come before temporary ones, so that no caller
+is told to retry a request that can never pass. Where the policy says that requests beyond a limit wait (``queue``), the
+request waits only if no other rule denies it; where it says that they are downgraded, the request is allowed with low
+priority, and may take once the burst more. A rule that cannot be evaluated denies: who has a limit of spend may not use
+a model without a price.
 
 The module imports only the standard library, and nothing from it for clock, files, sockets or environment: time is an
 argument.
@@ -28,6 +30,7 @@ from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Prio
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
 from policy.request import AccessRequest, Spend, Usage
+from policy.routes import leads
 from policy.wording import counted
 
 CONCURRENCY_RETRY_S = 1.0
@@ -59,15 +62,9 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
             message="the credential belongs to no tenant of this service",
             policy_digest=policy.digest,
         )
-    matched = first_match(tenant.models, access.model)
-    if matched is None:
-        return Decision(
-            effect=Effect.DENY,
-            reason=Reason.MODEL_NOT_ALLOWED,
-            rule=f"tenants.{tenant.id}.models",
-            message="there is no such model, or this tenant may not use it",
-            policy_digest=policy.digest,
-        )
+    matched = first_match(tenant.models, access.alias or access.model)
+    if matched is None or not leads(policy, access.model, access.alias):
+        return _name_refused(policy, tenant, access, matched)
     if access.feature is not None and not tenant.features.grants(access.feature):
         return Decision(
             effect=Effect.DENY,
@@ -88,6 +85,25 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
     granted = _granted_output(tenant.limits, access, usage, price or FREE)
     case = _Case(tenant.limits, access, usage, now, price or FREE, granted)
     return _by_limits(policy, tenant, case, matched)
+
+
+def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matched: int | None) -> Decision:
+    """Deny a name that matches none of the tenant's patterns, or that leads to the model no more."""
+    if matched is None:
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.MODEL_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.models",
+            message="there is no such model, or this tenant may not use it",
+            policy_digest=policy.digest,
+        )
+    return Decision(
+        effect=Effect.DENY,
+        reason=Reason.ROUTE_CHANGED,
+        rule=f"routes.{access.alias or access.model}",
+        message="the route to this model changed; the same request may be sent again",
+        policy_digest=policy.digest,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from policy.change_wording import route_text
 from policy.decision import Decision, Effect, Reason
+from policy.model import Route
 from policy.prices import MILLION, amount_text
+from policy.routes import RouteChoice
 
 DIGEST_CHARACTERS = 12
 """Leading characters of the policy digest that are shown: enough to distinguish two loads."""
@@ -45,3 +48,10 @@ def explain(decision: Decision, origin: str = "") -> str:
         lines.append("  retry: will not help until the request or the policy changes")
     lines.append(f"  policy: {decision.policy_digest[:DIGEST_CHARACTERS]}")
     return "\n".join(lines)
+
+
+def explain_route(route: Route, choice: RouteChoice) -> str:
+    """Describe where a route leads, and which model was chosen, in two lines."""
+    return (
+        f"  route: requests for {route.id} go to {route_text(route)}\n  chosen: {choice.model} ({choice.reason.value})"
+    )

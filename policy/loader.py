@@ -34,6 +34,7 @@ from policy.model import (
     Priority,
     PublicPrefix,
     Retention,
+    Route,
     SharingGroup,
     Tenant,
 )
@@ -42,6 +43,7 @@ from policy.prices import BILLIONTHS, BILLIONTHS_A_TOKEN
 from policy.public_prefixes import PrefixError, read_prefix
 from policy.rate_schema import KNOWN, flattened, without_marks
 from policy.rates import TREATMENTS
+from policy.route_reading import read_routes
 from policy.schema import (
     MAX_PUBLIC_PREFIXES,
     MAX_TENANTS,
@@ -55,6 +57,8 @@ from policy.schema import (
     PriceSchema,
     PricesSchema,
     PublicPrefixSchema,
+    RouteSchema,
+    TargetSchema,
     TenantGroupSchema,
     TenantSchema,
 )
@@ -109,15 +113,16 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     problems.extend(inheritance.problems)
     tenants, principals = _merged(files, problems)
     groups = _grouped(files, tenants, problems)
-    public = _published(files, tenants, problems)
+    routes = read_routes(files, problems)
+    public = _published(files, tenants, routes, problems)
     check_reservations(files, problems)
     _check_accounts(files, problems)
     currency, prices = _priced(files, problems)
     if problems:
         raise PolicySchemaError(inheritance.told(problems)[:MAX_PROBLEMS])
-    digest = _digest(tenants, groups, public, (currency, prices))
+    digest = _digest(tenants, groups, public, (currency, prices), routes)
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
-    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency)
+    return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency, MappingProxyType(routes))
 
 
 def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict[str, Tenant], dict[str, str]]:
@@ -182,7 +187,7 @@ def _grouped(
 
 
 def _published(
-    files: Sequence[WrittenFile], tenants: dict[str, Tenant], problems: list[Problem]
+    files: Sequence[WrittenFile], tenants: dict[str, Tenant], routes: Mapping[str, Route], problems: list[Problem]
 ) -> dict[str, PublicPrefix]:
     """Collect all public prefixes and record them in the tenants that may use them."""
     found: dict[str, PublicPrefix] = {}
@@ -196,7 +201,7 @@ def _published(
                 continue
             origin[name] = file.name
             try:
-                found[name] = read_prefix(name, content, file.files, tenants)
+                found[name] = read_prefix(name, content, file.files, tenants, routes)
             except PrefixError as error:
                 problems.append(file.problem((*path, *error.key), error.message, at_key=not error.key))
                 continue
@@ -312,9 +317,10 @@ def _digest(
     groups: Mapping[str, SharingGroup],
     public: Mapping[str, PublicPrefix],
     prices: tuple[str, tuple[PriceRule, ...]],
+    routes: Mapping[str, Route],
 ) -> str:
-    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices]``, a part at a time: encoding thousands
-    of tenants at once would keep all other threads waiting."""
+    """Hash the JSON form of ``[DIGEST_DOMAIN, tenants, groups, public, prices, routes]``, a part at a time: encoding
+    thousands of tenants at once would keep all other threads waiting."""
     shared = {name: asdict(group) | {"tenants": sorted(group.tenants)} for name, group in groups.items()}
     published = {name: asdict(prefix) for name, prefix in public.items()}
     priced = [prices[0], [asdict(rule) for rule in prices[1]]]
@@ -322,7 +328,8 @@ def _digest(
     for index, tenant_id in enumerate(sorted(tenants)):
         values = _values(tenants[tenant_id])
         state.update(f"{',' if index else ''}{_json(tenant_id)}:{_json(values)}".encode())
-    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)}]".encode())
+    state.update(f"}},{_json(shared)},{_json(published)},{_json(priced)},".encode())
+    state.update(f"{_json({name: asdict(route) for name, route in routes.items()})}]".encode())
     return state.hexdigest()
 
 
@@ -346,9 +353,10 @@ _KNOWN_KEYS = {
     "sharing_groups": tuple(GroupSchema.model_fields),
     "public_prefixes": tuple(PublicPrefixSchema.model_fields),
     "prices": tuple(PricesSchema.model_fields),
+    "routes": tuple(RouteSchema.model_fields),
 }
 """Keys of the mappings in the file: ``tenants.ID``, ``defaults``, ``tenant_groups.ID``, ``sharing_groups.ID``,
-``public_prefixes.ID``, ``prices``."""
+``public_prefixes.ID``, ``prices``, ``routes.NAME``."""
 
 _KNOWN_BELOW = {
     "kv": tuple(KvSchema.model_fields),
@@ -356,8 +364,9 @@ _KNOWN_BELOW = {
     "limits": tuple(LimitsSchema.model_fields),
     "messages": tuple(PrefixMessageSchema.model_fields),
     "rules": tuple(field.alias or name for name, field in PriceSchema.model_fields.items()),
+    "to": tuple(TargetSchema.model_fields),
 }
-"""Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules``."""
+"""Keys of the mappings of a tenant, a group or a public prefix, and of an entry of ``prices.rules`` or ``to``."""
 
 
 _SECTIONS = frozenset({"defaults", "prices"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -258,6 +258,55 @@ class PriceRule:
     price: Price
 
 
+class Choose(StrEnum):
+    """Way in which a route chooses the model of a request."""
+
+    WEIGHT = "weight"
+    """By a draw; each target has its share."""
+    CHEAPEST = "cheapest"
+    """By price: the cheapest target, or the next one when that cannot serve."""
+
+
+class ModelState(StrEnum):
+    """State of a served model, as far as a choice between models depends on it."""
+
+    READY = "ready"
+    BUSY = "busy"
+    """It serves, and requests wait in it or its KV is full."""
+    UNREADY = "unready"
+    """It is starting, hangs, ends, or is not served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Model that a route chooses among others."""
+
+    model: str
+    """Name of the served model."""
+    weight: int = 1
+    """Share relative to the other targets, 1..1000; without effect where the price decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Name that clients use like a model's, an *alias*, with the models that it leads to."""
+
+    id: str
+    """The alias."""
+    to: tuple[Target, ...]
+    """Models that are chosen from, at least one; all different."""
+    choose: Choose = Choose.WEIGHT
+    fallback: tuple[str, ...] = ()
+    """Names of models that are tried in this order when the chosen one is in a state of ``fall_back_when``."""
+    fall_back_when: tuple[ModelState, ...] = (ModelState.UNREADY,)
+    """States in which a model is passed over, sorted."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of all models that it leads to, each once."""
+        return tuple(dict.fromkeys([*(target.model for target in self.to), *self.fallback]))
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySet:
     """All tenants of one load, with the index from credential to tenant."""
@@ -276,6 +325,8 @@ class PolicySet:
     """Prices in the order in which they are tried."""
     currency: str = ""
     """Name of the unit of prices and spend, such as ``EUR``; empty without prices."""
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    """Routes by alias."""
 
     @property
     def bounds_spend(self) -> bool:

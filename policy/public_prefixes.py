@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from pydantic import TypeAdapter, ValidationError
 
-from policy.match import first_match
-from policy.model import IsolationClass, PublicPrefix, Tenant
+from policy.model import IsolationClass, PublicPrefix, Route, Tenant
+from policy.routes import reachable
 from policy.schema import MAX_PUBLIC_BYTES, MAX_PUBLIC_MESSAGES, PrefixMessageSchema, PublicPrefixSchema
 
 _MESSAGES = TypeAdapter(list[PrefixMessageSchema])
@@ -25,7 +25,11 @@ class PrefixError(Exception):
 
 
 def read_prefix(
-    name: str, content: PublicPrefixSchema, files: Mapping[str, str], tenants: Mapping[str, Tenant]
+    name: str,
+    content: PublicPrefixSchema,
+    files: Mapping[str, str],
+    tenants: Mapping[str, Tenant],
+    routes: Mapping[str, Route],
 ) -> PublicPrefix:
     """Validate one prefix against the tenants of the policy.
 
@@ -39,7 +43,9 @@ def read_prefix(
     size = len(source.encode("utf-8", "replace"))
     if size > MAX_PUBLIC_BYTES:
         raise PrefixError((given[0],), f"a public prefix has at most {MAX_PUBLIC_BYTES} bytes; this one has {size}")
-    return PublicPrefix(id=name, model=content.model, chat=chat, source=source, tenants=_members(content, tenants))
+    return PublicPrefix(
+        id=name, model=content.model, chat=chat, source=source, tenants=_members(content, tenants, routes)
+    )
 
 
 def _source(content: PublicPrefixSchema, files: Mapping[str, str]) -> tuple[bool, str]:
@@ -73,22 +79,28 @@ def _json(messages: list[PrefixMessageSchema]) -> str:
     return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
 
 
-def _members(content: PublicPrefixSchema, tenants: Mapping[str, Tenant]) -> tuple[str, ...]:
+def _members(
+    content: PublicPrefixSchema, tenants: Mapping[str, Tenant], routes: Mapping[str, Route]
+) -> tuple[str, ...]:
+    # Thousands of tenants are asked about one model.
+    routes = {alias: route for alias, route in routes.items() if content.model in route.models}
     if content.tenants == "all":
-        return tuple(sorted(name for name, tenant in tenants.items() if objection(tenant, name, content.model) is None))
+        return tuple(
+            sorted(name for name, tenant in tenants.items() if objection(tenant, name, content.model, routes) is None)
+        )
     for index, name in enumerate(content.tenants):
-        reason = objection(tenants.get(name), name, content.model)
+        reason = objection(tenants.get(name), name, content.model, routes)
         if reason is not None:
             raise PrefixError(("tenants", index), reason)
     return tuple(sorted(set(content.tenants)))
 
 
-def objection(tenant: Tenant | None, name: str, model: str) -> str | None:
+def objection(tenant: Tenant | None, name: str, model: str, routes: Mapping[str, Route]) -> str | None:
     """Return the reason why a tenant cannot use a public prefix of this model; None when it can."""
     if tenant is None:
         return f"there is no tenant {name!r}"
     if tenant.isolation_class is not IsolationClass.SHARED:
         return f"tenant {name!r} is of class {tenant.isolation_class.value}, which shares nothing"
-    if first_match(tenant.models, model) is None:
+    if not reachable(routes, tenant.models, (model,)):
         return f"tenant {name!r} may not use the model {model!r}"
     return None

@@ -12,7 +12,7 @@ from policy.errors import Problem
 from policy.inheritance import Inheritance
 from policy.loader import Source
 from policy.match import glob_matches
-from policy.model import PolicySet
+from policy.model import PolicySet, Route
 from policy.origins import written_files
 from policy.positions import Path, dotted
 from policy.written import WrittenFile
@@ -44,7 +44,11 @@ def dangling(
         keys: ids of the API keys in force; None: not known, and not compared.
         whole: the policy is all there is, so that a key it does not name belongs to nobody.
     """
-    found = [*_models(policy, models), *(() if keys is None else _credentials(policy, frozenset(keys)))]
+    found = [
+        *_models(policy, models),
+        *_routes(policy, models),
+        *(() if keys is None else _credentials(policy, frozenset(keys))),
+    ]
     if whole and keys is not None:
         free = sorted(set(keys) - {name.removeprefix(API_KEY) for name in policy.principals})
         found += [Dangling((), f"key {name!r} belongs to no tenant: calls with it are refused") for name in free]
@@ -76,7 +80,8 @@ def _located(one: Dangling, files: Sequence[WrittenFile], inheritance: Inheritan
 def _models(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
     names = f"; served: {', '.join(sorted(models))}" if models else ""
     patterns = {pattern for tenant in policy.tenants.values() for pattern in tenant.models}
-    loose = {pattern for pattern in patterns if not any(glob_matches(pattern, name) for name in models)}
+    known = {*models, *policy.routes}
+    loose = {pattern for pattern in patterns if not any(glob_matches(pattern, name) for name in known)}
     for tenant in policy.tenants.values():
         for index, pattern in enumerate(tenant.models):
             if pattern in loose:
@@ -84,6 +89,24 @@ def _models(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
     for prefix in policy.public.values():
         if prefix.model not in models:
             yield Dangling(("public_prefixes", prefix.id, "model"), f"no model is named {prefix.model!r}{names}")
+
+
+def _routes(policy: PolicySet, models: Collection[str]) -> Iterator[Dangling]:
+    names = f"; served: {', '.join(sorted(models))}" if models else ""
+    for route in policy.routes.values():
+        if route.id in models:
+            message = "a model of this name is served too: requests for it go where the route leads, and none to it"
+            yield Dangling(("routes", route.id), message)
+        for place, model in _led_to(route):
+            if model not in models:
+                yield Dangling(("routes", route.id, *place), f"no model is named {model!r}{names}")
+
+
+def _led_to(route: Route) -> Iterator[tuple[Path, str]]:
+    for index, target in enumerate(route.to):
+        yield ("to", index, "model"), target.model
+    for index, model in enumerate(route.fallback):
+        yield ("fallback", index), model
 
 
 def _credentials(policy: PolicySet, keys: frozenset[str]) -> Iterator[Dangling]:

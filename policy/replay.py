@@ -4,14 +4,15 @@ Each request is decided by ``policy.evaluate.evaluate`` under both policies, wit
 log. What counts is the difference: requests that the new policy refuses and the old one does not. The log is not the
 traffic. It has a request's time at its end, the tokens that were produced and not those that were asked for, and no
 number of choices: counts of rates are estimates. Spend before the first entry is not known: its counts are the least.
-Rules in ``NOT_REPLAYED`` are named instead of replayed.
+Rules in ``NOT_REPLAYED`` are named instead of replayed. A request by a route's alias is replayed with the model that
+served it, for as long as the route leads there, and else with the likeliest; a route that is gone refuses it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from policy.change_wording import Direction
@@ -24,6 +25,7 @@ from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Tenant
 from policy.prices import cost, find_price
 from policy.rates import BURSTS, TREATMENTS, effective, filled, input_rate, output_rate, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
+from policy.routes import likeliest, visible_route
 from policy.wording import counted
 
 _ALONE: Mapping[str, Feature] = {
@@ -95,6 +97,8 @@ class AllowedEntry:
     """Number of the day (UTC) to which its cost belongs; any numbering that grows."""
     month: int
     """Number of its month."""
+    alias: str = ""
+    """Route by which ``model`` was asked for; empty: by its own name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,8 @@ class DeniedEntry:
     """Empty for a model that is not served."""
     rule: str
     count: int
+    alias: str = ""
+    """As in ``AllowedEntry``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,9 @@ class _Meter:
         if tenant is None:
             known = entry.tenant in self._policy.tenants
             return Verdict(f"tenants.{entry.tenant}{'.credentials' if known else ''}")
+        if entry.alias and entry.alias not in self._policy.routes:
+            return Verdict(f"routes.{entry.alias}")
+        entry = _led(self._policy, tenant, entry)
         now, limits = entry.time_s, tenant.limits
         buckets = self._buckets.get(tenant.id) or _Buckets(
             full(request_rate(limits), now), full(token_rate(limits), now), None, None
@@ -280,6 +289,7 @@ class _Meter:
         access = AccessRequest(
             tenant=tenant.id,
             model=entry.model,
+            alias=entry.alias,
             input_tokens=entry.input_tokens,
             max_output_tokens=output,
             longest_input=1 if entry.operation in EMBEDDINGS else None,
@@ -308,6 +318,17 @@ class _Buckets:
         )
 
 
+def _led(policy: PolicySet, tenant: Tenant, entry: AllowedEntry) -> AllowedEntry:
+    """Return the request as a policy would serve it: by the model that did, where its name still leads to that, and
+    else by the likeliest model of the route that has its name now."""
+    name = entry.alias or entry.model
+    route = visible_route(policy, tenant, name)
+    if route is None:
+        return replace(entry, model=name, alias="")
+    kept = entry.model if entry.alias and entry.model in route.models else ""
+    return replace(entry, model=kept or likeliest(policy, route, tenant.isolation_class), alias=name)
+
+
 def _take(bucket: Bucket, rate: Rate, amount: int, now: float) -> Bucket:
     current = refill(bucket, rate, now)
     return Bucket(current.level - amount, current.updated_at)
@@ -318,6 +339,7 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
     return AccessRequest(
         tenant=tenant.id,
         model=entry.model,
+        alias=entry.alias,
         input_tokens=None,
         max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
         feature=alone,
@@ -337,7 +359,8 @@ def _permits(policy: PolicySet, entry: DeniedEntry) -> bool | None:
         return False
     section, _, name = entry.rule.rpartition(".")
     if name == "models":
-        return bool(entry.model) and first_match(tenant.models, entry.model) is not None
+        name = entry.alias or entry.model
+        return bool(name) and first_match(tenant.models, name) is not None
     if section.endswith(".features"):
         return name in _FEATURES and tenant.features.grants(Feature(name))
     return None

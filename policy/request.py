@@ -29,6 +29,8 @@ class AccessRequest:
     """Number of outputs for the one prompt."""
     uncounted: bool = False
     """Whether the prompt has ``input_tokens`` or more, and nobody counted further."""
+    alias: str = ""
+    """Route by which the caller asked for the model; empty: by the model's own name."""
 
     def __post_init__(self) -> None:
         if self.input_tokens is not None and self.input_tokens < 1:

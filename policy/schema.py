@@ -32,6 +32,12 @@ MAX_PRICE = 1_000_000
 """Largest price of a million tokens, in units of the currency: one unit a token."""
 PRICE_DECIMALS = 3
 """Decimals of a price: a thousandth for a million tokens is a billionth for one."""
+MAX_ROUTES = 256
+"""Routes of all files together."""
+MAX_TARGETS = 16
+"""Models that one route chooses from, and as many in its fallback: a request looks at the state of each."""
+MAX_WEIGHT = 1_000
+"""Largest weight of a target; the smallest is 1, so that a share of a canary can be a thousandth."""
 MAX_SPEND = 1_000_000_000
 """Largest limit of spend, in units of the currency."""
 SPEND_DECIMALS = 2
@@ -103,6 +109,7 @@ def _amount(decimals: int, most: int) -> Callable[[object], object]:
 Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE))]
 Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
+ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 ModelPattern = Annotated[str, StringConstraints(pattern=MODEL_PATTERN)]
 Percent = Annotated[str, StringConstraints(pattern=PERCENT)]
 TenantId = Annotated[str, StringConstraints(pattern=TENANT_ID)]
@@ -350,6 +357,43 @@ class PricesSchema(_Strict):
     )
 
 
+class TargetSchema(_Strict):
+    """Model that a route chooses from."""
+
+    model: ModelName = Field(description="The served model; no other route.")
+    weight: int = Field(
+        default=1, ge=1, le=MAX_WEIGHT, description="Share of the requests, relative to the other targets."
+    )
+
+
+class RouteSchema(_Strict):
+    """Models that a name leads to which clients send as a model's: an alias. A tenant whose models match the alias may
+    use them by it, and by it alone."""
+
+    to: list[TargetSchema] = Field(
+        min_length=1, max_length=MAX_TARGETS, description="Models that each request is given to one of."
+    )
+    choose: Literal["weight", "cheapest"] = Field(
+        default="weight",
+        description="weight: by shares; requests of a tenant with the same prompt_cache_key go to the same model. "
+        "cheapest: by the sum of the prices of prompt and output tokens for the tenant's class; models without a price "
+        "come last. When the cheapest cannot serve, the next one does.",
+    )
+    fallback: list[ModelName] = Field(
+        default=[],
+        max_length=MAX_TARGETS,
+        description="Models that are tried in this order when the chosen one cannot serve.",
+    )
+    fall_back_when: list[Literal["unready", "busy"]] = Field(
+        default=["unready"],
+        min_length=1,
+        max_length=2,
+        description="When a model is passed over. unready: it is starting, hangs, or is not served. busy: many "
+        "requests wait in it, or its KV is full; this holds for no tenant of class strict, which is shown nothing of "
+        "others.",
+    )
+
+
 def _no_other_one(value: object) -> object:
     """Refuse what equals the number 1 and is another type: true and 1.0."""
     if isinstance(value, bool | float):
@@ -377,6 +421,9 @@ class PolicySchema(_Strict):
         description="Beginnings of prompts that are computed once and always there, by id.",
     )
     prices: PricesSchema | None = Field(default=None, description="What requests cost, by model and class.")
+    routes: dict[ModelName, RouteSchema] = Field(
+        default_factory=dict, max_length=MAX_ROUTES, description="Names that lead to one of several models, by name."
+    )
 
 
 def schema_text() -> str:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from policy.decision import Decision
 from policy.evaluate import evaluate, principal
 from policy.limits import Bucket, Rate, full
-from policy.model import Feature, PolicySet, Tenant
+from policy.model import Feature, ModelState, PolicySet, Tenant
 from policy.prices import BILLIONTHS
 from policy.rates import request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
+from policy.routes import DRAWS, ChoiceReason, RouteChoice, choose, visible_route
 
 NOW = 0.0
 """Seconds of the simulated clock: the buckets are as the question says, so no time has to pass."""
@@ -51,12 +52,21 @@ class Question:
     """Whether the prompt has ``input_tokens`` or more."""
     admitted: bool = False
     """Whether the first decision was taken already, so that the request itself is counted in the tenant's load."""
+    served: str | None = None
+    """Model that was chosen for a route when the first decision was taken, under a policy that may be gone."""
+    draw: float = 0.0
+    """Draw of the request as a part of all, 0 to less than 1; decides where it names a route that chooses by
+    weight."""
 
     def __post_init__(self) -> None:
         if (self.tenant is None) == (self.credential is None):
             raise ValueError("exactly one of tenant and credential names the caller")
         if self.admitted and self.input_tokens is None:
             raise ValueError("an admitted request has its prompt tokens counted")
+        if self.served is not None and not self.admitted:
+            raise ValueError("the model of a request that is not admitted is chosen by its route")
+        if not 0 <= self.draw < 1:
+            raise ValueError("a draw is at least 0 and less than 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +93,10 @@ class Load:
     """Seconds until the next day begins."""
     month_left_s: float = MONTH_S
     """Seconds until the next month begins."""
+    unready: tuple[str, ...] = ()
+    """Models that cannot serve; all others can."""
+    busy: tuple[str, ...] = ()
+    """Models in which requests wait."""
 
 
 IDLE = Load()
@@ -90,21 +104,40 @@ IDLE = Load()
 
 def decide(policy: PolicySet, question: Question, load: Load = IDLE) -> Decision:
     """Return the decision on a request: the first that does not allow it, or the last allowance."""
-    tenant = question.tenant if question.credential is None else principal(policy, question.credential)
-    known = policy.tenants.get(tenant or NO_TENANT)
-    usage = _usage(known, load)
+    tenant = _caller(policy, question)
+    choice = chosen(policy, question, load)
+    usage = _usage(policy.tenants.get(tenant), load)
     if not question.admitted:
-        first = evaluate(policy, _access(question, tenant or NO_TENANT, None), usage, NOW)
+        first = evaluate(policy, _access(question, tenant, None, choice), usage, NOW)
         if not first.allowed or question.input_tokens is None:
             return first
-    return evaluate(policy, _access(question, tenant or NO_TENANT, question.input_tokens), usage, NOW)
+    return evaluate(policy, _access(question, tenant, question.input_tokens, choice), usage, NOW)
 
 
-def _access(question: Question, tenant: str, input_tokens: int | None) -> AccessRequest:
+def chosen(policy: PolicySet, question: Question, load: Load = IDLE) -> RouteChoice | None:
+    """Return the model that a route gives the request to; None where the request names none that its tenant may use."""
+    if question.served is not None:
+        return RouteChoice(question.served, ChoiceReason.WEIGHT)
+    tenant = policy.tenants.get(_caller(policy, question))
+    route = visible_route(policy, tenant, question.model)
+    if tenant is None or route is None:
+        return None
+    states = dict.fromkeys(route.models, ModelState.READY)
+    states |= dict.fromkeys(load.busy, ModelState.BUSY) | dict.fromkeys(load.unready, ModelState.UNREADY)
+    return choose(policy, route, tenant.isolation_class, states, int(question.draw * DRAWS))
+
+
+def _caller(policy: PolicySet, question: Question) -> str:
+    tenant = question.tenant if question.credential is None else principal(policy, question.credential)
+    return tenant or NO_TENANT
+
+
+def _access(question: Question, tenant: str, input_tokens: int | None, choice: RouteChoice | None) -> AccessRequest:
     counted = input_tokens is not None
     return AccessRequest(
         tenant=tenant,
-        model=question.model,
+        model=question.model if choice is None else choice.model,
+        alias="" if choice is None else question.model,
         input_tokens=input_tokens,
         max_output_tokens=question.max_tokens,
         longest_input=question.longest_input if counted else None,

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isolation.ipc.kv import KvQuota, KvQuotas, KvUsage, KvUse
-from policy.match import first_match
-from policy.model import KvShare, PolicySet, PublicPrefix, Tenant
+from policy.model import KvShare, PolicySet, PublicPrefix
+from policy.routes import reachable
 
 
 def group_account(group: str) -> str:
@@ -40,11 +40,16 @@ def account_names(policy: PolicySet) -> list[str]:
 def quotas_of(policy: PolicySet, keys: Mapping[str, bytes], model: str) -> KvQuotas:
     """What the engine of a model has to know: the shares of those who may use it, where they say anything. Accounts
     whose keys are not there yet are left out."""
+    routes = {alias: route for alias, route in policy.routes.items() if alias == model or model in route.models}
+
+    def may_use(tenant: str) -> bool:
+        return bool(reachable(routes, policy.tenants[tenant].models, (model,)))
+
     shares: list[tuple[str, KvShare]] = [
-        (tenant.id, tenant.kv) for tenant in policy.tenants.values() if tenant.kv.bounded and _may_use(tenant, model)
+        (tenant.id, tenant.kv) for tenant in policy.tenants.values() if tenant.kv.bounded and may_use(tenant.id)
     ]
     for group in policy.groups.values():
-        if group.kv.bounded and any(_may_use(policy.tenants[member], model) for member in group.tenants):
+        if group.kv.bounded and any(map(may_use, group.tenants)):
             shares.append((group_account(group.id), group.kv))
     return KvQuotas(
         tuple(KvQuota(keys[name], share.reservation, share.cap, share.borrow) for name, share in shares if name in keys)
@@ -63,7 +68,3 @@ def named(usage: KvUsage, keys: Mapping[str, bytes]) -> list[AccountUse]:
     """An engine's report by account names; accounts without a known key are left out."""
     names = {key: name for name, key in keys.items()}
     return [AccountUse(shown(names[use.namespace]), use) for use in usage.uses if use.namespace in names]
-
-
-def _may_use(tenant: Tenant, model: str) -> bool:
-    return first_match(tenant.models, model) is not None

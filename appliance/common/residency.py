@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from policy.match import first_match
 from policy.model import IsolationClass, PolicySet
+from policy.routes import reachable
 
 TEXT_MEMORY_BYTES = 2 << 30
 """Memory of a text sandbox: tokenizer tables of a few hundred MiB and one rendering, two grammars that are compiled
@@ -72,7 +72,7 @@ def declared(policy: PolicySet, key: Key) -> Need:
     """What the policy grants for a model and a tenant; nothing where it does not know the tenant or allow the model."""
     model, tenant = key
     known = policy.tenants.get(tenant)
-    if known is None or first_match(known.models, model) is None:
+    if known is None or not reachable(policy.routes, known.models, (model,)):
         return NOTHING
     return need_of(known.isolation_class)
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
@@ -141,6 +141,10 @@ class GenerateRequest:
     """Name by which the caller knows ``choices``, for errors."""
     deterministic: bool = False
     """Whether the caller asks for the same bits in any batch; the policy may refuse it, or grant it to all."""
+    cache_key: str = field(default="", repr=False)
+    """Text of the caller's that requests with one beginning have in common: a route gives them to one model."""
+    alias: str = ""
+    """Route by which the caller asked for ``model``; empty: by the model's own name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,8 @@ class EmbedRequest:
     deadline: float | None = None
     priority: Priority | None = None
     operation: EmbedOperation = EmbedOperation.EMBEDDINGS
+    alias: str = ""
+    """As in ``GenerateRequest``."""
 
 
 class TokenizerOperation(Enum):
@@ -179,6 +185,8 @@ class TokenizerRequest:
     prompt: Prompt
     """What is converted: token ids where text is wanted."""
     deadline: float | None = None
+    alias: str = ""
+    """As in ``GenerateRequest``."""
 
 
 class AttestOperation(Enum):
@@ -194,6 +202,8 @@ class AttestRequest:
     request_id: str
     """As in ``GenerateRequest``."""
     model: str
+    alias: str = ""
+    """As in ``GenerateRequest``."""
     nonce: str
     """The caller's, drawn for this call; small hexadecimal digits."""
     deadline: float | None = None
@@ -202,6 +212,9 @@ class AttestRequest:
 
 AnyRequest = GenerateRequest | EmbedRequest | TokenizerRequest | AttestRequest
 """What a session is made for."""
+
+Routable = TypeVar("Routable", bound=AnyRequest)
+"""Kind of request that comes back as it went in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +401,11 @@ class Sink(Protocol):
 
 class Service(Protocol):
     """What the front ends ask of the gateway: the one session object behind gRPC and HTTP."""
+
+    def routed(self, principal: Principal, request: Routable) -> Routable:
+        """The request with the model that serves it, where it names a route of the policy; else as it is. A front end
+        asks before anything else, since the answer names the model."""
+        ...
 
     def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None

@@ -69,6 +69,7 @@ def _allowed(time_ms: int, values: Mapping[str, Value]) -> AllowedEntry:
         output_tokens=int(values["output_tokens"]),
         day=period.day,
         month=period.month,
+        alias=str(values["alias"]),
     )
 
 
@@ -79,6 +80,7 @@ def _denied(_time_ms: int, values: Mapping[str, Value]) -> DeniedEntry:
         model=str(values["model"]),
         rule=str(values["rule"]),
         count=int(values["count"]),
+        alias=str(values["alias"]),
     )
 
 

@@ -53,6 +53,7 @@ def made_up(number: int) -> Entry:
         tenant=f"tenant-{number % 5}",
         principal="key:k1",
         model="m",
+        alias="",
         operation="chat",
         rule="tenants.a.models",
         policy="ab" * 32,

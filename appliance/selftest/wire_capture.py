@@ -32,6 +32,7 @@ from appliance.gateway.generate_request import (
     ModelCard,
     Principal,
     RateState,
+    Routable,
     Sink,
     Started,
     Tokenized,
@@ -82,6 +83,10 @@ class Rehearsed:
 
     def __init__(self) -> None:
         self.padded = False
+
+    def routed(self, principal: Principal, request: Routable) -> Routable:
+        """Return the request as it is: there are no routes."""
+        return request
 
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None

@@ -22,7 +22,7 @@ from appliance.common.errors import ControlError
 from appliance.common.version import VERSION
 from appliance.supervisor.policy_reader import DeclaredTenants
 from isolation.gvisor.runtime import Program, Runtime
-from policy.match import first_match
+from policy.routes import reachable
 
 log = structlog.get_logger()
 
@@ -96,7 +96,7 @@ class Attesting:
         policy = self._policy.read()
         tenant = policy.tenants.get(message.tenant)
         digest = self._facts.models.get(message.model)
-        if tenant is None or digest is None or first_match(tenant.models, message.model) is None:
+        if tenant is None or digest is None or not reachable(policy.routes, tenant.models, (message.model,)):
             return Attested(message.request, "", "the policy in the files does not give this tenant that model")
         try:
             program = self._read_program()

@@ -12,7 +12,7 @@ from policy.loader import Source, load_policy
 from policy.model import Feature, PolicySet
 
 TENANTS = ("alpha", "beta", "gamma")
-MODELS = ("m", "m-large", "other")
+MODELS = ("m", "m-large", "other", "fast")
 
 exceeded = st.sampled_from(["refuse", "queue", "downgrade"])
 limits = st.fixed_dictionaries(
@@ -67,6 +67,30 @@ spend = st.fixed_dictionaries(
 )
 
 
+routes = st.dictionaries(
+    st.sampled_from(["fast", "m-fast", "other"]),
+    st.fixed_dictionaries(
+        {
+            "to": st.lists(
+                st.fixed_dictionaries(
+                    {"model": st.sampled_from(["m", "m-large", "gone"])},
+                    optional={"weight": st.sampled_from([1, 95, 1_000])},
+                ),
+                min_size=1,
+                max_size=3,
+                unique_by=lambda target: target["model"],
+            )
+        },
+        optional={
+            "choose": st.sampled_from(["weight", "cheapest"]),
+            "fallback": st.lists(st.sampled_from(["m", "m-large", "gone"]), max_size=2, unique=True),
+            "fall_back_when": st.sampled_from([["busy"], ["unready", "busy"], ["busy", "unready"]]),
+        },
+    ),
+    max_size=2,
+)
+
+
 @st.composite
 def _candidates(draw) -> dict[str, Any]:
     names = draw(st.lists(st.sampled_from(TENANTS), min_size=1, max_size=3, unique=True))
@@ -84,6 +108,8 @@ def _candidates(draw) -> dict[str, Any]:
     if draw(st.booleans()):
         document["prices"] = {"currency": draw(st.sampled_from(["EUR", "USD"])), "rules": draw(prices)}
         found[spare]["limits"] = {**found[spare].get("limits", {}), **draw(spend)}
+    if draw(st.booleans()):
+        document["routes"] = draw(routes)
     return document
 
 
@@ -102,7 +128,7 @@ def loaded(document: dict[str, Any]) -> PolicySet:
 
 
 documents = _candidates().filter(is_valid)
-"""Contents of valid policy files of one to three tenants, perhaps with a group and a public prefix."""
+"""Contents of valid policy files of one to three tenants, perhaps with a group, a public prefix and routes."""
 
 questions = st.fixed_dictionaries(
     {"tenant": st.sampled_from([*TENANTS, "stranger"]), "model": st.sampled_from(MODELS)},
@@ -111,6 +137,7 @@ questions = st.fixed_dictionaries(
         "max_tokens": st.integers(0, 1_200),
         "choices": st.integers(1, 5),
         "feature": st.sampled_from(list(Feature)),
+        "draw": st.sampled_from([0.0, 0.5, 0.99]),
     },
 )
 """Keyword arguments of ``policy.simulate.Question``."""
@@ -126,6 +153,8 @@ loads = st.fixed_dictionaries(
         "queued": st.integers(0, 2),
         "spent_today": st.sampled_from([0.0, 0.005, 4.5]),
         "spent_this_month": st.sampled_from([0.0, 0.4, 200.0]),
+        "unready": st.sampled_from([(), ("m",), ("m", "m-large", "gone")]),
+        "busy": st.sampled_from([(), ("m",), ("m-large",)]),
     },
 )
 """Keyword arguments of ``policy.simulate.Load``."""

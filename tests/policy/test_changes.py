@@ -24,7 +24,9 @@ from policy.model import (
     Price,
     PriceRule,
     PublicPrefix,
+    Route,
     SharingGroup,
+    Target,
     Tenant,
 )
 from policy.rates import BURSTS, TREATMENTS, effective
@@ -71,7 +73,7 @@ def test_every_field_has_a_wording() -> None:
     policy is compared. Control: the classes that are known to be there are found."""
     assert set(SECTIONS) | DERIVED | set(PRICED) == {field.name for field in fields(PolicySet)}
     sections = types_below(PolicySet) - {PolicySet}
-    assert sections >= {Tenant, Limits, Features, KvShare, SharingGroup, PublicPrefix, PriceRule, Price}
+    assert sections >= {Tenant, Limits, Features, KvShare, SharingGroup, PublicPrefix, PriceRule, Price, Route, Target}
     for one in sections:
         hints = typing.get_type_hints(one)
         told = {field.name for field in fields(one)} - {name for name, hint in hints.items() if is_dataclass(hint)}
@@ -268,6 +270,72 @@ def test_groups_and_prefixes_that_stay() -> None:
         (X, "public prefix style is for model qwen3-8b instead of athanor-mini", "public_prefixes.style.model"),
         (X, "public prefix style is a conversation instead of a text", "public_prefixes.style.chat"),
         (X, "public prefix style has other content: 40 bytes instead of 9", "public_prefixes.style.source"),
+    ]
+
+
+ROUTE = {
+    "to": [{"model": "athanor-mini", "weight": 95}, {"model": "athanor-next", "weight": 5}],
+    "fallback": ["backup"],
+}
+
+
+def test_routes_that_come_and_go() -> None:
+    """A route is told with where it leads; of one that is gone, what becomes of its requests."""
+    cheap = {"to": [{"model": "small"}, {"model": "big"}], "choose": "cheapest"}
+    document = BASE | {"prices": PRICES, "routes": {"fast": ROUTE, "cheap": cheap, "one": {"to": [{"model": "m"}]}}}
+    before = BASE | {"prices": PRICES}
+    assert told(before, document) == [
+        (W, "route cheap is new: requests for it go to the cheapest of small, big", "routes.cheap"),
+        (
+            W,
+            "route fast is new: requests for it go to athanor-mini 95%, athanor-next 5%; when unready to backup",
+            "routes.fast",
+        ),
+        (W, "route one is new: requests for it go to m", "routes.one"),
+    ]
+    assert told(document, before)[1] == (
+        N,
+        "route fast is gone: requests for it are refused, unless a model of this name is served",
+        "routes.fast",
+    )
+
+
+def test_routes_that_lead_elsewhere() -> None:
+    """Shares are told as percentages, all together; a target more is wider, one less is narrower, since the alias is
+    what grants it."""
+
+    def route(**values) -> dict:
+        return BASE | {"prices": PRICES, "routes": {"fast": ROUTE | values}}
+
+    old = route()
+    mini, following = ROUTE["to"]
+    both = "athanor-mini 95%, athanor-next 5%"
+    cases = [
+        ([mini], N, f"sends requests to athanor-mini instead of {both}"),
+        (
+            [mini, {**following, "weight": 10}],
+            X,
+            f"sends requests to athanor-mini 90.48%, athanor-next 9.524% instead of {both}",
+        ),
+        (
+            [mini, following, {"model": "third", "weight": 100}],
+            W,
+            f"sends requests to athanor-mini 47.5%, athanor-next 2.5%, third 50% instead of {both}",
+        ),
+        ([mini, {"model": "third", "weight": 5}], X, f"sends requests to athanor-mini 95%, third 5% instead of {both}"),
+    ]
+    for targets, direction, text in cases:
+        assert told(old, route(to=targets)) == [(direction, f"route fast {text}", "routes.fast.to")]
+    assert told(old, route(fallback=["backup", "last"], fall_back_when=["unready", "busy"])) == [
+        (W, "route fast falls back to backup and last instead of backup", "routes.fast.fallback"),
+        (X, "route fast falls back when a model is unready or busy, instead of unready", "routes.fast.fall_back_when"),
+    ]
+    assert told(old, route(fallback=[])) == [
+        (N, "route fast falls back to nothing instead of backup", "routes.fast.fallback")
+    ]
+    plain = [{"model": "athanor-mini"}, {"model": "athanor-next"}]
+    assert told(route(to=plain), route(to=plain, choose="cheapest")) == [
+        (X, "route fast chooses by price, the cheapest first, instead of by weight", "routes.fast.choose")
     ]
 
 

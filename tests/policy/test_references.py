@@ -35,3 +35,36 @@ def test_loose_ends_have_their_place() -> None:
     ]
     assert len(dangling(policy, ["chat-1"], ["a", "b"], whole=False)) == 0
     assert dangling(policy, ["chat-1"], None) == []
+
+
+ROUTES = """\
+version: 1
+tenants:
+  alpha: {credentials: ["key:a"], models: ["fast", "slow"]}
+routes:
+  fast:
+    to: [{model: chat-1}, {model: chat-9}]
+    fallback: [chat-1, chat-8]
+"""
+
+
+def test_routes_that_lead_nowhere() -> None:
+    """A target and a fallback that no model serves, each at its place; a pattern that matches an alias is not loose."""
+    source = Source("p.yaml", ROUTES)
+    policy = load_policy([source])
+    assert [str(one) for one in located(dangling(policy, ["chat-1"], ["a"]), [source], "keys.json")] == [
+        "p.yaml:3:52: tenants.alpha.models[1]: no model is named 'slow'; served: chat-1",
+        "p.yaml:6:35: routes.fast.to[1].model: no model is named 'chat-9'; served: chat-1",
+        "p.yaml:7:24: routes.fast.fallback[1]: no model is named 'chat-8'; served: chat-1",
+    ]
+    assert dangling(policy, ["chat-1", "chat-8", "chat-9", "slow"], ["a"]) == []
+
+
+def test_a_name_that_is_a_route_and_a_model() -> None:
+    """The model of that name is served for nothing: it is told, at the route."""
+    source = Source("p.yaml", ROUTES)
+    found = dangling(load_policy([source]), ["chat-1", "chat-8", "chat-9", "slow", "fast"], ["a"])
+    assert [str(one) for one in located(found, [source], "keys.json")] == [
+        "p.yaml:6:5: routes.fast: a model of this name is served too: requests for it go where the route leads, and "
+        "none to it"
+    ]

@@ -271,3 +271,61 @@ def test_a_policy_beside_itself_refuses_nothing(found: list[AllowedEntry], limit
     other = replay(OLD, new, ordered)
     counted = sum(one.requests for one in other.refused + other.shortened)
     assert counted + other.inexact <= len(ordered) == other.requests.total()
+
+
+def routed(*models: str, **values: Any) -> PolicySet:
+    """DOCUMENT in which beta may use the route ``fast`` alone, which leads to these models."""
+    document = copy.deepcopy(DOCUMENT)
+    document["tenants"]["beta"]["models"] = ["fast"]
+    document["tenants"]["beta"] |= values
+    document["routes"] = {"fast": {"to": [{"model": name, "weight": 10 - at} for at, name in enumerate(models)]}}
+    document["prices"] = {
+        "currency": "EUR",
+        "rules": [{"models": ["dear"], "input": 1_000, "output": 1_000}, {"models": ["*"], "input": 1, "output": 1}],
+    }
+    return loaded(document)
+
+
+def against(old: PolicySet, new: PolicySet, *entries: AllowedEntry | DeniedEntry) -> list[Finding]:
+    """What the new policy would have refused of what the old one served."""
+    return replay(old, new, entries).refused
+
+
+def test_requests_by_an_alias() -> None:
+    """The log has both names: the alias is what must be allowed, and the model is what is priced and counted."""
+    old, entry = routed("m", "n"), allowed(alias="fast", model="n")
+    assert against(old, routed("m", "n"), entry) == []
+    assert against(old, routed("m", "n", models=["n"]), entry) == [Finding("beta", f"{BETA}.models", 1)]
+    by_name = allowed(model="n")
+    assert replay(old, old, [by_name]).inexact == 1, "control: the model by its own name is not allowed"
+
+
+def test_a_route_that_is_gone_refuses_its_requests() -> None:
+    """Even where a pattern matches its name: no model is known to have it."""
+    assert against(routed("m"), policy(models=["*"]), allowed(alias="fast")) == [Finding("beta", "routes.fast", 1)]
+
+
+def test_a_route_that_leads_elsewhere_is_replayed_there() -> None:
+    """The model that served stays for as long as the route leads to it; else the likeliest takes its place, with its
+    price."""
+    old, entry = routed("m"), allowed(alias="fast", model="m")
+    poor = {"limits": {"spend_per_day": 0.01}}
+    assert against(old, routed("dear", "m", **poor), entry) == []
+    assert against(old, routed("dear", **poor), entry) == [Finding("beta", f"{BETA}.limits.spend_per_day", 1)]
+    assert against(old, routed("n", **poor), entry) == []
+
+
+def test_a_name_that_becomes_a_route() -> None:
+    """A request for a model whose name is a route's by now is replayed by the route."""
+    document = copy.deepcopy(DOCUMENT)
+    document["routes"] = {"m": {"to": [{"model": "athanor-mini"}]}}
+    assert refused(loaded(document), allowed()) == []
+    document["tenants"]["beta"]["models"] = ["n"]
+    assert refused(loaded(document), allowed()) == [Finding("beta", f"{BETA}.models", 1)]
+
+
+def test_denials_of_an_alias() -> None:
+    """A tenant that is given the alias would have passed; a pattern for the target (control) changes nothing."""
+    entry = denied(f"{BETA}.models", 3, model="", alias="fast")
+    assert replay(OLD, routed("m"), [entry]).lifted == [Finding("beta", f"{BETA}.models", 3)]
+    assert replay(OLD, routed("m", models=["m"]), [entry]).lifted == []

@@ -21,7 +21,7 @@ from policy.model import Exceeded, Limits, PolicySet, Priority
 from policy.prices import BILLIONTHS, amount_text
 from policy.rates import TREATMENTS, request_rate, token_rate
 from policy.request import AccessRequest, Spend, Usage
-from policy.simulate import DAY_S, MONTH_S, Load, Question, decide
+from policy.simulate import DAY_S, MONTH_S, Load, Question, chosen, decide
 from tests.policy.drawn_policies import documents, loaded, loads, questions
 
 REQUIRED = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_context_tokens", "max_output_tokens")
@@ -103,12 +103,14 @@ def test_an_explanation_is_the_decision(document: dict, asked: dict, used: dict)
             month_left_s=MONTH_S,
         ),
     )
+    choice = chosen(policy, Question(**asked), Load(**used))
+    names = {"model": asked["model"]} if choice is None else {"model": choice.model, "alias": asked["model"]}
     steps = [None] if "input_tokens" not in asked else [None, asked["input_tokens"]]
     found = None
     for count in steps:
         access = AccessRequest(
             tenant=asked["tenant"],
-            model=asked["model"],
+            **names,
             input_tokens=count,
             max_output_tokens=asked.get("max_tokens"),
             choices=asked.get("choices", 1),

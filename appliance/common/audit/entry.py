@@ -30,6 +30,7 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "tenant": _T,
         "principal": _T,
         "model": _T,
+        "alias": _T,
         "operation": _T,
         "rule": _T,
         "policy": _T,
@@ -41,7 +42,16 @@ KINDS: Final[dict[str, dict[str, type]]] = {
         "queued_ms": _N,
         "downgraded": _T,
     },
-    "denied": {"tenant": _T, "principal": _T, "model": _T, "rule": _T, "policy": _T, "outcome": _T, "count": _N},
+    "denied": {
+        "tenant": _T,
+        "principal": _T,
+        "model": _T,
+        "alias": _T,
+        "rule": _T,
+        "policy": _T,
+        "outcome": _T,
+        "count": _N,
+    },
     "refused": {"outcome": _T, "count": _N},
     "policy": {"outcome": _T, "policy": _T, "tenants": _N},
     "integrity": {"model": _T, "generation": _N, "count": _N},
@@ -64,7 +74,8 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 
 * ``request``: a request that the policy allowed, at its end, with the tokens that it is charged for, their cost in
   billionths of the currency's unit, the milliseconds for which it waited for limits of its tenant, and the limit for
-  which it was served with low priority, empty for none;
+  which it was served with low priority, empty for none; ``alias`` is the route by which its model was asked for, or
+  empty;
 * ``denied``: what the policy denied one principal, counted over a moment, as ``count`` of ``outcome``;
 * ``refused``: calls without a valid credential, counted likewise;
 * ``policy``: a policy was put in force, or refused;
@@ -78,9 +89,12 @@ KINDS: Final[dict[str, dict[str, type]]] = {
 * ``log``: the log itself was opened, recovered, or found damaged.
 """
 
-_QUEUE = frozenset({"queued_ms", "downgraded"})
+_NEWEST = frozenset({"alias", "queued_ms", "downgraded"})
 
-LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {"request": (_QUEUE, _QUEUE | {"cached_tokens", "cost"})}
+LATER: Final[dict[str, tuple[frozenset[str], ...]]] = {
+    "request": (_NEWEST, _NEWEST | {"cached_tokens", "cost"}),
+    "denied": (frozenset({"alias"}),),
+}
 """Fields that each earlier version of a kind did not have. A log is read for years: where they are missing they are 0
 or empty."""
 

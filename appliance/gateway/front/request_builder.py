@@ -48,6 +48,9 @@ MAX_NAME_BYTES = 64
 MAX_MODEL_CHARS = 256
 """Characters of a model's name."""
 
+MAX_CACHE_KEY_CHARS = 128
+"""Characters of a key by which requests stay together: twice what OpenAI takes."""
+
 MAX_STOP_STRINGS = 16
 """Stop strings of one request; each is searched for at every token."""
 
@@ -196,6 +199,7 @@ def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateReque
             "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
         )
     _check_tools(request, choices)
+    check_most(len(request.cache_key), MAX_CACHE_KEY_CHARS, "prompt_cache_key", "characters")
     return request
 
 

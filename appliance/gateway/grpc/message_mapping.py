@@ -100,6 +100,7 @@ def to_request(message: pb.GenerateRequest, stamp: Stamp) -> GenerateRequest:
         choices=_asked(message, "choices"),
         choices_param="choices",
         deterministic=message.deterministic,
+        cache_key=message.prompt_cache_key,
     )
     return request_builder.checked(request, _NAMES)
 

@@ -270,6 +270,7 @@ class GrpcFrontEnd:
 
     async def _generate(self, call: _Call) -> None:
         asked, ticks = await self._request(call, pb.GenerateRequest, message_mapping.to_request)
+        asked = self._service.routed(_principal(call), asked)
         async with self._session(call, asked.request_id) as cut:
             events = self._service.generate(_principal(call), asked, call.facts)
             # The prompt is the session's from here on, which lets go of it as soon as it can.
@@ -305,6 +306,7 @@ class GrpcFrontEnd:
 
     async def _embed(self, call: _Call) -> Message:
         asked, ticks = await self._request(call, pb.EmbedRequest, message_mapping.to_embed_request)
+        asked = self._service.routed(_principal(call), asked)
         async with self._session(call, asked.request_id) as cut:
             embeddings = await cut.run(self._embedded(call, asked, ticks))
             return message_mapping.to_embed_response(embeddings, asked.request_id, asked.model)

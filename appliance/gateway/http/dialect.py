@@ -52,8 +52,9 @@ class Parsed:
     """A request, and what only the answer's form depends on."""
 
     request: GenerateRequest
-    make_writer: Callable[[int], AnswerWriter]
-    """Makes the writer of the answer, which says that it was made at this time, in Unix seconds."""
+    make_writer: Callable[[GenerateRequest, int], AnswerWriter]
+    """Makes the writer of the answer to the request, whose model is known by then; the answer says that it was made at
+    this time, in Unix seconds."""
     ignored: tuple[str, ...]
     """Names of fields that had a value and no effect."""
     others: tuple[GenerateRequest, ...] = ()

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -111,14 +112,15 @@ class Generation:
         if parsed.others:
             await self._serve_several(exchange, principal, parsed)
             return
-        writer = parsed.make_writer(int(time.time()))
+        request = self._service.routed(principal, parsed.request)
+        writer = parsed.make_writer(request, int(time.time()))
         notes = header_fields.ignored(parsed.ignored)
-        streamed = parsed.request.stream
-        async with self._guarded(exchange, parsed.request.request_id, streamed=streamed) as cut:
+        streamed = request.stream
+        async with self._guarded(exchange, request.request_id, streamed=streamed) as cut:
             padded = PacedSink(writer) if exchange.padding is not None else None
             sink = (padded or SseSink(exchange, writer)) if streamed else None
-            events = self._service.generate(principal, parsed.request, exchange.context, sink)
-            del parsed  # with the prompt, which the session lets go of as soon as it can
+            events = self._service.generate(principal, request, exchange.context, sink)
+            del parsed, request  # with the prompt, which the session lets go of as soon as it can
             if streamed:
                 await cut.run(self._stream(exchange, principal, writer, events, notes, padded))
             else:
@@ -128,8 +130,10 @@ class Generation:
         """Answer a request of several prompts with one object, in which the choices stand in the prompts' order."""
         notes = header_fields.ignored(parsed.ignored)
         async with self._guarded(exchange, parsed.request.request_id, streamed=False) as cut:
-            requests = [parsed.request, *parsed.others]
-            del parsed  # with the prompts
+            first = self._service.routed(principal, parsed.request)
+            # One model answers all prompts: one object names it.
+            requests = [first, *(replace(one, model=first.model, alias=first.alias) for one in parsed.others)]
+            del parsed, first  # with the prompts
             await cut.run(self._collect_several(exchange, principal, requests, notes))
 
     async def _collect_several(
@@ -212,7 +216,8 @@ class Generation:
             ApplianceError: for the client.
             ClientGoneError: it left.
         """
-        request, ignored = await self._read(exchange, principal, attest_route.parse_attest)
+        asked, ignored = await self._read(exchange, principal, attest_route.parse_attest)
+        request = self._service.routed(principal, asked)
         async with self._guarded(exchange, request.request_id, streamed=False) as cut:
             await cut.run(self._attest(exchange, principal, request, ignored))
 
@@ -228,9 +233,10 @@ class Generation:
         await exchange.answer(200, document, cast(str, exchange.request_id), notes)
 
     async def _embed(self, exchange: Exchange, principal: Principal, parsed: ParsedEmbed) -> None:
-        embeddings = await self._service.embed(principal, parsed.request, exchange.context)
+        request = self._service.routed(principal, parsed.request)
+        embeddings = await self._service.embed(principal, request, exchange.context)
         exchange.computed = True
-        body = await _written(openai_embeddings.answer(embeddings, parsed.request.model, base64=parsed.base64))
+        body = await _written(openai_embeddings.answer(embeddings, request.model, base64=parsed.base64))
         await self._answer(exchange, principal, body, parsed.ignored)
 
     async def _read(self, exchange: Exchange, principal: Principal, parse: Callable[[bytes, Stamp], T]) -> T:

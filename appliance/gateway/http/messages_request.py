@@ -6,7 +6,6 @@ Source of names and shapes: Anthropic's API reference of the Messages API, versi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from appliance.common.errors import InvalidRequestError
@@ -83,7 +82,7 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
     )
     request_builder.checked(request, _NAMES)
     typed(document, "metadata", dict)
-    return Parsed(request, partial(MessageWriter, request), without_effect(document, _SERVED, UNSUPPORTED))
+    return Parsed(request, MessageWriter, without_effect(document, _SERVED, UNSUPPORTED))
 
 
 def parse_count(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:

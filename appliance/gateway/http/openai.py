@@ -42,6 +42,7 @@ _COMMON = frozenset(
         "deterministic",
         "n",
         "prompt_logprobs",
+        "prompt_cache_key",
     }
 ).union(NAMES, structured.FIELDS)
 _SERVED = {
@@ -123,6 +124,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
         echo=_echo(operation, document),
         choices=request_builder.asked("choices", typed(document, "n", int), "n"),
         deterministic=typed(document, "deterministic", bool) or False,
+        cache_key=typed(document, "prompt_cache_key", str) or "",
     )
     include_usage = _stream_options(document, request.stream, ignored)
     for name, value in document.items():
@@ -130,7 +132,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
             ignored[name] = None
     request_builder.checked(request, _NAMES)
     others = () if several is None else tuple(_others(request, several[1:]))
-    return Parsed(request, partial(Writer, request, include_usage=include_usage), tuple(ignored), others)
+    return Parsed(request, partial(Writer, include_usage=include_usage), tuple(ignored), others)
 
 
 def _several(document: Mapping[str, Any]) -> list[Prompt] | None:

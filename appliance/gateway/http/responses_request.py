@@ -56,6 +56,7 @@ _SERVED = _PROMPT | {
     "metadata",
     "truncation",
     "store",
+    "prompt_cache_key",
 }
 _INCLUDES = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -89,15 +90,14 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         priority=priority_of(document),
         grammar=_grammar(document),
         tools=tools,
+        cache_key=typed(document, "prompt_cache_key", str) or "",
     )
     request_builder.checked(request, {"logprobs": "top_logprobs"})
     _check_truncation(document)
     typed(document, "store", bool)
     typed(document, "metadata", dict)
     shown = {name: document.get(name) for name in ResponseWriter.REPEATED}
-    return Parsed(
-        request, partial(ResponseWriter, request, shown=shown), without_effect(document, _SERVED, UNSUPPORTED)
-    )
+    return Parsed(request, partial(ResponseWriter, shown=shown), without_effect(document, _SERVED, UNSUPPORTED))
 
 
 def parse_input_tokens(body: bytes, stamp: Stamp) -> tuple[TokenizerRequest, tuple[str, ...]]:

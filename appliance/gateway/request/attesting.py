@@ -36,5 +36,5 @@ class AttestSession:
             raise DeadlineExceededError("the deadline passed before the attestation was made")
         with life.waiting():
             return await self._attestations.fetch(
-                request.request_id, life.principal.tenant, request.model, request.nonce, left
+                request.request_id, life.principal.tenant, life.model.name, request.nonce, left
             )

@@ -34,6 +34,8 @@ class Call:
     request_id: str
     model: str
     operation: str
+    alias: str = ""
+    """Route by which the model was asked for."""
 
 
 class AuditedCalls:
@@ -69,6 +71,7 @@ class AuditedCalls:
             tenant=principal.tenant,
             principal=principal.credential,
             model=call.model,
+            alias=call.alias,
             operation=call.operation,
             rule=decision.rule,
             policy=decision.policy_digest,
@@ -89,6 +92,7 @@ class AuditedCalls:
             tenant=principal.tenant,
             principal=principal.credential,
             model=call.model if call.model in self._models else "",
+            alias=call.alias,
             rule=error.rule if error is not None else "",
             policy=policy,
             outcome=_outcome(error),
@@ -100,7 +104,7 @@ class AuditedCalls:
             self._feed.count("refused", outcome=_outcome(error))
         else:
             self._feed.count(
-                "denied", tenant=tenant, principal="", model="", rule="", policy="", outcome=_outcome(error)
+                "denied", tenant=tenant, principal="", model="", alias="", rule="", policy="", outcome=_outcome(error)
             )
 
     def integrity(self, model: str, generation: int, count: int) -> None:

@@ -8,6 +8,7 @@ from appliance.common.errors import (
     FeatureNotAllowedError,
     InvalidRequestError,
     PermissionDeniedError,
+    PolicyChangedError,
     RateLimitedError,
     SpendLimitError,
     UnauthenticatedError,
@@ -40,6 +41,8 @@ def _denial(decision: Decision) -> ApplianceError:
             return UnauthenticatedError(decision.message)
         case Reason.MODEL_NOT_ALLOWED | Reason.NO_PRICE:
             return PermissionDeniedError(decision.message, param="model")
+        case Reason.ROUTE_CHANGED:
+            return PolicyChangedError(decision.message)
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)
         case Reason.CONTEXT_TOO_LONG:

@@ -114,14 +114,21 @@ class Ledger:
         return self.rates(tenant) if tenant in self._accounts else None
 
     def admit(
-        self, tenant: str, model: str, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None
+        self,
+        tenant: str,
+        model: str,
+        max_tokens: int | None,
+        choices: int = 1,
+        *,
+        feature: Feature | None = None,
+        alias: str = "",
     ) -> Reservation:
         """Take the first decision; on allowance the request has one concurrency slot a choice until it is settled.
 
         Raises:
             ApplianceError: the policy denies it, or would make it wait.
         """
-        found = self.try_admit(first_access(tenant, model, max_tokens, choices, feature))
+        found = self.try_admit(first_access(tenant, model, max_tokens, choices, feature, alias))
         if isinstance(found, Decision):
             raise denial(found)
         return found
@@ -140,7 +147,7 @@ class Ledger:
         known = self._policy.tenants[tenant]
         group = self._namespaces[group_account(known.group)] if known.group is not None else b""
         keys = Keys(self._namespaces[tenant], group)
-        reservation = Reservation(self, tenant, access.model, decision, keys, choices)
+        reservation = Reservation(self, tenant, access.model, decision, keys, choices, access.alias)
         account.take_request(choices, now)
         return reservation
 
@@ -259,18 +266,27 @@ class Ledger:
 
 
 def first_access(
-    tenant: str, model: str, max_tokens: int | None, choices: int, feature: Feature | None
+    tenant: str, model: str, max_tokens: int | None, choices: int, feature: Feature | None, alias: str = ""
 ) -> AccessRequest:
     """Return what the first decision is about."""
     return AccessRequest(
-        tenant=tenant, model=model, input_tokens=None, max_output_tokens=max_tokens, choices=choices, feature=feature
+        tenant=tenant,
+        model=model,
+        input_tokens=None,
+        max_output_tokens=max_tokens,
+        choices=choices,
+        feature=feature,
+        alias=alias,
     )
 
 
 class Reservation:
     """Slots and tokens that one admitted request has of its tenant's account."""
 
-    def __init__(self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int) -> None:
+    def __init__(
+        self, ledger: Ledger, tenant: str, model: str, decision: Decision, keys: Keys, choices: int, alias: str = ""
+    ) -> None:
+        self._alias = alias
         self._ledger = ledger
         self._tenant = tenant
         self._model = model
@@ -335,6 +351,7 @@ class Reservation:
             max_output_tokens=asked,
             longest_input=longest,
             choices=self._choices,
+            alias=self._alias,
         )
         decision = self._ledger.reserve(access, queued, takes=takes)
         if not takes or not decision.allowed:
@@ -372,6 +389,7 @@ class Reservation:
             input_tokens=least,
             max_output_tokens=asked,
             choices=self._choices,
+            alias=self._alias,
             uncounted=True,
         )
         self._ledger.refuse(access)

@@ -108,7 +108,7 @@ class Lifecycle:
     ) -> None:
         """The request is not kept: it holds the prompt's text."""
         self.dependencies = dependencies
-        self._call = Call(request.request_id, request.model, request.operation.value)
+        self._call = Call(request.request_id, request.model, request.operation.value, request.alias)
         self._asked_priority = request.priority if isinstance(request, GenerateRequest | EmbedRequest) else None
         self._names = _names(request)
         self._reservation: Reservation | None = None
@@ -138,6 +138,9 @@ class Lifecycle:
     ) -> None:
         if isinstance(error, InvalidRequestError) and error.param is not None:
             error.param = self._names.get(error.param, error.param)
+        if self._call.alias and isinstance(error, UnavailableError):
+            # The caller asked for the route; which models it leads to is told by answers alone.
+            error.message = error.message.replace(f"the model {self.model.name} ", f"the model {self._call.alias} ")
         self._end(_reported(error))
 
     async def admit(self, max_tokens: int | None, choices: int = 1, *, feature: Feature | None = None) -> Reservation:
@@ -149,7 +152,7 @@ class Lifecycle:
         """
         trace, ledger = self.trace, self.dependencies.ledger
         trace.begin(Phase.POLICY)
-        access = first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature)
+        access = first_access(self.principal.tenant, self.model.name, max_tokens, choices, feature, self._call.alias)
 
         def attempt(takes: bool, queued: int) -> Decision:
             found = ledger.try_admit(access, queued, takes=takes)
@@ -199,7 +202,12 @@ class Lifecycle:
         if reservation is None:
             return None
         return Admitted(
-            self.principal, self.model.name, reservation.obligations, reservation.namespace, reservation.group
+            self.principal,
+            self.model.name,
+            reservation.obligations,
+            reservation.namespace,
+            reservation.group,
+            self._call.alias,
         )
 
     @property

@@ -27,6 +27,7 @@ from appliance.gateway.generate_request import (
     ModelCard,
     Principal,
     RateState,
+    Routable,
     Sink,
     Tokenized,
     TokenizerRequest,
@@ -37,6 +38,7 @@ from appliance.gateway.request.audited_calls import AuditedCalls, Call
 from appliance.gateway.request.embedding import EmbeddingSession
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.lifecycle import Lifecycle, SessionDependencies
+from appliance.gateway.request.routing import Routing
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
@@ -53,6 +55,7 @@ from appliance.gateway.telemetry.request_trace import Phase
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
+from policy.routes import RouteChoice
 
 FIRST_WIRE_ID_BITS = 32
 """Wire ids start at a random number of this size, so that two gateways in a row do not reuse them by habit."""
@@ -93,6 +96,7 @@ class GatewayService:
         self.publications = Publications(model_sandboxes, self.next_id)
         self._telemetry = telemetry
         self._suspects = {name: Suspects() for name in model_sandboxes}
+        self._routing = Routing(model_sandboxes, self.tenant_sandboxes, self._count_choice)
         self._wire_id = (1 << FIRST_WIRE_ID_BITS) + secrets.randbits(FIRST_WIRE_ID_BITS)
         self._audited_calls = AuditedCalls(self.audit, model_sandboxes)
         self._dependencies = SessionDependencies(
@@ -112,6 +116,10 @@ class GatewayService:
         """Draw a wire id never used before in this process."""
         self._wire_id += 1
         return self._wire_id
+
+    def routed(self, principal: Principal, request: Routable) -> Routable:
+        """Choose the model of a request for a route; see ``appliance.gateway.generate_request.Service``."""
+        return self._routing.routed(self.ledger.policy, principal, request)
 
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None
@@ -150,46 +158,64 @@ class GatewayService:
     def _begin(
         self, principal: Principal, request: AnyRequest, context: CallContext, *, embeds: bool | None
     ) -> Lifecycle:
-        """Begin a request's lifecycle with its trace; one that no model here can take ends at once.
+        """Begin a request's lifecycle with its trace; one that no model here can take ends at once. A request for a
+        route is given its model here, if its front end has not asked for it.
 
         Raises:
             ApplianceError: no model here can take it.
         """
+        request = self._routing.routed(self.ledger.policy, principal, request)
         trace = self._telemetry.start(context, request.request_id, principal.tenant)
         trace.describe(request)
         trace.annotate(tenant_id=principal.tenant, sandbox=self.sandbox)
         try:
-            self._check_model(principal, request.model, embeds=embeds)
+            self._check_model(principal, request, embeds=embeds)
         except ApplianceError as error:
-            call = Call(request.request_id, request.model, request.operation.value)
-            self._audited_calls.denied(principal, call, "", error)
+            policy = self.ledger.policy
+            alias = request.alias or (request.model if request.model in policy.routes else "")
+            call = Call(request.request_id, request.model, request.operation.value, alias)
+            self._audited_calls.denied(principal, call, policy.digest if error.rule else "", error)
             self.tenant_counts.add(Tokens(principal.tenant, request.model), error)
             trace.finish(error=error)
             raise
         return Lifecycle(self._dependencies, principal, request, trace)
 
-    def _check_model(self, principal: Principal, name: str, *, embeds: bool | None) -> None:
+    def _check_model(self, principal: Principal, request: AnyRequest, *, embeds: bool | None) -> None:
         """``embeds``: whether a model of vectors is needed, or one of text; None: any."""
-        model = self.model_sandboxes.get(name)
-        if model is None:
-            usable = sorted(visible_models(self.ledger.policy, principal.tenant, self.model_sandboxes))
-            known = ", ".join(usable[:MAX_NAMED]) + (", ..." if len(usable) > MAX_NAMED else "")
-            raise ModelNotFoundError(
-                f"the model {name[:MAX_SHOWN_CHARS]!r} does not exist here; "
-                + (f"yours are: {known}" if known else "you have none"),
-                param="model",
-                details={"model": name[:MAX_SHOWN_CHARS]},
-            )
+        name, policy = request.alias or request.model, self.ledger.policy
+        model = self.model_sandboxes.get(request.model)
+        # Whether a name that the tenant may not use is a model, a route or nothing is not told.
+        hidden = principal.tenant in policy.tenants and not visible_models(policy, principal.tenant, (name,))
+        if hidden or (model is None and not request.alias):
+            raise self._not_found(principal, name, served=model is not None or name in policy.routes)
         if self._audited_calls.refuses:
             raise UnavailableError("no request is taken that cannot be accounted for", retry_after_s=RETRY_AFTER_S)
+        if model is None:
+            raise UnavailableError(f"the model {name} is not available at the moment", retry_after_s=RETRY_AFTER_S)
         if embeds is not None and embeds != (model.runner == "embed"):
             what = "generates text; it gives no embeddings" if embeds else "gives embeddings; it generates no text"
             raise InvalidRequestError(f"the model {name} {what}", param="model")
 
+    def _not_found(self, principal: Principal, name: str, *, served: bool) -> ModelNotFoundError:
+        """Return the refusal of a name that is no model of the tenant's. The audit log has the rule, where it is one of
+        others."""
+        usable = [card.name for card in self.models(principal)]
+        known = ", ".join(usable[:MAX_NAMED]) + (", ..." if len(usable) > MAX_NAMED else "")
+        error = ModelNotFoundError(
+            f"the model {name[:MAX_SHOWN_CHARS]!r} does not exist here; "
+            + (f"yours are: {known}" if known else "you have none"),
+            param="model",
+            details={"model": name[:MAX_SHOWN_CHARS]},
+        )
+        error.rule = f"tenants.{principal.tenant}.models" if served else ""
+        return error
+
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
-        """Return the models that this principal may use."""
-        names = visible_models(self.ledger.policy, principal.tenant, self.model_sandboxes)
-        return tuple(self._card(self.model_sandboxes[name]) for name in sorted(names))
+        """Return the models that this principal may use, with the routes, which are models to it."""
+        policy = self.ledger.policy
+        names = visible_models(policy, principal.tenant, self.model_sandboxes)
+        cards = [self._card(self.model_sandboxes[name]) for name in names if name not in policy.routes]
+        return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
 
     def rates(self, principal: Principal) -> RateState:
         """Return what is left of the tenant's rates."""
@@ -287,6 +313,9 @@ class GatewayService:
         for model in self.model_sandboxes.values():
             model.begin_drain()
         self.tenant_sandboxes.begin_drain()
+
+    def _count_choice(self, alias: str, choice: RouteChoice) -> None:
+        self._telemetry.count(names.ROUTE_CHOICES, route=alias, model=choice.model, reason=choice.reason.value)
 
     @staticmethod
     def _card(model: ModelSandboxes) -> ModelCard:

@@ -17,6 +17,7 @@ from policy.decision import Obligations
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
 from policy.model import PolicySet
+from policy.routes import leads
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Admitted:
     obligations: Obligations
     namespace: bytes
     group: bytes
+    alias: str = ""
+    """Route by which the model was asked for; empty: by its own name."""
 
 
 def caller_withdrawn(caller: Principal, policy: PolicySet, *, credential_holds: bool) -> ApplianceError | None:
@@ -53,9 +56,14 @@ def reason_to_end(
     withdrawn = caller_withdrawn(caller, policy, credential_holds=credential_holds)
     if tenant is None or withdrawn is not None:
         return withdrawn
-    if not visible_models(policy, caller.tenant, (admitted.model,)):
+    name = admitted.alias or admitted.model
+    if not visible_models(policy, caller.tenant, (name,)):
         return PermissionDeniedError(
-            f"this tenant may not use the model {admitted.model} any more; the request was stopped", param="model"
+            f"this tenant may not use the model {name} any more; the request was stopped", param="model"
+        )
+    if not leads(policy, admitted.model, admitted.alias):
+        return PolicyChangedError(
+            f"the route {name} changed while the request ran, and it was stopped; the same request may be sent again"
         )
     group = namespaces.get(group_account(tenant.group), b"") if tenant.group is not None else b""
     changed = {

@@ -55,7 +55,8 @@ class EngineFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts that the engine reports of its last step: shown, never used for a decision about a tenant."""
+    """Counts that the engine reports of its last step: shown, and used to choose between the models of a route; never
+    for a decision about a tenant."""
 
     running: int = 0
     waiting: int = 0

@@ -21,8 +21,8 @@ from appliance.common.control import Freeze, Frozen
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.text_link import TextLink
-from policy.evaluate import visible_models
 from policy.model import PolicySet
+from policy.routes import reachable
 
 Key = tuple[str, str]
 """Model, and the tenant whose sandboxes they are, empty for shared ones."""
@@ -60,7 +60,7 @@ class Freezer:
         visible: dict[tuple[str, ...], tuple[str, ...]] = {}
         for tenant in policy.tenants.values():
             if tenant.models not in visible:  # Thousands of tenants have the same few lists of models.
-                visible[tenant.models] = visible_models(policy, tenant.id, names)
+                visible[tenant.models] = reachable(policy.routes, tenant.models, names)
             for model in visible[tenant.models]:
                 if tenant.isolation_class.own_text and tenant.freeze_idle:
                     own.add((model, tenant.id))

@@ -70,7 +70,7 @@ def generation(request: AnyRequest) -> Attributes:
     found: Attributes = {
         names.OPERATION: request.operation.value,
         names.PROVIDER: names.SCOPE,
-        names.REQUEST_MODEL: clean(request.model),
+        names.REQUEST_MODEL: clean(request.alias or request.model),
         names.RESPONSE_ID: request.request_id,
     }
     if not isinstance(request, GenerateRequest):

@@ -45,6 +45,9 @@ MAX_LATE_TENANTS = 32
 MAX_MODELS = 32
 """Models with series of their own."""
 
+MAX_ROUTES = 256
+"""Routes with series of their own, in the order in which they are used: as many as a policy may have."""
+
 MAX_POINTS = 8_192
 """Series of one metric; beyond them the SDK adds to one series marked ``otel.metric.overflow``."""
 
@@ -134,6 +137,7 @@ class Metrics:
         self._levels = Levels(meter, names.GAUGES)
         self._tenants = SeriesNames(MAX_TENANTS, MAX_LATE_TENANTS)
         self._models = SeriesNames(MAX_MODELS)
+        self._routes = SeriesNames(MAX_ROUTES)
         self._sums = TenantSums(time.time())
         self._told_as: dict[str, str] = {}
         """Labels of tenants in cumulative gauges, which no tenant changes."""
@@ -166,6 +170,10 @@ class Metrics:
             MetricNameError: no such counter, or a label that it does not take.
         """
         self._tenants.place(labels.get("tenant", ""))  # tokens are counted before their request has ended
+        if route := labels.get("route", ""):
+            # A name comes from the policy and never from a caller; many policies have more than there are places.
+            self._routes.know([route])
+            self._routes.place(route)
         attributes = self._labels(names.COUNTERS, name, labels)
         self._counters[name].add(amount, attributes)
 
@@ -262,6 +270,7 @@ class Metrics:
         if odd:
             raise MetricNameError(f"metric {name} takes no label {', '.join(sorted(odd))}")
         bounded = {"tenant": self._lasting_label if lasting else self._tenants.label, "model": self._models.label}
+        bounded["route"] = self._routes.label
         return {
             names.own_attribute(word): bounded[word](value) if word in bounded and value else value
             for word, value in given.items()

@@ -146,6 +146,7 @@ SANDBOX_HANGS = "athanor.sandbox.hangs"
 HAND_OVER_CUTS = "athanor.sandbox.hand_over_cuts"
 OWN_SANDBOXES = "athanor.sandbox.own"
 REPLAYS = "athanor.replays"
+ROUTE_CHOICES = "athanor.route_choices"
 SUSPECTS = "athanor.suspects"
 QUARANTINED = "athanor.quarantined"
 SENT_SPANS = "athanor.telemetry.sent_spans"
@@ -274,6 +275,12 @@ COUNTERS = {
         "{replay}",
         "Requests begun again because the engine ended before any of their output was shown.",
         frozenset({"model"}),
+    ),
+    ROUTE_CHOICES: Instrument(
+        "{request}",
+        "Requests for routes by the model that was chosen and the reason: weight, cheapest, unready and busy (state of "
+        "the model before it), none_ready (no model of the route could serve).",
+        frozenset({"route", "model", "reason"}),
     ),
     DROPPED_SPANS: Instrument(
         "{span}", "Spans that did not reach the collector: queue_full, export_failed, shutdown.", frozenset({"reason"})

@@ -97,9 +97,11 @@ class RequestTrace:
             return
         # The request itself is not kept: it holds the prompt.
         self._model, self._operation = attributes.clean(request.model), request.operation.value
-        name = attributes.clean(f"{request.operation.value} {request.model}")
+        name = attributes.clean(f"{request.operation.value} {request.alias or request.model}")
         span = self._generation = self._open(name, SpanKind.INTERNAL, self._server.span_id, self.now_ns())
         span.attributes.update(attributes.generation(request))
+        if request.alias:
+            span.attributes[names.RESPONSE_MODEL] = self._model
         if self._tenant is not None:
             span.attributes[names.TENANT] = self._tenant
         span.attributes.update(self._own)

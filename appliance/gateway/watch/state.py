@@ -4,6 +4,8 @@ what it keeps is bounded.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from appliance.common.clocks import Clocks
 from appliance.common.status import Alert, ApplianceLoad, ApplianceStatus, Latency, ModelView, Point, Readiness
 from appliance.common.version import VERSION
@@ -19,8 +21,8 @@ from appliance.gateway.watch.disks import Disks
 from appliance.gateway.watch.engine_states import EngineStates
 from appliance.gateway.watch.history import History, Samples
 from appliance.gateway.watch.tenant_states import TenantStates
-from policy.evaluate import visible_models
 from policy.model import PolicySet
+from policy.routes import reachable
 
 PERIOD_S = 2.0
 """Seconds between two points of the history: the gateway looks at its engines that often in any case."""
@@ -181,9 +183,10 @@ class ApplianceState:
         if self._users[0] != policy.digest:
             models = self._service.model_sandboxes
             counts = dict.fromkeys(models, 0)
-            for tenant in policy.tenants:
-                for model in visible_models(policy, tenant, models):
-                    counts[model] += 1
+            lists = Counter(tenant.models for tenant in policy.tenants.values())
+            for patterns, tenants in lists.items():
+                for model in reachable(policy.routes, patterns, models):
+                    counts[model] += tenants
             self._users = policy.digest, counts
         return self._users[1]
 

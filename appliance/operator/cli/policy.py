@@ -107,7 +107,8 @@ def _show(policy: PolicySet, sources: list[Source], warnings: list[Problem], out
         tenants = {name: asdict(tenant) for name, tenant in policy.tenants.items()}
         public = {name: asdict(prefix) for name, prefix in policy.public.items()}
         told = [asdict(warning) for warning in warnings]
-        data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public, "warnings": told}
+        data = {"ok": True, "digest": policy.digest, "tenants": tenants, "public_prefixes": public}
+        data |= {"routes": {name: asdict(route) for name, route in policy.routes.items()}, "warnings": told}
         print_data(data, output_format)
         return
     texts = {source.name: source.text for source in sources}

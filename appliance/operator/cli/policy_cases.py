@@ -113,7 +113,7 @@ def _document(tested: list[_Tested]) -> dict[str, object]:
 
     cases = [
         {"file": one.file, "line": result.line, "name": result.name, "passed": result.passed}
-        | {"found": found(result.decision), "problems": [asdict(problem) for problem in result.problems]}
+        | {"found": found(result.decision, result.model), "problems": [asdict(problem) for problem in result.problems]}
         for one in tested
         for result in one.results
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from policy.decision import Decision
     from policy.model import PolicySet
     from policy.origins import Origin
+    from policy.routes import RouteChoice
     from policy.simulate import Load
 
 EXAMPLES = """
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini | before the prompt is tokenised
 athanor policy explain policy.yaml --credential key:alpha-1 --model athanor-mini --input-tokens 900 | with its count
 athanor policy explain policy.yaml --tenant alpha --model athanor-mini --running 8 -o json | while eight run
+athanor policy explain policy.yaml --tenant alpha --model fast --unready athanor-mini | where a route leads
 """
 
 RequestsLeft = Annotated[int | None, typer.Option(metavar="N", help="Requests that it has left in this minute [all].")]
@@ -37,10 +40,14 @@ SpentToday = Annotated[
 ]
 SpentThisMonth = Annotated[float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")]
 
+Names = list[str] | None
+Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
+Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
+
 
 def explain(  # noqa: PLR0913 - a parameter is an option
     path: Annotated[Path, typer.Argument(metavar="POLICY", help="File or folder of the policy.")],
-    model: Annotated[str, typer.Option(metavar="NAME", help="Served model that is asked for.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="Served model, or route, that is asked for.")],
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Tenant that asks.")] = None,
     credential: Annotated[
         str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
@@ -61,21 +68,23 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     queued: Annotated[int, typer.Option(metavar="N", min=0, help="Its requests that wait for a limit.")] = 0,
     spent_today: SpentToday = 0.0,
     spent_this_month: SpentThisMonth = 0.0,
+    unready: Unready = None,
+    busy: Busy = None,
     output_format: Output = Format.TABLE,
 ) -> None:
     """Explain the decision on one request, and name its rule.
 
     Shows the numbers that were compared and what is granted, and where an inherited value is written. Decides as the
-    gateway does: before the prompt is tokenised, then with --input-tokens. Nothing that runs is asked.
+    gateway does: before the prompt is tokenised, then with --input-tokens. Of a route it shows where it leads, and the
+    model that is chosen while all can serve, or those of --unready and --busy cannot. Nothing that runs is asked.
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
-    from dataclasses import replace
 
     from appliance.operator.cli.policy_sources import load_with_sources
     from policy.decision import Effect
     from policy.origins import find_origin
-    from policy.simulate import Load, Question, decide
+    from policy.simulate import Load, Question, chosen, decide
 
     if (tenant is None) == (credential is None):
         fail(exits.USAGE, "exactly one of --tenant and --credential names the caller")
@@ -89,19 +98,20 @@ def explain(  # noqa: PLR0913 - a parameter is an option
         feature=feature,
     )
     policy, sources = load_with_sources(path, output_format)
-    spent = {"spent_today": spent_today, "spent_this_month": spent_this_month}
-    now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left, **spent)
+    now = Load(running=running, queued=queued, requests_left=requests_left, tokens_left=tokens_left)
+    now = replace(now, spent_today=spent_today, spent_this_month=spent_this_month)
     now = replace(now, input_tokens_left=input_tokens_left, output_tokens_left=output_tokens_left)
-    decision = decide(policy, question, _at_this_moment(now))
+    now = _at_this_moment(replace(now, unready=tuple(unready or ()), busy=tuple(busy or ())))
+    decision, choice = decide(policy, question, now), chosen(policy, question, now)
     caller = tenant or policy.principals.get(credential or "", "")
-    _show(policy, caller, decision, find_origin(sources, decision.rule), output_format)
+    shown = _Shown(decision, find_origin(sources, decision.rule), model, choice)
+    _show(policy, caller, shown, output_format)
     raise typer.Exit(exits.REFUSED if decision.effect is Effect.DENY else exits.OK)
 
 
 def _at_this_moment(load: Load) -> Load:
     """Load of the tenant at this moment of the day and the month."""
     import time
-    from dataclasses import replace
 
     from appliance.common.usage.periods import period_of
 
@@ -114,18 +124,36 @@ _STYLES = {"allow": "bold green", "wait": "bold yellow", "deny": "bold red"}
 """Effect -> its style."""
 
 
-def _show(policy: PolicySet, tenant: str, decision: Decision, origin: Origin | None, output_format: Format) -> None:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What is shown of a request's decision."""
+
+    decision: Decision
+    origin: Origin | None
+    """Where the deciding value is written."""
+    model: str
+    """Name that was asked for."""
+    choice: RouteChoice | None
+    """Model that the route of this name leads to; None where it is no route."""
+
+
+def _show(policy: PolicySet, tenant: str, shown: _Shown, output_format: Format) -> None:
     from dataclasses import asdict
 
     from rich.text import Text
 
     from appliance.common.figures import printable
     from policy.explain import explain as explained
+    from policy.explain import explain_route
 
+    decision, origin, choice = shown.decision, shown.origin, shown.choice
     found = {"tenant": tenant if tenant in policy.tenants else None, **asdict(decision)}
+    found["route"] = None if choice is None else {"alias": shown.model, **asdict(choice)}
     if print_data(found | {"origin": None if origin is None else asdict(origin)}, output_format):
         return
     first, *rest = explained(decision, str(origin) if origin is not None and origin.inherited else "").splitlines()
+    if choice is not None:
+        rest[:0] = explain_route(policy.routes[shown.model], choice).splitlines()
     effect, _, message = first.partition(": ")
     console = output()
     style = _STYLES[effect]

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from appliance.common.figures import counted, printable
 from appliance.operator.cli.tables import table
+from policy.change_wording import route_text
 from policy.errors import Problem
-from policy.model import PolicySet, PublicPrefix, Tenant
+from policy.model import PolicySet, PublicPrefix, Route, Tenant
 
 TAB = 8
 """Columns of a tab; YAML refuses them for indentation, which is a problem to be shown."""
@@ -51,9 +52,10 @@ def policy_view(policy: PolicySet, width: int) -> RenderableType:
         ("ok", "bold green"), f"   {counted(tenants, 'tenant')}", (f"   digest {policy.digest[:12]}", "dim")
     )
     public = [_prefix(prefix) for prefix in policy.public.values()]
+    routes = [_route(route) for route in policy.routes.values()]
     rest = tenants - MAX_ROWS
     more = [Text(f"and {counted(rest, 'tenant')} more; -o json has all of them", "dim")] if rest > 0 else []
-    return Group(_tenants(policy, wide=width >= WIDE), *more, "", *public, good) if tenants else good
+    return Group(_tenants(policy, wide=width >= WIDE), *more, "", *public, *routes, good) if tenants else good
 
 
 def _prefix(prefix: PublicPrefix) -> Text:
@@ -65,6 +67,13 @@ def _prefix(prefix: PublicPrefix) -> Text:
         ("public prefix ", "dim"),
         (printable(prefix.id), "bold"),
         f"   {kind} of {counted(size, 'byte')} for {printable(prefix.model)}   by {printable(whose)}",
+    )
+
+
+def _route(route: Route) -> Text:
+    """One line of a route."""
+    return Text.assemble(
+        ("route ", "dim"), (printable(route.id), "bold"), f"   requests go to {printable(route_text(route))}"
     )
 
 

@@ -42,7 +42,7 @@ ROUTE_MEANINGS = {
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
     "/v1/attestations": "What serves the caller's requests to a model, signed (attestation.md).",
     "/version": "Version of the appliance.",
-    "/v1/models": "Models that the caller's tenant may use.",
+    "/v1/models": "Models and routes that the caller's tenant may use.",
     "/v1/models/{model:path}": "One of these models.",
     "/health": "The same as /health/ready, where routers look for it.",
     "/health/live": "200 as long as the process answers.",
@@ -102,6 +102,12 @@ GENERATION: tuple[Field, ...] = (
         "true or false",
         "as the policy says",
         "Whether tokens and log-probabilities are the same bits alone and in any batch.",
+    ),
+    (
+        "prompt_cache_key",
+        f"text, at most {limits.MAX_CACHE_KEY_CHARS} characters",
+        "none",
+        "Requests with one key go to one model, where `model` is the name of a route; else without effect.",
     ),
     ("response_format", "object", "none", "Form of the answer: `text`, `json_object` or `json_schema`."),
     (

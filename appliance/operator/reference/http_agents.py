@@ -31,6 +31,12 @@ RESPONSES: tuple[Field, ...] = (
     _STREAM,
     ("service_tier", "auto, default, scale, priority or flex", "auto", "As in chat."),
     ("metadata", "object", "none", "Repeated in the response."),
+    (
+        "prompt_cache_key",
+        f"text, at most {limits.MAX_CACHE_KEY_CHARS} characters",
+        "none",
+        "Requests with one key go to one model, where `model` is the name of a route.",
+    ),
     ("truncation", "disabled or auto", "disabled", "Repeated in the response; nothing is ever truncated."),
     ("store", "true or false", "false", "Without effect: nothing is kept, and the response says `store: false`."),
 )

@@ -12,11 +12,11 @@ from policy.schema import schema_text
 ABOUT = """
 Who may use which models, and how much. What a policy does not allow is denied. A policy is one file with every
 `policy.d/*.yaml` beside it (of `policy.yaml`; `NAME.d` of `NAME.yaml`), or a folder of such files alone. Each file is
-complete in itself, and no tenant, group, public prefix or credential stands in two of them. Tenants inherit from tenant
-groups and `defaults` of all files (`docs/policy.md`). `athanor policy check
-FILE...` prints every problem with its line and column, `athanor policy diff` what a new one changes, `athanor reload`
-puts an edited policy in force. `athanor policy schema` prints this schema for editors. TENANT, GROUP and PREFIX are
-names that the file chooses: lower-case letters, digits and dashes.
+complete in itself, and no tenant, group, public prefix, route or credential stands in two of them. Tenants inherit from
+tenant groups and `defaults` of all files (`docs/policy.md`). `athanor policy check FILE...` prints every problem with
+its line and column, `athanor policy diff` what a new one changes, `athanor reload` puts an edited policy in force.
+`athanor policy schema` prints this schema for editors. TENANT, GROUP and PREFIX are names that the file chooses:
+lower-case letters, digits and dashes. NAME is what clients send as `model`.
 """
 
 SECTIONS = {
@@ -36,6 +36,8 @@ SECTIONS = {
     "public_prefixes.PREFIX.messages[]": "PrefixMessageSchema",
     "prices": "PricesSchema",
     "prices.rules[]": "PriceSchema",
+    "routes.NAME": "RouteSchema",
+    "routes.NAME.to[]": "TargetSchema",
 }
 """Place in the file to the definition in the schema."""
 

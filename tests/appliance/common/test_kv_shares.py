@@ -30,6 +30,16 @@ def test_each_engine_hears_of_those_who_may_use_its_model() -> None:
     assert quotas_of(POLICY, {}, "n").quotas == ()
 
 
+def test_an_engine_hears_of_those_who_come_by_an_alias() -> None:
+    """A tenant that a route leads to a model has its share there, and in no model that it does not lead to; a model
+    whose name a route has is reached by nobody."""
+    text = TEXT.replace('["key:a"], models: ["m"]', '["key:a"], models: ["fast"]')
+    routes = "routes:\n  fast: {to: [{model: x}], fallback: [y]}\n  m: {to: [{model: y}]}\n"
+    policy = load_policy([Source("p.yaml", text + routes)])
+    a, b = KvQuota(KEYS["a"], 2_000, 5_000), KvQuota(KEYS["b"], 1_250, 1_250, False)
+    assert {name: quotas_of(policy, KEYS, name).quotas for name in "xym"} == {"x": (a,), "y": (a, b), "m": ()}
+
+
 def test_a_member_runs_under_its_own_key_for_service_and_the_groups_for_blocks() -> None:
     """The ledger gives both; a tenant outside has no group."""
     ledger = Ledger(POLICY, KEYS)

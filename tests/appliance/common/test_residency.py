@@ -44,6 +44,15 @@ def test_the_policy_declares_who_has_sandboxes_of_its_own() -> None:
     assert [need_of(one) for one in IsolationClass] == [nothing, TEXT, BOTH]
 
 
+def test_sandboxes_are_granted_for_models_that_an_alias_leads_to() -> None:
+    """The supervisor boots what a tenant's route leads to, fallback included, and nothing else of it."""
+    text = POLICY.replace('models: ["m-*"]', 'models: ["fast"]')
+    routes = "routes: {fast: {to: [{model: x}], fallback: [y]}, slow: {to: [{model: z}]}}\n"
+    policy = load_policy([Source("p.yaml", text + routes)])
+    nothing = Need(0, 0)
+    assert [declared(policy, (model, "d")) for model in ("x", "y", "z", "fast")] == [BOTH, BOTH, nothing, nothing]
+
+
 def test_the_one_idle_longest_goes() -> None:
     """Of those that have been idle long enough the longest idle one makes room; a busy one never does."""
     residency = Residency(limits(engines=2, texts=2))

@@ -23,6 +23,7 @@ def request(number: int) -> Entry:
         tenant="beta",
         principal="key:b-1",
         model="m",
+        alias="",
         operation="chat",
         rule="tenants.beta.models[0]",
         policy="ab",
@@ -41,6 +42,7 @@ DENIED = entry(
     tenant="beta",
     principal="key:b-1",
     model="m",
+    alias="fast",
     rule="tenants.beta.limits.concurrency",
     policy="ab",
     outcome="RATE_LIMITED",
@@ -73,6 +75,7 @@ def test_entries_from_a_moment_on(folder: Path) -> None:
                 model="m",
                 operation="chat",
                 policy="ab",
+                alias="",
                 input_tokens=second,
                 cached_tokens=1,
                 output_tokens=2,
@@ -81,7 +84,14 @@ def test_entries_from_a_moment_on(folder: Path) -> None:
             )
             for second in range(15, 21)
         ),
-        DeniedEntry(tenant="beta", credential="key:b-1", model="m", rule="tenants.beta.limits.concurrency", count=7),
+        DeniedEntry(
+            tenant="beta",
+            credential="key:b-1",
+            model="m",
+            alias="fast",
+            rule="tenants.beta.limits.concurrency",
+            count=7,
+        ),
     ]
     assert found.lost == 6
     assert len(list(found)) == 7, "a second time the same"

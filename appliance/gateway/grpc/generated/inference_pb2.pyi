@@ -189,8 +189,11 @@ class GenerateRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model, as ListModels gives it. Required; 1 to 256 printable ASCII characters."""
+    """Name of the model, as ListModels gives it. Where the policy leads it to one of several models, Started has the name
+    of the one that serves. Required; 1 to 256 printable ASCII characters.
+    """
     text: _builtins.str
     """Plain text, tokenised as it is; at most 4 MiB of UTF-8."""
     max_output_tokens: _builtins.int
@@ -214,6 +217,10 @@ class GenerateRequest(_message.Message):
     prompt_logprobs: _builtins.int
     """Log-probabilities of the prompt's tokens, each given those before it, as for logprobs. The prompt is then computed
     from its start, whatever is cached. At most 32,768 numbers, alternatives included. Absent: none.
+    """
+    prompt_cache_key: _builtins.str
+    """Text that requests with one beginning have in common, at most 128 characters: where the model's name is a route, they
+    go to one of its models, so that the beginning is found in its cache. Absent: each request is drawn for itself.
     """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
@@ -264,10 +271,11 @@ class GenerateRequest(_message.Message):
         choices: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
+        prompt_cache_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_deterministic", b"_deterministic", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_output_tokens", b"_max_output_tokens", "_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "conversation", b"conversation", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_output_tokens", b"max_output_tokens", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015

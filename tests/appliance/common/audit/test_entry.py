@@ -47,18 +47,17 @@ def test_a_line_comes_back(one: Entry, number: int, time_ms: int) -> None:
 
 
 def test_a_line_of_an_earlier_version_is_read() -> None:
-    """A request's line without the fields that came with each later version is read, with zeros and empty texts; with
-    one of them missing, or another, it is no line (control)."""
-    one = entry("request", **dict.fromkeys(KINDS["request"], 7))  # type: ignore[arg-type]
-    values = json.loads(to_line(one, 3, 4))
-    assert len(LATER["request"]) == 2
-    for later in LATER["request"]:
-        old = {name: value for name, value in values.items() if name not in later}
-        _, _, read = from_line(json.dumps(old).encode())
-        assert read.fields == one.fields | {name: "" if name == "downgraded" else 0 for name in later}
-    for gone in ("cost", "output_tokens", "queued_ms"):
-        with pytest.raises(EntryError):
-            from_line(json.dumps({name: value for name, value in values.items() if name != gone}).encode())
+    """A line without the fields that came later is read, of each earlier version, with zeros and empty texts; with one
+    of several missing, or another, it is no line (control)."""
+    for kind, versions in LATER.items():
+        one = entry(kind, **dict.fromkeys(KINDS[kind], 7))  # type: ignore[arg-type]
+        values = json.loads(to_line(one, 3, 4))
+        for later in versions:
+            line = json.dumps({name: value for name, value in values.items() if name not in later})
+            assert from_line(line.encode())[2].fields == one.fields | {name: KINDS[kind][name]() for name in later}
+        for gone in values.keys() & {"cost", "output_tokens", "count"}:
+            with pytest.raises(EntryError):
+                from_line(json.dumps({name: value for name, value in values.items() if name != gone}).encode())
 
 
 @settings(deadline=None, derandomize=True)

@@ -30,6 +30,7 @@ def request(number: int, tenant: str = "alpha", cost: int = 100, model: str = "m
         tenant=tenant,
         principal="key:k",
         model=model,
+        alias="",
         operation="chat",
         rule="r",
         policy="p",

@@ -72,6 +72,8 @@ class ScriptedService:
     """The gateway's ``Service`` with its behaviour written out beforehand; remembers what it was asked."""
 
     def __init__(self) -> None:
+        self.routes: dict[str, str] = {}
+        """Model to which each alias leads."""
         self.script: Sequence[Step] = text_script("Hel", "lo")
         self.tenants = {"key:acme-1": "acme", "key:globex-1": "globex", SPIFFE_ID: "acme"}
         self.padded: set[str] = set()
@@ -85,6 +87,11 @@ class ScriptedService:
         self.yielded = 0
         self.asked = asyncio.Event()
         self.closed = asyncio.Event()
+
+    def routed(self, principal: Principal, request):
+        """By ``routes``."""
+        model = self.routes.get(request.model)
+        return request if model is None else replace(request, model=model, alias=request.model)
 
     async def generate(
         self, principal: Principal, request: GenerateRequest, context: CallContext, sink: Sink | None = None

@@ -64,7 +64,7 @@ def test_a_service_tier_asks_for_a_priority(tier: str | None, asked: Priority | 
 
 def usage_is_told(parsed: Parsed) -> bool:
     """Whether the answer's stream ends with its usage."""
-    return len(parsed.make_writer(0).closing(Finished(FinishReason.STOP, 1, 0, 1))) == 3
+    return len(parsed.make_writer(parsed.request, 0).closing(Finished(FinishReason.STOP, 1, 0, 1))) == 3
 
 
 def test_every_served_field_arrives():

@@ -148,6 +148,17 @@ def test_all_tenants_of_a_sandbox_must_allow_it(tenants: dict[str, str], shared:
     assert {one.tenant for one in room.pass_s(100)} == {*([""] if shared else []), *(["own"] if own else [])}
 
 
+def test_a_tenant_that_comes_by_an_alias_must_allow_it_too() -> None:
+    """A route that leads a tenant to the model makes it one of its tenants; a route to another (control) does not."""
+    for target, frozen in (("other", 2), ("m", 0)):
+        text = 'version: 1\ntenants:\n  a: {credentials: ["key:a"], models: ["m"], freeze_idle: true}\n'
+        text += f'  b: {{credentials: ["key:b"], models: ["fast"]}}\nroutes: {{fast: {{to: [{{model: {target}}}]}}}}\n'
+        other = Room([model()])
+        other.freezer.apply(load_policy([Source("p.yaml", text)]), ["m", "other"])
+        other.pass_s(0)
+        assert len(other.pass_s(60.0)) == frozen
+
+
 def test_a_policy_that_forbids_it_thaws(room: Room) -> None:
     """At the next look, and what is not frozen stays so."""
     assert room.pass_s(30) == BOTH

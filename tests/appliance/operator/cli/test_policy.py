@@ -184,6 +184,22 @@ def test_a_policy_without_loose_ends_is_strictly_good(run: Run, configured: Path
     assert (result.exit_code, json.loads(result.stdout)["warnings"]) == (0, [])
 
 
+def test_routes_are_shown_and_held_against_the_models(run: Run, configured: Path) -> None:
+    """A route is told with where it leads; a target that no model serves is warned of at its place, and refused by
+    --strict."""
+    good = GOOD.replace('"athanor-mini", "qwen3-*"', '"athanor-*"').replace('"key:beta-1"', '"key:spare-1"')
+    text = good + "routes:\n  fast:\n    to: [{model: athanor-mini, weight: 9}, {model: athanor-next}]\n"
+    (configured / "policy.yaml").write_text(text)
+    result = run("policy", "check", "policy.yaml", columns=160)
+    assert result.exit_code == 0
+    assert "route fast   requests go to athanor-mini 90%, athanor-next 10%" in result.stdout
+    place = f"policy.yaml:{text.count(chr(10))}:52: routes.fast.to[1].model"
+    assert f"{place}: no model is named 'athanor-next'; served: athanor-mini" in result.stdout
+    assert run("policy", "check", "policy.yaml", "--strict").exit_code == 1
+    data = json.loads(run("policy", "check", "policy.yaml", "-o", "json").stdout)
+    assert data["routes"]["fast"]["to"][0] == {"model": "athanor-mini", "weight": 9}
+
+
 def test_files_beside_drop_ins_are_told(run: Run, configured: Path) -> None:
     """A drop-in takes part in the check of the file beside it; one with another suffix is named as not read."""
     drop_ins = configured / "policy.d"

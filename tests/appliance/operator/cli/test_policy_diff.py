@@ -96,6 +96,7 @@ def request(tenant: str, credential: str, **values) -> Entry:
             "principal": credential,
             "rule": "tenants.x.models[0]",
             "policy": "ab",
+            "alias": "",
             "outcome": "OK",
         }
         | usual
@@ -115,7 +116,7 @@ def log(folder: Path) -> Path:
     entries += [(later, request("beta", "key:beta-1", output_tokens=600))] * 3
     entries += [(later, request("alpha", "key:alpha-1", model="qwen3-8b"))]
     entries += [(later, request("delta", "key:delta-1"))]
-    usual = {"principal": "key:beta-1", "model": "athanor-mini", "policy": "ab", "tenant": "beta"}
+    usual = {"principal": "key:beta-1", "model": "athanor-mini", "policy": "ab", "tenant": "beta", "alias": ""}
     entries += [
         (later, entry("denied", **usual, rule="tenants.beta.features.tools", outcome="FEATURE_NOT_ALLOWED", count=7)),
         (later, entry("denied", **usual, rule="tenants.beta.limits.concurrency", outcome="RATE_LIMITED", count=2)),

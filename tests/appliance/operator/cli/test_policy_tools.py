@@ -142,6 +142,39 @@ def test_rates_are_explained(run: Run, folder: Path, more: tuple[str, ...], effe
     assert told.exit_code == (exits.REFUSED if effect == "deny" else exits.OK)
 
 
+ROUTED = (
+    POLICY.replace('"qwen3-*"]', '"fast"]')
+    + """\
+routes:
+  fast: {to: [{model: athanor-mini, weight: 3}, {model: qwen3-8b}], fallback: [spare], fall_back_when: [unready, busy]}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "model", "reason"),
+    [
+        ((), "athanor-mini", "weight"),
+        (("--unready", "athanor-mini"), "spare", "unready"),
+        (("--busy", "athanor-mini"), "spare", "busy"),
+        (("--unready", "athanor-mini", "--unready", "spare"), "athanor-mini", "none_ready"),
+    ],
+)
+def test_a_route_is_explained(run: Run, folder: Path, more: tuple[str, ...], model: str, reason: str) -> None:
+    """Where it leads and which model is chosen, for people and for programs. A model has no route (control)."""
+    (folder / "policy.yaml").write_text(ROUTED)
+    ask = ("policy", "explain", "policy.yaml", "--tenant", "alpha", "--model")
+    told = run(*ask, "fast", *more)
+    assert told.exit_code == exits.OK
+    assert "route: requests for fast go to athanor-mini 75%, qwen3-8b 25%; when unready or busy to spare" in told.stdout
+    assert f"chosen: {model} ({reason})" in told.stdout
+    data = json.loads(run(*ask, "fast", *more, "-o", "json").stdout)
+    assert data["route"] == {"alias": "fast", "model": model, "reason": reason}
+    assert json.loads(run(*ask, "athanor-mini", "-o", "json").stdout)["route"] is None
+    hidden = run(*ask, "qwen3-8b")
+    assert (hidden.exit_code, "chosen:" in hidden.stdout) == (exits.REFUSED, False)
+
+
 def test_callers_by_credential(run: Run, folder: Path) -> None:
     """A credential leads to its tenant or to none; exactly one caller is named."""
     ask = ("policy", "explain", "policy.yaml", "--model", "athanor-mini")

@@ -1,0 +1,143 @@
+"""Names of models and routes: what a tenant can ask about them is the same whatever others have."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from appliance.common.errors import ApplianceError
+from appliance.gateway.generate_request import (
+    CallContext,
+    EmbedRequest,
+    GenerateRequest,
+    Operation,
+    Principal,
+    TextPrompt,
+    TokenizerOperation,
+    TokenizerRequest,
+    TokenPrompt,
+)
+from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.service import GatewayService
+from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
+from appliance.gateway.telemetry.tracer import TelemetrySettings, open_telemetry
+from isolation.ipc.sampling import Sampling
+from policy.loader import Source, load_policy
+
+EVE = Principal("eve", "key:eve")
+CALL = CallContext("POST /v1/completions", "http")
+
+POOR = """\
+version: 1
+tenants:
+  eve: {credentials: ["key:eve"], models: ["own", "own-route"]}
+  bob: {credentials: ["key:bob"], models: ["*"]}
+routes:
+  own-route: {to: [{model: own}]}
+"""
+RICH = (
+    POOR.replace("[{model: own}]", "[{model: own, weight: 99}, {model: secret}], fallback: [spare]")
+    + """\
+  secret-route: {to: [{model: secret}]}
+  own-route-2: {to: [{model: own}, {model: spare}]}
+  vectors-route: {to: [{model: vectors}]}
+"""
+)
+"""The same for eve by the names that she has; others have more, and her own route leads further."""
+
+GUESSES = (
+    *("secret", "spare", "vectors", "secret-route", "own-route-2", "vectors-route", "bob", "nothing"),
+    *("own-rout", "own*", "*", "own-route/secret", "own-route:secret", "routes.own-route", "SECRET", "secret "),
+)
+"""Names that eve may not use, or nobody has; some try what a route could be taken apart by."""
+
+
+def service(policy: str, *models: str) -> GatewayService:
+    """A gateway with these models, whose sandboxes are not there: no answer below comes from one."""
+    keys = {name: name.encode().ljust(32, b"k") for name in ("eve", "bob")}
+    served = {name: ModelSandboxes(name, "embed" if name == "vectors" else "model") for name in models}
+    for model in served.values():
+        model.created = 0
+        model.begin_drain()
+    ledger = Ledger(load_policy([Source("p.yaml", policy)]), keys)
+    return GatewayService(served, ledger, open_telemetry(TelemetrySettings(version="0")))
+
+
+def requests(name: str) -> Iterator[tuple[str, Any]]:
+    """A request of each kind for a name."""
+    yield (
+        "generate",
+        GenerateRequest(
+            request_id="r", operation=Operation.TEXT_COMPLETION, model=name, prompt=TextPrompt("x"), sampling=Sampling()
+        ),
+    )
+    yield "embed", EmbedRequest(request_id="r", model=name, inputs=(TextPrompt("x"),))
+    for operation, prompt in (
+        (TokenizerOperation.TOKENIZE, TextPrompt("x")),
+        (TokenizerOperation.DETOKENIZE, TokenPrompt(array("I", [1]))),
+    ):
+        yield operation.value, TokenizerRequest(request_id="r", operation=operation, model=name, prompt=prompt)
+
+
+async def answers(gateway: GatewayService, who: Principal, name: str) -> AsyncIterator[tuple[object, ...]]:
+    """All that an error says to the caller, for each kind of request, but for the name."""
+    for kind, request in requests(name):
+        asked = gateway.routed(who, request)
+        try:
+            if kind == "generate":
+                await anext(gateway.generate(who, asked, CALL))
+            else:
+                await getattr(gateway, kind)(who, asked, CALL)
+        except ApplianceError as error:
+            said = (error.wire, error.message, error.param, error.retry_after_s, error.details)
+            yield kind, *(str(part).replace(repr(name), "?") for part in said)
+
+
+async def test_what_others_have_changes_nothing_that_a_tenant_is_told() -> None:
+    """Two machines: on one there are further models and routes, and the tenant's own route leads to more. Lists and
+    every error by every name are the same on both. Control: a tenant that may use all of it is told of it."""
+    poor = service(POOR, "own")
+    rich = service(RICH, "own", "secret", "spare", "vectors")
+    assert poor.models(EVE) == rich.models(EVE)
+    assert [card.name for card in rich.models(EVE)] == ["own", "own-route"]
+    for name in ("own", "own-route", *GUESSES):
+        told = [[one async for one in answers(gateway, EVE, name)] for gateway in (poor, rich)]
+        assert told[0] == told[1], name
+        assert len(told[0]) == 4
+    bob = Principal("bob", "key:bob")
+    assert len(poor.models(bob)) < len(rich.models(bob))
+    for name in ("secret", "secret-route"):
+        told = [[one async for one in answers(gateway, bob, name)] for gateway in (poor, rich)]
+        assert told[0] != told[1]
+
+
+async def test_names_that_are_not_hers_are_refused_alike() -> None:
+    """On one machine: each guess is refused as the others are, and differently from a name of her own (control)."""
+    rich = service(RICH, "own", "secret", "spare", "vectors")
+    told = {name: tuple([one async for one in answers(rich, EVE, name)]) for name in GUESSES}
+    assert len(set(told.values())) == 1
+    assert tuple([one async for one in answers(rich, EVE, "own")]) not in told.values()
+
+
+async def test_no_field_of_a_request_chooses_the_model_of_a_route() -> None:
+    """A caller that fills in what the gateway fills in is not believed: the front ends leave the alias empty, and a
+    request that came with one would still need the route to lead there and the alias to be granted."""
+    rich = service(RICH, "own", "secret", "spare", "vectors")
+    (_, request), *_ = requests("secret")
+    for alias in ("secret-route", "own-route-2", "nothing"):
+        forged = replace(request, alias=alias)
+        (error,) = [one async for one in answers_to(rich, forged)]
+        assert error.wire.code == "model_not_found"
+    forged = replace(request, model="vectors", alias="own-route")
+    (error,) = [one async for one in answers_to(rich, forged)]
+    assert error.wire.reason in ("INVALID_REQUEST", "POLICY_CHANGED")
+
+
+async def answers_to(gateway: GatewayService, request: GenerateRequest) -> AsyncIterator[ApplianceError]:
+    """The error of one request of eve's."""
+    try:
+        await anext(gateway.generate(EVE, request, CALL))
+    except ApplianceError as error:
+        yield error
