@@ -90,7 +90,7 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         grammar=_grammar(document),
         tools=tools,
     )
-    request_builder.checked(request, {"logprobs": "top_logprobs"})
+    request = request_builder.checked(request, {"logprobs": "top_logprobs"})
     _check_truncation(document)
     typed(document, "store", bool)
     typed(document, "metadata", dict)
