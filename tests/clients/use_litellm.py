@@ -84,7 +84,5 @@ def refused() -> str:
 
 
 print(
-    json.dumps(
-        {"chat completions": {**use(), "refused": refused()}, "messages": messages(), "responses": responses()}
-    )
+    json.dumps({"chat completions": {**use(), "refused": refused()}, "messages": messages(), "responses": responses()})
 )

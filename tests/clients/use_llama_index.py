@@ -49,10 +49,7 @@ def turn() -> dict[str, Any]:
     options: dict[str, Any] = {"tool_required": True, "allow_parallel_tool_calls": True}
     for seed in range(SEEDS):
         calling = model(
-            "hermes",
-            is_function_calling_model=True,
-            temperature=1.0,
-            additional_kwargs={"extra_body": {"seed": seed}},
+            "hermes", is_function_calling_model=True, temperature=1.0, additional_kwargs={"extra_body": {"seed": seed}}
         )
         said = calling.chat_with_tools([TOOL], user_msg=QUESTION, **options)
         calls = calling.get_tool_calls_from_response(said)
@@ -60,7 +57,7 @@ def turn() -> dict[str, Any]:
             break
     *_, last = calling.stream_chat_with_tools([TOOL], user_msg=QUESTION, **options)
     results = [
-        ChatMessage(role="tool", content=str(TOOL(**call.tool_kwargs)), additional_kwargs={"tool_call_id": call.tool_id})
+        ChatMessage(role="tool", content=weather(**call.tool_kwargs), additional_kwargs={"tool_call_id": call.tool_id})
         for call in calls
     ]
     answering = model("hermes", is_function_calling_model=True, temperature=0)

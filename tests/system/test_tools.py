@@ -199,7 +199,8 @@ def test_a_schema_beside_tools_that_cannot_be_used_is_named(tooled: Appliance) -
     odd = {"type": "object", "properties": {"a": {"not": {}}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": odd}}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": odd}}
-    for fields, param in (({"response_format": form}, "response_format.json_schema.schema"), ({"tools": [tool]}, "tools")):
+    cases: list[Any] = [({"response_format": form}, "response_format.json_schema.schema"), ({"tools": [tool]}, "tools")]
+    for fields, param in cases:
         with pytest.raises(openai.BadRequestError) as refused:
             ask(tooled, "hermes", **fields)
         assert (refused.value.code, refused.value.param) == ("invalid_grammar", param)

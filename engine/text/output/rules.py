@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.text.output.spelling import Spelling, quoted
-from engine.text.output.tools import Answer, Tool
+from engine.text.output.tools import AnswerSchema, Tool
 
 WHITESPACE = "[ ]"
 """What may stand between the tokens of JSON, besides nothing: models were trained on one space, and a small one would
@@ -51,7 +51,7 @@ class Rules:
         self.schema(name, {**tool.parameters, "type": "object"}, strict=tool.strict)
         return name
 
-    def answer(self, answer: Answer) -> str:
+    def answer(self, answer: AnswerSchema) -> str:
         """Add a rule for an answer in JSON, which has no blanks between its tokens; returns its name.
 
         Raises:

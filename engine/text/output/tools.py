@@ -46,7 +46,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerSchema:
     """What an output without calls follows."""
 
     schema: str
@@ -65,7 +65,7 @@ class ToolSet:
     """Whether the output has to call one."""
     parallel: bool = True
     """Whether one output may have several calls."""
-    answer: Answer | None = None
+    answer: AnswerSchema | None = None
     """What stands in place of calls; None: any text, which may also stand before them."""
 
 
@@ -98,7 +98,7 @@ def _tool(entry: Mapping[str, Any]) -> Tool:
     return Tool(entry["name"], parameters or ANY_ARGUMENTS, entry.get("strict") is True)
 
 
-def _answer(entry: Mapping[str, Any]) -> Answer:
+def _answer(entry: Mapping[str, Any]) -> AnswerSchema:
     if not isinstance(entry["schema"], str):
         raise TypeError
-    return Answer(entry["schema"], entry.get("strict") is True)
+    return AnswerSchema(entry["schema"], entry.get("strict") is True)

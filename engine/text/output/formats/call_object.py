@@ -98,7 +98,7 @@ def call_object_rules(rules: Rules, tools: ToolSet, member: str = "arguments") -
     names = []
     for number, tool in enumerate(tools.tools.values()):
         # Beside an answer, what is the same in both has to be the same lexemes.
-        begin = ['{', '"name"', ":", " "] if tools.answer is not None else ['{"name": ']
+        begin = ["{", '"name"', ":", " "] if tools.answer is not None else ['{"name": ']
         head = " ".join(quoted(piece) for piece in (*begin, f'{json.dumps(tool.name)}, "{member}": '))
         rules.add(f"call_{number}", f'{head} {rules.arguments(number, tool)} "}}"')
         names.append(f"call_{number}")
