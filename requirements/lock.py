@@ -1,5 +1,5 @@
 """Renew the pinned versions: `make lock`; those of the peers that bench/ measures: `lock.py peers`; the fuzzer's:
-`lock.py fuzz`.
+`lock.py fuzz`; those of the clients that tests call with: `lock.py clients`.
 
 Writes ``run.lock`` (what the appliance needs but torch), ``dev.lock`` (that and its tests), ``cpu.lock`` (torch's CPU
 build as found here) and ``cuda.lock`` (its CUDA build and what that brings), all with hashes and without any index
@@ -46,6 +46,8 @@ def main() -> int:
             return peers()
         case ["fuzz"]:
             return fuzz()
+        case ["clients"]:
+            return clients()
         case _:
             return own()
 
@@ -69,6 +71,18 @@ def peers() -> int:
     subprocess.run([*command, "-o", str(target), str(HERE / "peers.in")], check=True, cwd=HERE.parent)
     entries = re.split(r"^(?=[a-z0-9])", re.sub(r"\A(#.*\n)+", "", target.read_text()), flags=re.MULTILINE)
     target.write_text(PEERS_HEADER + "".join(one for one in entries if one.partition("==")[0] not in NOT_NEEDED))
+    return 0
+
+
+def clients() -> int:
+    """Write the lock of each environment of clients: some of them do not go together."""
+    for source in sorted((HERE / "clients").glob("*.in")):
+        target = source.with_suffix(".lock")
+        target.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "piptools", "compile", *OPTIONS]
+        subprocess.run([*command, "-o", str(target), str(source.relative_to(HERE.parent))], check=True, cwd=HERE.parent)
+        rest = re.sub(r"\A(#.*\n)+", "", target.read_text())
+        target.write_text("# Written by `python requirements/lock.py clients`; used by `make clients`.\n" + rest)
     return 0
 
 

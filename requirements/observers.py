@@ -4,11 +4,13 @@
     python requirements/observers.py --phoenix .venv/phoenix  a Phoenix, which is 150 packages, in a folder of its own
     python requirements/observers.py --emulator .venv/share/emulator  a compiler and an emulator for aarch64
     python requirements/observers.py --grpc-clients .venv/share/grpc-clients  gRPC of Node and of Go, and buf
+    python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
 Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
 nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
 ``share/chromium`` of the environment. The collector is rotel, a program inside a wheel, of a pinned digest. Node's
-gRPC and buf are npm's packages of pinned digests; Go and grpc-go are Debian's. Each may fail: the tests that need it
+gRPC and buf are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients of the HTTP APIs are PyPI's and
+npm's of pinned digests, in an environment for each set of those that go together. Each may fail: the tests that need it
 are then skipped with the reason, and the status is 1. Running it again gets what is missing.
 """
 
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -51,7 +54,13 @@ GO = (
 """Packages that compile a Go program which speaks gRPC, without a module proxy."""
 
 NODE = HERE.parent / "tests/grpc_clients/node"
-"""Has the list of npm's packages and its lock."""
+"""Has the list of npm's packages for gRPC and its lock."""
+
+CLIENTS = HERE / "clients"
+"""Has a lock for each environment of clients in Python."""
+
+NODE_CLIENTS = HERE.parent / "tests/clients/node"
+"""Has the list of npm's packages for the HTTP APIs and its lock."""
 
 INSTALLED = Path("/var/lib/dpkg/status")
 """What this machine has."""
@@ -124,8 +133,8 @@ def emulator(folder: Path, scratch: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def node_packages(folder: Path, scratch: Path) -> None:
-    """What Node's gRPC client needs, and buf, by the lock's digests; no script of a package is run.
+def node_packages(listed: Path, folder: Path, scratch: Path) -> None:
+    """npm's packages that are listed in a folder, by its lock's digests; no script of a package is run.
 
     Raises:
         StepError: this machine has no npm, or its registry cannot be reached.
@@ -136,9 +145,26 @@ def node_packages(folder: Path, scratch: Path) -> None:
     new = scratch / "node"
     new.mkdir()
     for name in ("package.json", "package-lock.json"):
-        shutil.copyfile(NODE / name, new / name)
+        shutil.copyfile(listed / name, new / name)
     command([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], new)
     move(new, folder)
+
+
+def python_clients(lock: Path, folder: Path, scratch: Path) -> None:
+    """An environment with the packages of a lock, by its digests; it is made where it stays, since it cannot be moved.
+
+    Raises:
+        StepError: a package cannot be reached.
+    """
+    folder, complete = folder.absolute(), False
+    try:
+        command([sys.executable, "-m", "venv", os.fspath(folder)], scratch)
+        pip = [os.fspath(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command([*pip, "--require-hashes", "-r", os.fspath(lock)], scratch)
+        complete = True
+    finally:
+        if not complete:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def go_packages(folder: Path, scratch: Path) -> None:
@@ -225,6 +251,7 @@ def main() -> int:
     parser.add_argument("--phoenix", type=Path, help="folder for an environment with Phoenix")
     parser.add_argument("--emulator", type=Path, help="folder for a compiler and an emulator for aarch64")
     parser.add_argument("--grpc-clients", type=Path, help="folder for gRPC clients of Node and Go")
+    parser.add_argument("--clients", type=Path, help="folder for clients of the HTTP APIs")
     arguments = parser.parse_args()
     wanted: list[tuple[str, Path, Callable[[Path, Path], None]]] = []
     if arguments.into is not None:
@@ -233,8 +260,13 @@ def main() -> int:
     if arguments.emulator is not None:
         wanted.append(("emulator", arguments.emulator, emulator))
     if arguments.grpc_clients is not None:
-        parts = (("node", node_packages), ("go", go_packages))
+        parts = (("node", partial(node_packages, NODE)), ("go", go_packages))
         folders = [(name, arguments.grpc_clients / name, get) for name, get in parts]
+        wanted += [one for one in folders if not one[1].exists()]
+    if arguments.clients is not None:
+        gets = {lock.stem: partial(python_clients, lock) for lock in sorted(CLIENTS.glob("*.lock"))}
+        gets["node"] = partial(node_packages, NODE_CLIENTS)
+        folders = [(name, arguments.clients / name, get) for name, get in gets.items()]
         wanted += [one for one in folders if not one[1].exists()]
     missing = 0
     for name, folder, get in wanted:

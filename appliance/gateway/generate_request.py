@@ -74,6 +74,8 @@ class Tools:
     """Whether calls are held to the tools' schemas by a grammar, or have to be made."""
     param: str = field(default="tools", compare=False)
     """Name by which the caller knows the field, for errors."""
+    answer_param: str | None = field(default=None, compare=False)
+    """Name by which the caller knows the schema that an output without calls follows; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class GenerateRequest:
     grammar: Grammar | None = None
     """What the output shall follow, if anything."""
     tools: Tools | None = None
-    """What the output may call; does not go with a grammar."""
+    """What the output may call; what it follows otherwise is then part of this, and ``grammar`` is None."""
     prompt_logprobs: int = -1
     """As ``logprobs``, for the prompt."""
     echo: bool = False

@@ -1,4 +1,5 @@
-"""docs/clients.md and docs/tools.md: each block is run, as it stands there, against a real appliance."""
+"""docs/clients.md and docs/tools.md: each block is run, as it stands there, against a real appliance; those of agent
+frameworks are by ``test_clients.py``."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.programs import CLIENTS
 from tests.system.conftest import Appliance
 
 pytestmark = pytest.mark.runsc
@@ -46,7 +48,7 @@ NAMES = ("curl", "chat", "structured", "responses", "messages")
 
 def test_the_names_are_those_of_the_page(root: Path) -> None:
     """No block is left out."""
-    assert set(blocks(root, "clients.md")) == {*NAMES, *SETTINGS}
+    assert set(blocks(root, "clients.md")) == {*NAMES, *SETTINGS, *CLIENTS}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -83,10 +84,9 @@ def converted_model(scratch: Path, folder: Path) -> None:
     convert(scratch / "mini.gguf", folder, dtype="auto", progress=lambda done, total: None)
 
 
-@pytest.fixture(scope="module")
-def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve three models from one configuration."""
-    state = tmp_path_factory.mktemp("state")
+@contextlib.contextmanager
+def serving(state: Path, runsc: Path) -> Iterator[Served]:
+    """Serve three models from one configuration, for the time of the block."""
     os.chmod(state, 0o755)
     models = state / "models"
     reference = embedding_model(models / "vectors")
@@ -108,7 +108,7 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "credentials": "credentials.json",
         "pepper": "pepper",
         "run_dir": str(run_directory(state)),
-        "sandbox": {"runsc": str(runsc_path)},
+        "sandbox": {"runsc": str(runsc)},
     }
     (state / "athanor.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "appliance.operator.cli", "serve", "--config", str(state / "athanor.yaml")]
@@ -124,6 +124,13 @@ def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def served(runsc_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serve them for all tests of this file."""
+    with serving(tmp_path_factory.mktemp("state"), runsc_path) as started:
+        yield started
 
 
 def expected(served: Served, ids: list[int]) -> torch.Tensor:

@@ -152,6 +152,60 @@ def test_a_model_that_may_answer_does(tooled: Appliance) -> None:
     assert refused.value.param == "tools" and "no calls of tools" in refused.value.message
 
 
+VERDICT = {
+    "type": "object",
+    "properties": {"allowed": {"type": "boolean"}, "because": {"type": "string", "maxLength": 10}},
+    "required": ["allowed", "because"],
+    "additionalProperties": False,
+}
+FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": VERDICT}}
+
+
+@pytest.mark.parametrize("model", CALLING)
+def test_an_answer_beside_tools_follows_its_schema(tooled: Appliance, model: str) -> None:
+    """Free to choose, each hot output is calls that satisfy their schemas, or an answer that satisfies its own; where a
+    call is required it is a call, and where none may be made an answer. A stream gives the same; so do responses."""
+    for seed in range(4):
+        asked = {"seed": seed, "response_format": FORM, "tools": LOOSE if seed % 2 else TOOLS, "temperature": 1.5}
+        (choice,) = ask(tooled, model, **asked).choices
+        streamed = "".join(
+            chunk.choices[0].delta.content or "" for chunk in ask(tooled, model, **asked, stream=True) if chunk.choices
+        )
+        assert streamed == (choice.message.content or "") and choice.model_extra == {}
+        if choice.finish_reason == "stop":
+            jsonschema.validate(json.loads(streamed), VERDICT)
+        else:
+            assert choice.finish_reason == "tool_calls" or seed % 2, "arguments without a schema may be of any length"
+    asked = {"response_format": FORM, "parallel_tool_calls": False, "temperature": 1.5}
+    (choice,) = ask(tooled, model, **asked, tool_choice="required").choices
+    assert len(checked(choice.message.tool_calls)) == 1 and choice.message.content is None
+    (choice,) = ask(tooled, model, **asked, tool_choice="none").choices
+    jsonschema.validate(json.loads(choice.message.content), VERDICT)
+    answer = tooled.openai().responses.create(
+        model=model,
+        input="May it?",
+        tools=[{"type": "function", "name": "now", "parameters": NOTHING, "strict": True}],
+        parallel_tool_calls=False,
+        text={"format": {"type": "json_schema", "name": "verdict", "strict": True, "schema": VERDICT}},
+    )
+    if answer.output_text:
+        jsonschema.validate(json.loads(answer.output_text), VERDICT)
+    else:
+        assert answer.output[0].type == "function_call"
+
+
+def test_a_schema_beside_tools_that_cannot_be_used_is_named(tooled: Appliance) -> None:
+    """By the field that it stands in; a tool's own schema by ``tools`` (control)."""
+    odd = {"type": "object", "properties": {"a": {"not": {}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": odd}}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": odd}}
+    cases: list[Any] = [({"response_format": form}, "response_format.json_schema.schema"), ({"tools": [tool]}, "tools")]
+    for fields, param in cases:
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(tooled, "hermes", **fields)
+        assert (refused.value.code, refused.value.param) == ("invalid_grammar", param)
+
+
 def test_reasoning_is_told_from_the_answer(tooled: Appliance) -> None:
     """A model whose prompt begins inside its reasoning, and that never ends it: all of it is reasoning, each token is
     counted as such, and the content is empty. Control: another model has none."""

@@ -22,9 +22,11 @@ from appliance.gateway.generate_request import (
     Grammar,
     TextPrompt,
     TokenPrompt,
+    Tools,
 )
 from isolation.ipc import messages as wire
 from isolation.ipc.grammar import MAX_GRAMMAR_BYTES, GrammarKind, Whitespace
+from isolation.ipc.output import MAX_TOOLS_BYTES
 from isolation.ipc.sampling import PARAMETERS, Number, Sampling
 
 MAX_BODY_BYTES = 4 << 20
@@ -162,8 +164,9 @@ def sampling_of(given: Mapping[str, Number | None], stamp: Stamp, prefix: str = 
 
 
 def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateRequest:
-    """Return the request once its ranges are checked. A front end has put in it what ``asked``,
-    ``sampling_of`` and the makers of prompts and grammars gave; everything else is checked here.
+    """Return the request once its ranges are checked, with the grammar of its answers among its tools where it has
+    both. A front end has put in it what ``asked``, ``sampling_of`` and the makers of prompts and grammars gave;
+    everything else is checked here.
 
     Args:
         request: what the caller asks for.
@@ -198,21 +201,15 @@ def checked(request: GenerateRequest, names: Mapping[str, str]) -> GenerateReque
         raise InvalidRequestError(
             "ignore_eos does not go with structured output, which ends where its grammar does", param="ignore_eos"
         )
-    _check_tools(request, choices)
     check_most(len(request.cache_key), MAX_CACHE_KEY_CHARS, "prompt_cache_key", "characters")
-    return request
+    return replace(request, tools=_checked_tools(request, choices), grammar=None) if request.tools else request
 
 
-def _check_tools(request: GenerateRequest, choices: str) -> None:
+def _checked_tools(request: GenerateRequest, choices: str) -> Tools:
     tools = request.tools
-    if tools is None:
-        return
+    assert tools is not None
     if request.grammar is not None:
-        raise InvalidRequestError(
-            f"{request.grammar.param} does not go with {tools.param}: an output calls tools or follows a grammar; "
-            "send a request for each",
-            param=request.grammar.param,
-        )
+        tools = _with_answer(tools, request.grammar)
     if request.choices > 1 and tools.held:
         raise InvalidRequestError(
             f"{choices} is {request.choices}, and an output whose calls are held to their schemas is asked for one at "
@@ -223,6 +220,29 @@ def _check_tools(request: GenerateRequest, choices: str) -> None:
         raise InvalidRequestError(
             f"ignore_eos does not go with {tools.param}, since an output ends with its calls", param="ignore_eos"
         )
+    return tools
+
+
+def _with_answer(tools: Tools, grammar: Grammar) -> Tools:
+    """Return the tools with what an output without calls follows; without effect where a call is required.
+
+    Raises:
+        InvalidRequestError: it is no JSON without whitespace, or too long beside the tools.
+    """
+    if grammar.kind not in _JSON_KINDS or grammar.whitespace is not Whitespace.COMPACT:
+        raise InvalidRequestError(
+            f"{grammar.param} does not go with {tools.param} in this form: an output that may call tools, and does "
+            "not, can follow a JSON Schema, without whitespace between its tokens",
+            param=grammar.param,
+        )
+    document = json.loads(tools.source)
+    if document["required"]:
+        return tools
+    strict = grammar.kind is GrammarKind.JSON_SCHEMA
+    answer = {"schema": grammar.source.decode(), "strict": strict}
+    source = compact_json({**document, "answer": answer}).encode()
+    check_most(len(source), MAX_TOOLS_BYTES, grammar.param, "bytes")
+    return replace(tools, source=source, held=True, answer_param=grammar.param)
 
 
 def build_embed(

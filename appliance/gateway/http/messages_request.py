@@ -80,7 +80,7 @@ def parse_message(body: bytes, stamp: Stamp) -> Parsed:
         priority=_TIERS[one_of(tier, tuple(_TIERS), "service_tier")] if tier is not None else None,
         tools=tools,
     )
-    request_builder.checked(request, _NAMES)
+    request = request_builder.checked(request, _NAMES)
     typed(document, "metadata", dict)
     return Parsed(request, MessageWriter, without_effect(document, _SERVED, UNSUPPORTED))
 

@@ -130,7 +130,7 @@ def parse(operation: Operation, body: bytes, stamp: Stamp) -> Parsed:
     for name, value in document.items():
         if value is not None and name not in _SERVED[operation] and name not in unsupported.FIELDS:
             ignored[name] = None
-    request_builder.checked(request, _NAMES)
+    request = request_builder.checked(request, _NAMES)
     others = () if several is None else tuple(_others(request, several[1:]))
     return Parsed(request, partial(Writer, include_usage=include_usage), tuple(ignored), others)
 

@@ -223,7 +223,8 @@ class ResponseWriter:
 def _usage(finished: Finished) -> dict[str, Any]:
     return {
         "input_tokens": finished.input_tokens,
-        "input_tokens_details": {"cached_tokens": finished.cached_tokens},
+        # Writing to the cache costs nothing here, and is counted nowhere.
+        "input_tokens_details": {"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": finished.output_tokens,
         "output_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
         "total_tokens": finished.input_tokens + finished.output_tokens,

@@ -92,7 +92,7 @@ def parse_response(body: bytes, stamp: Stamp) -> Parsed:
         tools=tools,
         cache_key=typed(document, "prompt_cache_key", str) or "",
     )
-    request_builder.checked(request, {"logprobs": "top_logprobs"})
+    request = request_builder.checked(request, {"logprobs": "top_logprobs"})
     _check_truncation(document)
     typed(document, "store", bool)
     typed(document, "metadata", dict)

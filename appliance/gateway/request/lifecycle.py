@@ -405,7 +405,11 @@ def _names(request: AnyRequest) -> dict[str, str]:
     if isinstance(request, EmbedRequest):
         return dict.fromkeys(("prompt", "max_tokens"), request.param)
     names = {"prompt": request.prompt.param, "max_tokens": request.max_tokens_param, "choices": request.choices_param}
-    return names if request.grammar is None else names | {"grammar": request.grammar.param}
+    if request.tools is not None:
+        names["grammar"] = request.tools.answer_param or request.tools.param
+    elif request.grammar is not None:
+        names["grammar"] = request.grammar.param
+    return names
 
 
 def _nothing(_streams: Sequence[TokenStream]) -> None:

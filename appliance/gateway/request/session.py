@@ -39,7 +39,7 @@ from isolation.ipc.grammar import GrammarKind
 from isolation.ipc.messages import NO_TOKEN, EngineReady
 from isolation.ipc.output import Thinking
 from policy.decision import Obligations
-from policy.model import Determinism, Feature, Retention
+from policy.model import Determinism, Feature, Retention, Tenant
 
 
 class Session:
@@ -61,7 +61,8 @@ class Session:
             ApplianceError: typed, at any point.
         """
         life, request = self.life, self._request
-        reservation = await life.admit(request.max_tokens, request.choices, feature=_feature(request))
+        tenant = life.dependencies.ledger.policy.tenants.get(life.principal.tenant)
+        reservation = await life.admit(request.max_tokens, request.choices, feature=_feature(request, tenant))
         life.place(reservation)
         with life.encoding(reservation, request.max_tokens) as client:
             await self._check_calls(client)
@@ -260,11 +261,14 @@ class Session:
         return LocalText(Assembler(table, stops), table, choice)
 
 
-def _feature(request: GenerateRequest) -> Feature | None:
-    """Return what the policy may withhold of a request."""
-    if request.tools is not None:
-        return Feature.TOOLS
-    return None if request.grammar is None else Feature.STRUCTURED_OUTPUT
+def _feature(request: GenerateRequest, tenant: Tenant | None) -> Feature | None:
+    """Return what the policy may withhold of a request; of two, one that it withholds from the tenant."""
+    tools = request.tools
+    if tools is None:
+        return None if request.grammar is None else Feature.STRUCTURED_OUTPUT
+    if tools.answer_param is not None and tenant is not None and tenant.features.tools:
+        return Feature.TOOLS if tenant.features.structured_output else Feature.STRUCTURED_OUTPUT
+    return Feature.TOOLS
 
 
 def _expire(streams: list[TokenStream]) -> None:

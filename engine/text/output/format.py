@@ -27,6 +27,8 @@ class CallFormat:
     """Texts with which calls begin, and which no content holds."""
     bare: str = ""
     """Characters with which calls begin that are the whole answer, and with which no content begins."""
+    heads: tuple[str, ...] = ()
+    """Texts with which those calls begin, and with which no JSON without blanks does; ``NAME`` is for a tool's."""
     id_length: int = 0
     """Characters that the id of a call has in chat templates; 0: any number."""
     one_call: bool = False
@@ -68,10 +70,23 @@ def read(form: OutputFormat, text: Growing, parts: Parts, thinking: Thinking) ->
     """Read an output from its beginning to its end."""
     if form.thinking is not None and thinking is not Thinking.NONE:
         yield from _read_thinking(form.thinking, text, parts, begun=thinking is Thinking.BEGUN)
-    if form.calls is not None and (parts.tools.tools or form.calls.reads_thinking):
-        yield from form.calls.read(text, parts)
+    calls = form.calls
+    if calls is not None and (parts.tools.tools or calls.reads_thinking):
+        if parts.tools.answer is not None and not calls.reads_thinking and (yield from _is_answer(calls, text, parts)):
+            calls = None
+    else:
+        calls = None
+    if calls is not None:
+        yield from calls.read(text, parts)
     else:
         yield from text.until(parts.content, ())
+
+
+def _is_answer(calls: CallFormat, text: Growing, parts: Parts) -> Reading[bool]:
+    """Return whether what follows is an answer in JSON, in which nothing is a call, whatever it spells."""
+    heads = [head.replace("NAME", name) for head in calls.heads for name in parts.tools.tools]
+    yield from text.skip()
+    return not (yield from text.stands((*calls.begins, *heads)))
 
 
 def _read_thinking(markers: tuple[str, str], text: Growing, parts: Parts, *, begun: bool) -> Reading[None]:

@@ -13,7 +13,8 @@ from isolation.ipc.output import Thinking
 
 
 def tools_grammar(form: OutputFormat, spelling: Spelling, source: bytes, thinking: Thinking) -> str:
-    """Return the grammar of outputs whose calls satisfy the schemas of their tools.
+    """Return the grammar of outputs whose calls satisfy the schemas of their tools, and whose answers satisfy theirs,
+    where they have one.
 
     Args:
         form: format of the model.
@@ -23,19 +24,23 @@ def tools_grammar(form: OutputFormat, spelling: Spelling, source: bytes, thinkin
 
     Raises:
         RequestRejectedError: ``INVALID``, the model has no calls, or they cannot be held to a schema.
+        ValueError: what answers follow is no schema.
     """
     calls, tools = form.calls, parse_tools(source)
     if calls is None:
         raise RequestRejectedError(FailureCode.INVALID, "this model's outputs have no calls of tools")
     if not tools.tools:
         raise RequestRejectedError(FailureCode.INVALID, "there is no tool that may be called")
-    free = None if tools.required or calls.reads_thinking else _free(form, calls, spelling, thinking)
+    is_free = not (tools.required or tools.answer is not None or calls.reads_thinking)
+    free = _free(form, calls, spelling, thinking) if is_free else None
     rules = Rules(spelling, free)
     calls.rules(rules, tools)
     body = "calls"
     if free is not None:
         rules.add("CONTENT", not_beginning(_content(calls), free))
         body = "(calls | CONTENT)?"
+    elif tools.answer is not None and not (tools.required or calls.reads_thinking):
+        body = f"(calls | {rules.answer(tools.answer)})"
     rules.add("start", f"{_thought(form, rules, thinking)} {body}")
     return rules.source()
 

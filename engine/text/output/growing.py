@@ -84,17 +84,26 @@ class Growing:
     def begins(self, markers: Sequence[str]) -> Reading[str | None]:
         """Take one of the markers if the text begins with it, the longest where several do."""
         spelt = {self._spelling.get(marker, marker): marker for marker in markers}
+        found = yield from self._first(tuple(spelt))
+        if found is None:
+            return None
+        self._take(len(found))
+        return spelt[found]
+
+    def stands(self, markers: Sequence[str]) -> Reading[bool]:
+        """Return whether the text begins with one of the markers, and take nothing."""
+        found = yield from self._first([self._spelling.get(marker, marker) for marker in markers])
+        return found is not None
+
+    def _first(self, spelt: Sequence[str]) -> Reading[str | None]:
+        """Return the longest of the texts with which this one begins."""
         while True:
             found = max((text for text in spelt if self._text.startswith(text)), key=len, default=None)
             longer = [text for text in spelt if len(text) > len(found or "") and text.startswith(self._text)]
+            if not longer or self.ended:
+                return found
             # A longer one may still come.
-            if longer and not self.ended:
-                yield
-            elif found is None:
-                return None
-            else:
-                self._take(len(found))
-                return spelt[found]
+            yield
 
     def expect(self, *markers: str) -> Reading[str]:
         """Take one of the markers, and return it.

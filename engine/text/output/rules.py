@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.text.output.spelling import Spelling, quoted
-from engine.text.output.tools import Tool
+from engine.text.output.tools import AnswerSchema, Tool
 
 WHITESPACE = "[ ]"
 """What may stand between the tokens of JSON, besides nothing: models were trained on one space, and a small one would
@@ -38,10 +38,10 @@ class Rules:
         so that it cannot spell a special token."""
         return self.spelling.rule(text)
 
-    def schema(self, name: str, schema: Mapping[str, Any], *, strict: bool) -> None:
+    def schema(self, name: str, schema: Mapping[str, Any], *, strict: bool, whitespace: str = WHITESPACE) -> None:
         """Add a rule for JSON that satisfies a schema; without ``strict`` a keyword that is not implemented has no
         effect."""
-        options = {"whitespace_pattern": WHITESPACE, "lenient": not strict}
+        options = {"whitespace_pattern": whitespace, "lenient": not strict}
         self.add(name, "%json " + json.dumps({**_integral(schema), "x-guidance": options}, ensure_ascii=False))
 
     def arguments(self, number: int, tool: Tool) -> str:
@@ -50,6 +50,20 @@ class Rules:
         # A schema without a type, or with several, would have values that are no arguments.
         self.schema(name, {**tool.parameters, "type": "object"}, strict=tool.strict)
         return name
+
+    def answer(self, answer: AnswerSchema) -> str:
+        """Add a rule for an answer in JSON, which has no blanks between its tokens; returns its name.
+
+        Raises:
+            ValueError: what it follows is no schema.
+        """
+        schema = json.loads(answer.schema)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise ValueError("the schema of the answer is no object")
+        self.schema("answer", schema, strict=answer.strict, whitespace="")
+        return "answer"
 
     def any_text(self, name: str, bounds: str, tail: str, marker: str, never: Sequence[str] = ()) -> str:
         """Add rules for text and what ends it; returns a part of a rule.

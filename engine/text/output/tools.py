@@ -46,6 +46,16 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """What an output without calls follows."""
+
+    schema: str
+    """JSON Schema, as the request has it."""
+    strict: bool = False
+    """Whether a keyword that is known and not implemented is refused; else it has no effect."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolSet:
     """Tools of one request, and how they may be called."""
 
@@ -55,14 +65,16 @@ class ToolSet:
     """Whether the output has to call one."""
     parallel: bool = True
     """Whether one output may have several calls."""
+    answer: AnswerSchema | None = None
+    """What stands in place of calls; None: any text, which may also stand before them."""
 
 
 NO_TOOLS = ToolSet({})
 
 
 def parse_tools(source: bytes) -> ToolSet:
-    """Parse ``{"tools": [{"name": ..., "parameters": {}?, "strict": false?}], "required": false?, "parallel": true?}``;
-    nothing at all is no tools.
+    """Parse ``{"tools": [{"name": ..., "parameters": {}?, "strict": false?}], "required": false?, "parallel": true?,
+    "answer": {"schema": TEXT, "strict": false?}?}``; nothing at all is no tools.
 
     Raises:
         RequestRejectedError: ``INVALID``, it is something else.
@@ -73,9 +85,10 @@ def parse_tools(source: bytes) -> ToolSet:
         document = json.loads(source)
         tools = [_tool(entry) for entry in document["tools"]]
         required, parallel = document.get("required", False), document.get("parallel", True)
+        answer = _answer(document["answer"]) if "answer" in document else None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise RequestRejectedError(FailureCode.INVALID, "the tools are malformed") from error
-    return ToolSet({tool.name: tool for tool in tools}, required is True, parallel is True)
+    return ToolSet({tool.name: tool for tool in tools}, required is True, parallel is True, answer)
 
 
 def _tool(entry: Mapping[str, Any]) -> Tool:
@@ -83,3 +96,9 @@ def _tool(entry: Mapping[str, Any]) -> Tool:
     if not isinstance(entry["name"], str) or not isinstance(parameters, dict | None):
         raise TypeError
     return Tool(entry["name"], parameters or ANY_ARGUMENTS, entry.get("strict") is True)
+
+
+def _answer(entry: Mapping[str, Any]) -> AnswerSchema:
+    if not isinstance(entry["schema"], str):
+        raise TypeError
+    return AnswerSchema(entry["schema"], entry.get("strict") is True)

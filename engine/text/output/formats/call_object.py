@@ -97,8 +97,10 @@ def call_object_rules(rules: Rules, tools: ToolSet, member: str = "arguments") -
     """Add rules for such an object; returns the name of the rule for one call."""
     names = []
     for number, tool in enumerate(tools.tools.values()):
-        head = f'{{"name": {json.dumps(tool.name)}, "{member}": '
-        rules.add(f"call_{number}", f'{quoted(head)} {rules.arguments(number, tool)} "}}"')
+        # Beside an answer, what is the same in both has to be the same lexemes.
+        begin = ["{", '"name"', ":", " "] if tools.answer is not None else ['{"name": ']
+        head = " ".join(quoted(piece) for piece in (*begin, f'{json.dumps(tool.name)}, "{member}": '))
+        rules.add(f"call_{number}", f'{head} {rules.arguments(number, tool)} "}}"')
         names.append(f"call_{number}")
     rules.add("call", alternatives(names))
     return "call"

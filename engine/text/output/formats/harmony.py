@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from engine.errors import RequestRejectedError
 from engine.text.output.format import CallFormat
 from engine.text.output.growing import Growing, MalformedCallError, Reading
 from engine.text.output.json_text import object_value
@@ -17,6 +18,7 @@ from engine.text.output.parts import Parts
 from engine.text.output.rules import ANY_TEXT, Rules, alternatives, holding, not_beginning
 from engine.text.output.spelling import quoted
 from engine.text.output.tools import ToolSet
+from isolation.ipc.messages import FailureCode
 
 START = "<|start|>"
 CHANNEL = "<|channel|>"
@@ -100,8 +102,15 @@ def _rules(rules: Rules, tools: ToolSet) -> None:
     ends = [holding(end) for end in _ENDS if not rules.spelling.is_special(end)]
     thoughts = rules.any_text("thoughts", "*", "", END, [pattern for pattern in ends if pattern != holding(END)])
     thought = f"{rules.text(CHANNEL + ANALYSIS + MESSAGE)} {thoughts} {rules.text(f'{START}assistant')}"
-    rules.add("ANSWER", not_beginning(ANY_TEXT, ends))
-    answer = "" if tools.required else f"| {rules.text(f'{CHANNEL}final{MESSAGE}')} ANSWER?"
+    if tools.answer is None:
+        rules.add("ANSWER", not_beginning(ANY_TEXT, ends))
+        answered = "ANSWER?"
+    elif ends:
+        # A string of an answer could spell them.
+        raise RequestRejectedError(FailureCode.INVALID, "this model's tokens do not tell the end of an answer in JSON")
+    else:
+        answered = rules.answer(tools.answer)
+    answer = "" if tools.required else f"| {rules.text(f'{CHANNEL}final{MESSAGE}')} {answered}"
     # One call: its end ends the output.
     rules.add("calls", f"({thought})? ({alternatives(names)} {answer})")
 

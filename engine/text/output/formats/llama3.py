@@ -33,4 +33,4 @@ def _rules(rules: Rules, tools: ToolSet) -> None:
     rules.add("calls", rules.repeated(call, rules.text("; "), parallel=tools.parallel))
 
 
-LLAMA3 = CallFormat("llama3", (TAG,), _read, _rules, begins=(TAG,), bare="{", one_call=True)
+LLAMA3 = CallFormat("llama3", (TAG,), _read, _rules, begins=(TAG,), bare="{", heads=('{"name": ',), one_call=True)

@@ -243,7 +243,8 @@ def _text_rule(rules: Rules, name: str, schema: Mapping[str, Any]) -> str:
 
 def _format(name: str, marks: _Marks) -> CallFormat:
     reads, rules = partial(_read, marks), partial(_rules, marks)
-    return CallFormat(name, (marks.begin, marks.end), reads, rules, (marks.begin,), bare="[{" if marks.bare else "")
+    markers, bare, heads = (marks.begin, marks.end), "[{" if marks.bare else "", ("[NAME(",) if marks.bare else ()
+    return CallFormat(name, markers, reads, rules, (marks.begin,), bare, heads)
 
 
 LLAMA_4 = _format("llama-4", _LLAMA_4)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from appliance.common.errors import UnavailableError
@@ -57,6 +58,23 @@ async def test_an_input_is_answered(running: Running, client: openai.AsyncOpenAI
     running.service.script = [Started(1, 0), Finished(FinishReason.LENGTH, 1, 0, 1)]
     answer = await ask(client)
     assert (answer.status, answer.incomplete_details.reason, answer.output) == ("incomplete", "max_output_tokens", [])
+
+
+async def test_a_response_has_every_field_that_the_client_requires(running: Running) -> None:
+    """The client's strict form takes it, whole and as the last event of a stream. Control: it misses a field."""
+    key = running.authorization["authorization"].removeprefix("Bearer ")
+    options: dict[str, Any] = {"max_retries": 0, "_strict_response_validation": True}
+    async with openai.AsyncOpenAI(base_url=running.base_url + "/v1", api_key=key, **options) as strict:
+        for script in (running.service.script, CALLING):
+            running.service.script = script
+            whole = await ask(strict, tools=[NOW])
+            *_, last = [event async for event in await ask(strict, tools=[NOW], stream=True)]
+            assert last.type == "response.completed" and last.response.usage == whole.usage
+            assert type(whole)(**whole.model_dump()).usage.input_tokens_details.cache_write_tokens == 0
+    lacking = whole.model_dump()
+    del lacking["usage"]["input_tokens_details"]["cache_write_tokens"]
+    with pytest.raises(pydantic.ValidationError):
+        type(whole)(**lacking)
 
 
 async def test_a_stream_is_put_together_by_the_client(running: Running, client: openai.AsyncOpenAI) -> None:

@@ -172,6 +172,48 @@ async def test_a_choice_says_what_may_be_called(
     assert told[0]["function"] == {name: WEATHER["function"][name] for name in ("name", "description", "parameters")}
 
 
+VERDICT = {"type": "object", "properties": {"allowed": {"type": "boolean"}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "v", "schema": VERDICT}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "strict"),
+    [
+        ({"response_format": FORM}, False),
+        ({"response_format": {**FORM, "json_schema": {**FORM["json_schema"], "strict": True}}}, True),
+        ({"extra_body": {"structured_outputs": {"json": VERDICT}}}, True),
+        ({"extra_body": {"guided_json": VERDICT}, "parallel_tool_calls": False}, True),
+    ],
+)
+async def test_an_answer_beside_tools_follows_its_schema(
+    running: Running, fields: dict[str, Any], strict: bool
+) -> None:
+    """The schema goes with the tools, which a grammar then holds, strict or not; there is no other grammar. Control:
+    without it these are not held."""
+    await ask(running, tools=[NOW], **fields)
+    await ask(running, tools=[NOW])
+    request, control = running.service.requests
+    assert request.grammar is None and request.tools is not None and control.tools is not None
+    answer = json.loads(request.tools.source)["answer"]
+    assert (json.loads(answer["schema"]), answer["strict"]) == (VERDICT, strict)
+    assert (request.tools.held, control.tools.held) == (True, False)
+    named = next(iter(fields.get("extra_body", fields)))
+    assert request.tools.answer_param is not None and request.tools.answer_param.split(".")[0] == named
+    assert "answer" not in json.loads(control.tools.source) and control.tools.answer_param is None
+
+
+async def test_a_choice_decides_between_calls_and_the_schema(running: Running) -> None:
+    """A call that is required leaves no answer that could follow it; without calls the schema alone holds. Fields that
+    ask for nothing are no schema."""
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}, "none", "auto"):
+        await ask(running, tools=[NOW], tool_choice=choice, response_format=FORM if choice != "auto" else None)
+    required, named, none, auto = running.service.requests
+    for request in (required, named, auto):
+        assert request.tools is not None and request.grammar is None and request.tools.answer_param is None
+        assert "answer" not in json.loads(request.tools.source)
+    assert none.tools is None and none.grammar is not None and json.loads(none.grammar.source) == VERDICT
+
+
 async def test_calls_and_results_reach_the_template(running: Running) -> None:
     """An assistant's calls with their reasoning, and the results, in the shape that templates read."""
     call = {"id": "call_a", "type": "function", "function": {"name": "now", "arguments": ""}}
@@ -207,7 +249,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].tool_calls[0]", {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}),
     ("messages[0].reasoning_content", {"messages": [{"role": "assistant", "reasoning_content": 1}]}),
     ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "x" * 257}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("guided_choice", {"extra_body": {"guided_choice": ["a"]}}),
+    ("n", {"n": 2, "tools": [NOW], "response_format": {"type": "json_object"}}),
 ]
 
 

@@ -17,6 +17,7 @@ from appliance.common.errors import (
     DeadlineExceededError,
     DeterministicNotAllowedError,
     DeterministicUnavailableError,
+    FeatureNotAllowedError,
     InvalidRequestError,
     PolicyChangedError,
     QuarantinedError,
@@ -32,6 +33,7 @@ from appliance.gateway.generate_request import (
     Principal,
     Started,
     TokenPrompt,
+    Tools,
 )
 from appliance.gateway.request import lifecycle as lifecycle_module
 from appliance.gateway.request.audit_feed import NoAuditFeed
@@ -313,6 +315,31 @@ async def test_what_is_not_granted_or_cannot_be_had_is_refused(stage: Stage) -> 
         await collect(stage.session())
     assert (refused.value.wire.http, refused.value.wire.code) == (403, "deterministic_not_allowed")
     assert (unavailable.value.wire.http, unavailable.value.wire.code) == (400, "deterministic_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("granted", "answer_param", "withheld"),
+    [
+        ("tools: false", None, "tools"),
+        ("tools: false", "response_format", "tools"),
+        ("structured_output: false", "response_format", "structured output"),
+        ("tools: false, structured_output: false", "response_format", "tools"),
+    ],
+)
+async def test_tools_with_a_schema_need_both_features(
+    stage: Stage, granted: str, answer_param: str | None, withheld: str
+) -> None:
+    """A request for both is refused by the one that its tenant has not. Control: tools alone are not refused for want
+    of the other."""
+    pair = stage.boot()
+    stage.grant(f"features: {{{granted}}}")
+    tools = Tools(b"{}", frozenset(("now",)), answer_param=answer_param)
+    with pytest.raises(FeatureNotAllowedError, match=f"may not use {withheld}"):
+        await collect(stage.session(tools=tools))
+    stage.grant("features: {structured_output: false}")
+    task = asyncio.ensure_future(collect(stage.session(tools=replace(tools, answer_param=None), max_tokens=1)))
+    say(pair, (await hear(pair, Submit)).request, 5, finish=Finish.LENGTH)
+    await task
 
 
 async def test_a_prompt_that_leaves_no_room_is_blamed_on_its_own_field(stage: Stage) -> None:
