@@ -20,7 +20,7 @@ function meter() {
 
 function setMeter(one, share, text) {
   setText(one.words, text);
-  setStyle(one.fill, "width", `${Math.min(100, 100 * share).toFixed(1)}%`);
+  setStyle(one.fill, "width", `${Math.max(0, Math.min(100, 100 * share)).toFixed(1)}%`);
   setAttribute(one.fill, "class", share >= 0.95 ? "full" : null);
   setAttribute(one.node, "data-none", !(share > 0));
 }
