@@ -53,6 +53,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5, 6, 7]},
+    "/v1/attestations": {"nonce": "9f86d081884c7d65"},
 }
 """A body for each route that takes a model, without the model."""
 
@@ -61,6 +62,7 @@ EMBEDS = {"/v1/embeddings", "Embed"}
 MESSAGES_OF = {
     "Generate": lambda model: pb.GenerateRequest(model=model, text="hi", max_output_tokens=4),
     "Embed": lambda model: pb.EmbedRequest(model=model, inputs=[pb.EmbedInput(text="hi")]),
+    "Attest": lambda model: pb.AttestRequest(model=model, nonce="9f86d081884c7d65"),
     "CountTokens": lambda model: pb.CountTokensRequest(model=model, text="hi"),
     "GetModel": lambda model: pb.GetModelRequest(model=model),
 }
