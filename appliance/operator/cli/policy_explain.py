@@ -40,6 +40,13 @@ SpentToday = Annotated[
 ]
 SpentThisMonth = Annotated[float, typer.Option(metavar="AMOUNT", min=0, help="What it has spent this month.")]
 
+Wanted = Annotated[
+    Feature | None,
+    typer.Option(metavar="NAME", help="What it uses: structured_output, tokenize, tools or attestation."),
+]
+Credential = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
+]
 Names = list[str] | None
 Unready = Annotated[Names, typer.Option(metavar="NAME", help="Model that cannot serve; may be repeated.")]
 Busy = Annotated[Names, typer.Option(metavar="NAME", help="Model in which requests wait; may be repeated.")]
@@ -49,17 +56,13 @@ def explain(  # noqa: PLR0913 - a parameter is an option
     path: Annotated[Path, typer.Argument(metavar="POLICY", help="File or folder of the policy.")],
     model: Annotated[str, typer.Option(metavar="NAME", help="Served model, or route, that is asked for.")],
     tenant: Annotated[str | None, typer.Option(metavar="ID", help="Tenant that asks.")] = None,
-    credential: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Credential in its place: key:ID or a SPIFFE URI.")
-    ] = None,
+    credential: Credential = None,
     input_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Prompt tokens [not counted].")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Output tokens for each choice [as many as allowed].")
     ] = None,
     choices: Annotated[int, typer.Option(metavar="N", min=1, help="Outputs asked for.")] = 1,
-    feature: Annotated[
-        Feature | None, typer.Option(metavar="NAME", help="What it uses: structured_output, tokenize or tools.")
-    ] = None,
+    feature: Wanted = None,
     running: Annotated[int, typer.Option(metavar="N", min=0, help="The tenant's running requests.")] = 0,
     requests_left: RequestsLeft = None,
     tokens_left: TokensLeft = None,
@@ -80,7 +83,6 @@ def explain(  # noqa: PLR0913 - a parameter is an option
 
     Exit codes: 0 allowed, or it waits; 1 denied, or the policy has problems.
     """
-
     from appliance.operator.cli.policy_sources import load_with_sources
     from policy.decision import Effect
     from policy.origins import find_origin

@@ -9,7 +9,7 @@ from appliance.common.audit import files
 from appliance.common.errors import reason_of
 from appliance.common.figures import counted
 from appliance.common.usage.book import BUSY_S, FOLDER, NAME, SCHEMA
-from appliance.operator.doctor.facts import Account
+from appliance.operator.doctor.facts import KeptAccount
 from appliance.operator.doctor.finding import Area, Finding, Subject
 
 DAMAGED = "damaged-"
@@ -20,7 +20,7 @@ MOST_BEHIND = 20_000
 was killed, which it counts at its next start."""
 
 
-def look_at_account(folder: Path) -> Account:
+def look_at_account(folder: Path) -> KeptAccount:
     """Gather the facts about an audit folder."""
     where = str(folder)
     try:
@@ -28,20 +28,20 @@ def look_at_account(folder: Path) -> Account:
         damaged = (*folder.glob(f"{DAMAGED}*"), *(folder / FOLDER).glob(f"{DAMAGED}*.db"))
         names = tuple(sorted(str(path.relative_to(folder)) for path in damaged))
         if not paths:
-            return Account(folder=where, empty=True, damaged=names)
+            return KeptAccount(folder=where, empty=True, damaged=names)
         newest = files.read_segment(paths[-1])
         position = _position(folder / FOLDER / NAME, newest.name)
     except FileNotFoundError:
-        return Account(folder=where, empty=True)
+        return KeptAccount(folder=where, empty=True)
     except PermissionError:
-        return Account(folder=where, unseen=True)
+        return KeptAccount(folder=where, unseen=True)
     except OSError as error:
-        return Account(folder=where, problem=f"{error.filename or where}: {reason_of(error)}")
+        return KeptAccount(folder=where, problem=f"{error.filename or where}: {reason_of(error)}")
     except files.LogFormatError as error:
-        return Account(folder=where, problem=f"the audit log is damaged: {error}")
+        return KeptAccount(folder=where, problem=f"the audit log is damaged: {error}")
     except sqlite3.Error as error:
-        return Account(folder=where, problem=f"the usage book cannot be read: {error}", damaged=names)
-    return Account(folder=where, entries=newest.start + len(newest.lines), counted=position, damaged=names)
+        return KeptAccount(folder=where, problem=f"the usage book cannot be read: {error}", damaged=names)
+    return KeptAccount(folder=where, entries=newest.start + len(newest.lines), counted=position, damaged=names)
 
 
 def _position(path: Path, log: str) -> int:
@@ -59,7 +59,7 @@ def _position(path: Path, log: str) -> int:
     return int(row[1]) if row is not None and row[0] == log else 0
 
 
-def check_account(account: Account) -> list[Finding]:
+def check_account(account: KeptAccount) -> list[Finding]:
     """Return what is to be said of an audit folder. Pure."""
     subject = Subject(Area.SERVICE, "account")
     if account.unseen:

@@ -331,7 +331,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class KeptAccount:
     """What is in an audit folder."""
 
     folder: str
@@ -380,7 +380,7 @@ class ServiceFacts:
     """Why none was tried; empty where they were, or there are no units."""
     own_settings: tuple[str, ...] = ()
     """Differences between what a unit starts with and what was looked at here, a line each."""
-    account: Account | None = None
+    account: KeptAccount | None = None
     """Audit log and usage book; None where none are kept."""
     forms: tuple[str, ...] = ()
     """What engines computed with fastest when this machine tried, a line for each model that was tried."""

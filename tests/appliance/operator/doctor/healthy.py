@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.operator.doctor.facts import (
     Access,
-    Account,
+    KeptAccount,
     Certificate,
     Cgroups,
     Clock,
@@ -46,7 +46,7 @@ MACHINE = Machine(
 )
 
 SERVICE = ServiceFacts(
-    account=Account(folder="/var/lib/athanor-supervisor/audit", entries=1_000, counted=1_000),
+    account=KeptAccount(folder="/var/lib/athanor-supervisor/audit", entries=1_000, counted=1_000),
     config="/etc/athanor/athanor.yaml",
     unsafe=False,
     sandbox_bytes=40 * GIB,

@@ -13,7 +13,7 @@ from appliance.common.audit.log import open_log
 from appliance.common.usage.book import FOLDER, NAME, open_book
 from appliance.common.usage.replay import replay
 from appliance.operator.doctor.account import MOST_BEHIND, check_account, look_at_account
-from appliance.operator.doctor.facts import Account
+from appliance.operator.doctor.facts import KeptAccount
 from appliance.operator.doctor.finding import Severity
 
 
@@ -44,9 +44,9 @@ def test_a_whole_account_is_well(folder: Path) -> None:
 
 def test_a_book_that_lags_far_is_a_warning() -> None:
     """So many entries are not on their way any more; one fewer may be (control)."""
-    account = Account(folder="/a", entries=MOST_BEHIND + 6, counted=5)
+    account = KeptAccount(folder="/a", entries=MOST_BEHIND + 6, counted=5)
     assert [one.level for one in check_account(account)] == [Severity.WARNING]
-    account = Account(folder="/a", entries=MOST_BEHIND + 5, counted=5)
+    account = KeptAccount(folder="/a", entries=MOST_BEHIND + 5, counted=5)
     assert [one.level for one in check_account(account)] == [Severity.OK]
 
 
