@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from policy.decision import Effect, Reason
 from policy.model import Feature
@@ -14,6 +16,18 @@ from policy.simulate import DAY_S, MONTH_S
 
 MAX_CASES = 10_000
 """Largest number of cases in one file."""
+
+
+def _checked_moment(value: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        message = "must be a time such as 2026-11-25T03:00Z"
+        raise PydanticCustomError("policy", "{text}", {"text": message}) from None
+    return value
+
+
+Moment = Annotated[str, AfterValidator(_checked_moment)]
 
 
 class _Strict(BaseModel):
@@ -38,6 +52,10 @@ class AskSchema(_Strict):
     choices: int = Field(default=1, ge=1, description="Outputs asked for (n).")
     feature: Feature | None = Field(
         default=None, strict=False, description="What the request uses that can be withheld."
+    )
+    address: str | None = Field(default=None, description="Address of the caller. Left out: not asked about.")
+    at: Moment | None = Field(
+        default=None, description="Time of the request, such as 2026-11-25T03:00Z; UTC. Left out: not asked about."
     )
     uncounted: bool = Field(default=False, description="Whether the prompt has input_tokens or more.")
     admitted: bool = Field(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from pydantic import BaseModel, ValidationError
 
@@ -89,7 +90,15 @@ def run_cases(file: CaseFile, policy: PolicySet) -> list[CaseResult]:
 
 def question(ask: AskSchema) -> Question:
     """Return the question of a case."""
-    return Question(**ask.model_dump())
+    values = ask.model_dump()
+    at = values.pop("at")
+    return Question(**values, unix_s=None if at is None else read_moment(at))
+
+
+def read_moment(text: str) -> float:
+    """Return the Unix time of a moment, which is UTC where it names no zone."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def load(use: UseSchema) -> Load:

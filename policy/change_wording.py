@@ -248,6 +248,26 @@ def _models(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[T
         yield Told(Direction.OTHER, "lists a model another number of times, without effect")
 
 
+def _bounds(verb: str, unbounded: str) -> Wording:
+    """Wording of a list that bounds where or when a tenant is served, and bounds nothing where it is empty."""
+
+    def told(old: Sequence[str], new: Sequence[str], _sides: Sides) -> Iterator[Told]:
+        added, gone = sorted(set(new) - set(old)), sorted(set(old) - set(new))
+        if not old and new:
+            yield Told(Direction.NARROWER, f"{verb} {listed(sorted(new))} alone, where it was {unbounded}")
+        elif old and not new:
+            yield Told(Direction.WIDER, f"{verb} {unbounded.removeprefix('from ')}, where it was {listed(sorted(old))}")
+        else:
+            if added:
+                yield Told(Direction.WIDER, f"{verb} {listed(added)} too")
+            if gone:
+                yield Told(Direction.NARROWER, f"no longer {verb} {listed(gone)}")
+            if not added and not gone:
+                yield Told(Direction.OTHER, "has its networks or hours in another order, or some twice")
+
+    return told
+
+
 def _covering(pattern: str, others: Sequence[str]) -> str | None:
     """Return one of ``others`` that matches every name that ``pattern`` matches, if one is seen to. A star of
     ``pattern`` is matched by a star of the other alone, since no other character of a pattern matches it."""
@@ -393,6 +413,8 @@ WORDINGS: Mapping[type, Mapping[str, Wording]] = {
         "priority": _priority,
         "deterministic": _deterministic,
         "freeze_idle": _switch("may have its idle sandboxes frozen", "no longer has its idle sandboxes frozen"),
+        "networks": _bounds("is taken from", "from everywhere"),
+        "hours": _bounds("is served at", "always"),
         "group": _group,
         "public": _public,
     },

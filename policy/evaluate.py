@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from policy.decision import Decision, Effect, Obligations, Reason
+from policy.hours import opens_in, span_text
 from policy.limits import Bucket, Rate, level, retry_after
 from policy.match import first_match
 from policy.model import FREE, Exceeded, Feature, Limits, PolicySet, Price, Priority, Tenant
+from policy.networks import admits
 from policy.prices import affordable, cost, find_price
 from policy.rates import filled, input_rate, output_rate, overdraft, request_rate, token_rate, waits
 from policy.request import AccessRequest, Spend, Usage
@@ -65,6 +67,8 @@ def evaluate(policy: PolicySet, access: AccessRequest, usage: Usage, now: float)
     matched = first_match(tenant.models, access.alias or access.model)
     if matched is None or not leads(policy, access.model, access.alias):
         return _name_refused(policy, tenant, access, matched)
+    if (outside := _outside(policy, tenant, access)) is not None:
+        return outside
     if access.feature is not None and not tenant.features.grants(access.feature):
         return Decision(
             effect=Effect.DENY,
@@ -103,6 +107,32 @@ def _name_refused(policy: PolicySet, tenant: Tenant, access: AccessRequest, matc
         rule=f"routes.{access.alias or access.model}",
         message="the route to this model changed; the same request may be sent again",
         policy_digest=policy.digest,
+    )
+
+
+def _outside(policy: PolicySet, tenant: Tenant, access: AccessRequest) -> Decision | None:
+    """Deny a call from outside of the tenant's networks, or out of its hours: of an admitted request, whose prompt is
+    counted, the hours may have ended."""
+    if tenant.networks and access.address is not None and not admits(tenant.networks, access.address):
+        return Decision(
+            effect=Effect.DENY,
+            reason=Reason.NETWORK_NOT_ALLOWED,
+            rule=f"tenants.{tenant.id}.networks",
+            message="this tenant's credentials are not taken from this address",
+            policy_digest=policy.digest,
+        )
+    if not tenant.hours or access.unix_s is None or access.input_tokens is not None:
+        return None
+    wait = opens_in(tenant.hours, access.unix_s)
+    if not wait:
+        return None
+    return Decision(
+        effect=Effect.DENY,
+        reason=Reason.OUT_OF_HOURS,
+        rule=f"tenants.{tenant.id}.hours",
+        message=f"this tenant is served at {', '.join(tenant.hours)} UTC, next in {span_text(wait)}",
+        policy_digest=policy.digest,
+        retry_after_s=wait,
     )
 
 

@@ -10,6 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
+
+from policy.wording import counted
 
 DAY_MINUTES = 24 * 60
 WEEK_MINUTES = 7 * DAY_MINUTES
@@ -61,6 +64,15 @@ def opens_in(spans: Sequence[str], unix_s: float) -> float:
     """Return the seconds until the spans hold a time again; 0 where they hold this one."""
     minutes = _wait_minutes(spans, unix_s) if spans else 0
     return max(0.0, minutes * 60 - unix_s % 60) if minutes else 0.0
+
+
+def span_text(seconds: float) -> str:
+    """Return a time to wait in words: ``2 days 3 hours``, ``45 minutes``."""
+    minutes = ceil(seconds / 60)
+    days, rest = divmod(minutes, DAY_MINUTES)
+    hours, minutes = divmod(rest, 60)
+    parts = [(days, "day"), (hours, "hour"), (minutes, "minute")]
+    return " ".join(counted(number, noun) for number, noun in parts if number)
 
 
 def _wait_minutes(spans: Sequence[str], unix_s: float) -> int:

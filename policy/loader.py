@@ -307,6 +307,8 @@ def _tenant(tenant_id: str, content: TenantSchema, shared: dict[Hashable, Any]) 
         deterministic=Determinism.ALWAYS if isolation_class.exact else Determinism(content.deterministic),
         limits=one(_limits(content.limits)),
         features=one(Features(**dict(content.features))),
+        networks=one(tuple(content.networks)),
+        hours=one(tuple(content.hours)),
         freeze_idle=content.freeze_idle,
         kv=one(share_of(content.kv.model_copy(update={"borrow": False}) if isolation_class.partitions else content.kv)),
     )
@@ -340,7 +342,7 @@ def _values(tenant: Tenant) -> dict[str, Any]:
         part = values[name]
         values[name] = {key: getattr(part, key) for key in _FIELDS[type(part)]}
     # The order of these two lists carries no meaning.
-    return values | {"credentials": sorted(tenant.credentials), "models": sorted(tenant.models)}
+    return values | {name: sorted(values[name]) for name in ("credentials", "models", "networks", "hours")}
 
 
 _FIELDS = {part: tuple(each.name for each in fields(part)) for part in (Tenant, Limits, Features, KvShare)}

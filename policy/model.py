@@ -224,6 +224,10 @@ class Tenant:
     deterministic: Determinism
     limits: Limits
     features: Features = Features()
+    networks: tuple[str, ...] = ()
+    """Networks from which its credentials are taken (``policy.networks``); none: from everywhere."""
+    hours: tuple[str, ...] = ()
+    """Hours in which its requests are taken (``policy.hours``); none: always."""
     freeze_idle: bool = False
     """Whether sandboxes that it uses may be frozen while nobody uses them."""
     kv: KvShare = KvShare()

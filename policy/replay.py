@@ -55,6 +55,7 @@ REPLAYED = frozenset(
         "limits.spend_per_month",
         "features.tokenize",
         "features.attestation",
+        "hours",
     }
 )
 """Keys of limits and features that the replay decides by."""
@@ -65,6 +66,7 @@ NOT_REPLAYED: Mapping[str, str] = {
     "limits.max_queued_requests": "entries do not say how many requests waited at once",
     "features.structured_output": "entries do not say which requests had a grammar",
     "features.tools": "entries do not say which requests offered tools",
+    "networks": "entries do not say where requests came from",
 }
 """Keys of limits and features that refuse requests and cannot be replayed, with the reason."""
 
@@ -201,7 +203,7 @@ def not_replayed(found: Collection[Change]) -> list[tuple[str, str]]:
         if change.direction is Direction.WIDER:
             continue
         key = ".".join(change.path.split(".")[2:])
-        if key.startswith(("limits.", "features.")) and key not in REPLAYED | NEVER_REFUSES:
+        if (key in NOT_REPLAYED or key.startswith(("limits.", "features."))) and key not in REPLAYED | NEVER_REFUSES:
             told.append((change.path, NOT_REPLAYED.get(key, UNKNOWN_KEY)))
     return told
 
@@ -343,6 +345,7 @@ def _first_access(tenant: Tenant, entry: AllowedEntry) -> AccessRequest:
         input_tokens=None,
         max_output_tokens=0 if alone or entry.operation in EMBEDDINGS else None,
         feature=alone,
+        unix_s=entry.time_s,
     )
 
 

@@ -29,6 +29,10 @@ class AccessRequest:
     """Number of outputs for the one prompt."""
     uncounted: bool = False
     """Whether the prompt has ``input_tokens`` or more, and nobody counted further."""
+    address: str | None = None
+    """Address of the caller; None where it is not asked about. The gateway compares it before there is a request."""
+    unix_s: float | None = None
+    """Unix time of the request; None where it is not asked about."""
     alias: str = ""
     """Route by which the caller asked for the model; empty: by the model's own name."""
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from policy.hours import read_span
+from policy.networks import read_network
 from policy.rate_schema import Concurrency, RequestRate, TokenRate
 from policy.wording import counted
 
@@ -46,6 +48,12 @@ AMOUNT_ROUNDING = 1e-12
 CURRENCY = r"^[A-Z][A-Z0-9]{1,7}$"
 MAX_SPIFFE_ID_BYTES = 2_048
 """Longest SPIFFE ID that validators must support (SPIFFE-ID specification, section 2.3)."""
+MAX_NETWORKS = 64
+"""Largest number of networks of one tenant: each is looked into at every call."""
+
+MAX_HOURS = 32
+"""Largest number of spans of hours of one tenant."""
+
 MAX_TRUST_DOMAIN_BYTES = 255
 """Longest trust domain in bytes (SPIFFE-ID specification, section 2.1)."""
 
@@ -106,6 +114,25 @@ def _amount(decimals: int, most: int) -> Callable[[object], object]:
     return checked
 
 
+def _checked_network(value: str) -> str:
+    try:
+        read_network(value)
+    except ValueError:
+        message = "must be a network such as 10.0.0.0/8 or 2001:db8::/32, without bits behind its prefix, or an address"
+        raise _refusal(message) from None
+    return value
+
+
+def _checked_span(value: str) -> str:
+    try:
+        read_span(value)
+    except ValueError as error:
+        raise _refusal(str(error)) from None
+    return value
+
+
+Network = Annotated[str, AfterValidator(_checked_network)]
+Hours = Annotated[str, AfterValidator(_checked_span)]
 Amount = Annotated[float, Field(ge=0, le=MAX_PRICE), BeforeValidator(_amount(PRICE_DECIMALS, MAX_PRICE))]
 Spend = Annotated[float, Field(ge=0, le=MAX_SPEND), BeforeValidator(_amount(SPEND_DECIMALS, MAX_SPEND))]
 Credential = Annotated[str, AfterValidator(_checked_credential)]
@@ -276,6 +303,18 @@ class DefaultsSchema(_Strict):
         description="Whether tokens and log-probabilities are the same bits alone and in any batch: never, for "
         "requests that ask for it, or always. Costs nothing with compiled kernels, several times the compute without. "
         "Class strict means always; saying otherwise there is refused.",
+    )
+    networks: list[Network] = Field(
+        default_factory=list,
+        max_length=MAX_NETWORKS,
+        description="Networks from which the tenant's credentials are taken, such as 10.0.0.0/8; from elsewhere they "
+        "are refused like unknown ones. Behind trusted proxies the client's address counts. Left out: from everywhere.",
+    )
+    hours: list[Hours] = Field(
+        default_factory=list,
+        max_length=MAX_HOURS,
+        description="Hours in which requests are taken, UTC, such as mon-fri 08:00-18:00; 22:00-06:00 goes on into the "
+        "next day. What runs at their end goes on. Left out: always.",
     )
     limits: LimitsSchema = Field(default_factory=LimitsSchema)
     kv: KvSchema = Field(default_factory=KvSchema)

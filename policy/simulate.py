@@ -48,6 +48,10 @@ class Question:
     """Output tokens asked for, for each choice; None for as many as allowed, 0 for none."""
     choices: int = 1
     feature: Feature | None = None
+    address: str | None = None
+    """Address of the caller; None: not asked about."""
+    unix_s: float | None = None
+    """Unix time of the request; None: not asked about."""
     uncounted: bool = False
     """Whether the prompt has ``input_tokens`` or more."""
     admitted: bool = False
@@ -142,6 +146,8 @@ def _access(question: Question, tenant: str, input_tokens: int | None, choice: R
         max_output_tokens=question.max_tokens,
         longest_input=question.longest_input if counted else None,
         feature=question.feature,
+        address=question.address,
+        unix_s=question.unix_s,
         choices=question.choices,
         uncounted=question.uncounted and counted,
     )

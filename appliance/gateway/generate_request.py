@@ -468,8 +468,9 @@ class Service(Protocol):
         """Whether sizes and moments of this principal's answers shall tell nothing, by the policy in force."""
         ...
 
-    def authenticate(self, credential: str) -> Principal | None:
-        """The principal behind an already verified credential, by the policy in force; None if it names none."""
+    def authenticate(self, credential: str, address: str) -> Principal | None:
+        """The principal behind an already verified credential, by the policy in force; None if it names none, or its
+        tenant's credentials are not taken from this address."""
         ...
 
     def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:

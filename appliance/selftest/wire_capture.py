@@ -132,7 +132,7 @@ class Rehearsed:
         """Return the setting chosen by the caller of this module."""
         return self.padded
 
-    def authenticate(self, credential: str) -> Principal | None:
+    def authenticate(self, credential: str, address: str) -> Principal | None:
         """Accept every caller with the key."""
         return Principal("observed", credential)
 

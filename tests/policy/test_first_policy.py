@@ -29,7 +29,7 @@ def test_it_is_a_policy_of_one_tenant() -> None:
 def test_what_is_commented_out_is_the_default() -> None:
     """With the marks of the tenant's optional keys taken away the text is the same policy: each key is one and has its
     default; together with those in use no key of a tenant is missing but the name of a tenant group."""
-    whole = re.sub(r"^    # (\w+: [\w{])", r"    \1", TEXT, flags=re.MULTILINE)
+    whole = re.sub(r"^    # (\w+: [\w{\[])", r"    \1", TEXT, flags=re.MULTILINE)
     assert whole.count("\n    # ") < TEXT.count("\n    # ") - 6
     assert load(whole).digest == load(TEXT).digest
     keys = set(re.findall(r"^    (\w+):", whole, re.MULTILINE))

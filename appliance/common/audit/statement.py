@@ -39,6 +39,7 @@ REQUEST_FIELDS: Final = (
     "request",
     "principal",
     "model",
+    "alias",
     "operation",
     "rule",
     "policy",

@@ -2,7 +2,7 @@
 
 Two proofs are taken: an API key in ``authorization: Bearer``, and over mTLS a client certificate with exactly one URI
 among its names, a SPIFFE id. Where both are given they must name the same tenant; the key then counts. Why a proof was
-refused is never said: unknown, wrong, expired and revoked look alike.
+refused is never said: unknown, wrong, expired, revoked, and from outside of the tenant's networks look alike.
 """
 
 from __future__ import annotations
@@ -48,41 +48,43 @@ class Resolver:
         self._keys = keys
         self._now = now
 
-    def resolve(self, authorization: Sequence[str], peer_uris: Sequence[str] | None = None) -> Principal:
+    def resolve(
+        self, authorization: Sequence[str], peer_uris: Sequence[str] | None = None, *, address: str
+    ) -> Principal:
         """Return the caller's principal.
 
         ``authorization`` holds the values of every such header; ``peer_uris`` the URI names of a verified client
-        certificate, None where there is none.
+        certificate, None where there is none; ``address`` is the caller's.
 
         Raises:
             UnauthenticatedError: no proof, a proof that does not hold, two that disagree.
         """
-        by_certificate = self._by_certificate(peer_uris) if peer_uris else None
+        by_certificate = self._by_certificate(peer_uris, address) if peer_uris else None
         if not authorization:
             if by_certificate is None:
                 raise _refusal()
             return by_certificate
-        by_key = self._by_key(authorization)
+        by_key = self._by_key(authorization, address)
         if by_certificate is not None and by_certificate.tenant != by_key.tenant:
             raise _refusal()
         return by_key
 
-    def _by_key(self, authorization: Sequence[str]) -> Principal:
+    def _by_key(self, authorization: Sequence[str], address: str) -> Principal:
         value = authorization[0] if len(authorization) == 1 else ""
         scheme, _, plain = value.partition(" ") if len(value) <= MAX_AUTHORIZATION_CHARS else ("", "", "")
         key_id = self._keys().verify(plain, self._now())
         if key_id is None or scheme.lower() != "bearer":
             raise _refusal()
-        return self._principal(f"{KEY_CREDENTIAL}{key_id}")
+        return self._principal(f"{KEY_CREDENTIAL}{key_id}", address)
 
-    def _by_certificate(self, uris: Sequence[str]) -> Principal:
+    def _by_certificate(self, uris: Sequence[str], address: str) -> Principal:
         uri = uris[0] if len(uris) == 1 else ""
         if len(uri) > MAX_SPIFFE_CHARS or not _SPIFFE.fullmatch(uri):
             raise _refusal()
-        return self._principal(uri)
+        return self._principal(uri, address)
 
-    def _principal(self, credential: str) -> Principal:
-        principal = self._service.authenticate(credential)
+    def _principal(self, credential: str, address: str) -> Principal:
+        principal = self._service.authenticate(credential, address)
         if principal is None:
             raise _refusal()
         return principal

@@ -212,7 +212,7 @@ class GrpcFrontEnd:
             call.wire.unproved()
             return
         try:
-            call.principal = self._resolver.resolve(call.authorization, call.wire.peer_uris)
+            call.principal = self._resolver.resolve(call.authorization, call.wire.peer_uris, address=call.address)
         except UnauthenticatedError:
             call.wire.unproved()
             raise

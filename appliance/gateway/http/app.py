@@ -113,7 +113,9 @@ class HttpFrontEnd:
         exchange.errors = _errors_under(exchange.head.path)
         self._check_host(exchange)
         if route is None or route.auth is not Auth.PUBLIC:
-            exchange.principal = self._resolver.resolve(_proofs(exchange))
+            exchange.principal = self._resolver.resolve(
+                _proofs(exchange), address=str(exchange.context.attributes["client.address"])
+            )
             if self._service.pads(exchange.principal):
                 exchange.padding = self._settings.padding
             _claim(exchange, exchange.principal.tenant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from appliance.common.errors import ApplianceError
+from appliance.common.errors import ApplianceError, UnauthenticatedError
 from appliance.gateway.generate_request import Principal
 from appliance.gateway.request.audit_feed import AuditFeed
 from policy.decision import Decision
@@ -96,6 +96,20 @@ class AuditedCalls:
             rule=error.rule if error is not None else "",
             policy=policy,
             outcome=_outcome(error),
+        )
+
+    def outside(self, principal: Principal, policy: str) -> None:
+        """Count a call with a valid credential from outside of its tenant's networks; to its sender it is one without
+        a valid credential."""
+        self._feed.count(
+            "denied",
+            tenant=principal.tenant,
+            principal=principal.credential,
+            model="",
+            alias="",
+            rule=f"tenants.{principal.tenant}.networks",
+            policy=policy,
+            outcome=UnauthenticatedError.wire.reason,
         )
 
     def refused(self, tenant: str | None, error: ApplianceError) -> None:

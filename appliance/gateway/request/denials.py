@@ -26,7 +26,7 @@ def denial(decision: Decision) -> ApplianceError:
     return error
 
 
-def _denial(decision: Decision) -> ApplianceError:
+def _details(decision: Decision) -> dict[str, str]:
     details = {}
     if decision.limit is not None:
         details["limit"] = str(decision.limit)
@@ -34,7 +34,11 @@ def _denial(decision: Decision) -> ApplianceError:
         details["actual"] = str(decision.actual)
     if decision.reason is Reason.SPEND:
         details = {name: amount_text(int(number)) for name, number in details.items()}
-    details["rule"] = decision.rule.rpartition(".")[2]
+    return details | {"rule": decision.rule.rpartition(".")[2]}
+
+
+def _denial(decision: Decision) -> ApplianceError:
+    details = _details(decision)
     wait = decision.retry_after_s
     match decision.reason:
         case Reason.UNKNOWN_CREDENTIAL:
@@ -43,6 +47,8 @@ def _denial(decision: Decision) -> ApplianceError:
             return PermissionDeniedError(decision.message, param="model")
         case Reason.ROUTE_CHANGED:
             return PolicyChangedError(decision.message)
+        case Reason.NETWORK_NOT_ALLOWED | Reason.OUT_OF_HOURS:
+            return PermissionDeniedError(decision.message, details=details)
         case Reason.FEATURE_NOT_ALLOWED:
             return FeatureNotAllowedError(decision.message)
         case Reason.CONTEXT_TOO_LONG:

@@ -250,6 +250,8 @@ class Ledger:
         account = self._account(access.tenant, now)
         known = self._policy.tenants.get(access.tenant)
         bounded = known is not None and known.limits.bounds_spend
+        if known is not None and known.hours:
+            access = replace(access, unix_s=self.spends.now)
         usage = Usage(
             concurrency=account.concurrency,
             request_bucket=account.requests,

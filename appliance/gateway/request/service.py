@@ -55,6 +55,7 @@ from appliance.gateway.telemetry.request_trace import Phase
 from appliance.gateway.telemetry.tracer import OtelTelemetry
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
+from policy.networks import admits
 from policy.routes import RouteChoice
 
 FIRST_WIRE_ID_BITS = 32
@@ -226,10 +227,18 @@ class GatewayService:
         tenant = self.ledger.policy.tenants.get(principal.tenant)
         return tenant is None or tenant.isolation_class.pads
 
-    def authenticate(self, credential: str) -> Principal | None:
-        """Return the principal behind a verified credential."""
-        tenant = find_tenant(self.ledger.policy, credential)
-        return Principal(tenant, credential) if tenant is not None else None
+    def authenticate(self, credential: str, address: str) -> Principal | None:
+        """Return the principal behind a verified credential; None, as for one that is not known, where its tenant is
+        called from outside of its networks, which the audit log tells."""
+        policy = self.ledger.policy
+        tenant = find_tenant(policy, credential)
+        if tenant is None:
+            return None
+        principal = Principal(tenant, credential)
+        if not admits(policy.tenants[tenant].networks, address):
+            self._audited_calls.outside(principal, policy.digest)
+            return None
+        return principal
 
     def record_refusal(self, context: CallContext, error: Exception, tenant: str | None) -> str:
         """Make trace, metric and log line of a call that never became a request; returns its request id."""

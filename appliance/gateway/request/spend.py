@@ -46,6 +46,11 @@ class Spends:
         self._clock = clock
         self._tenants: dict[str, _Spent] = {}
 
+    @property
+    def now(self) -> float:
+        """Unix time, which the periods of spend and the hours of tenants go by."""
+        return self._clock()
+
     def of(self, tenant: str) -> Spend:
         """Return a tenant's spend now."""
         now, spent = self._clock(), self._spent(tenant)

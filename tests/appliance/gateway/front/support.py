@@ -187,7 +187,7 @@ class ScriptedService:
         """By ``padded``."""
         return principal.tenant in self.padded
 
-    def authenticate(self, credential: str) -> Principal | None:
+    def authenticate(self, credential: str, address: str) -> Principal | None:
         """By ``tenants``."""
         tenant = self.tenants.get(credential)
         return None if tenant is None else Principal(tenant, credential)

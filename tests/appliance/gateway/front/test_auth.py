@@ -26,6 +26,10 @@ TABLE = KeyTable(
 )
 
 
+HOME = "192.0.2.7"
+"""Address of the caller."""
+
+
 @pytest.fixture
 def resolver() -> Resolver:
     """Over the scripted service's tenants."""
@@ -43,7 +47,7 @@ def resolver() -> Resolver:
 )
 def test_a_proof_that_holds_gives_its_principal(resolver, headers, uris, credential):
     """A known key, a known certificate, or both of one tenant."""
-    assert resolver.resolve(headers, uris) == Principal("acme", credential)
+    assert resolver.resolve(headers, uris, address=HOME) == Principal("acme", credential)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +78,9 @@ def test_a_proof_that_holds_gives_its_principal(resolver, headers, uris, credent
 def test_anything_else_is_refused_alike(resolver, headers, uris):
     """No proof, a bad one, one that the policy does not name, or two that disagree: one error, one text."""
     with pytest.raises(UnauthenticatedError) as caught:
-        resolver.resolve(headers, uris)
+        resolver.resolve(headers, uris, address=HOME)
     with pytest.raises(UnauthenticatedError) as nothing:
-        resolver.resolve([])
+        resolver.resolve([], address=HOME)
     assert str(caught.value) == str(nothing.value)
 
 
@@ -84,7 +88,7 @@ def test_a_new_table_is_in_force_at_once():
     """Revoking a key needs no restart: the resolver asks for the table at every call."""
     tables = [TABLE]
     resolver = Resolver(ScriptedService(), lambda: tables[0])
-    assert resolver.resolve([f"Bearer {KEY}"]).tenant == "acme"
+    assert resolver.resolve([f"Bearer {KEY}"], address=HOME).tenant == "acme"
     tables[0] = KeyTable(PEPPER, {"acme-1": KeyRecord(DIGEST, CREATED, revoked=True)})
     with pytest.raises(UnauthenticatedError):
-        resolver.resolve([f"Bearer {KEY}"])
+        resolver.resolve([f"Bearer {KEY}"], address=HOME)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from appliance.operator.doctor.facts import (
     Access,
-    KeptAccount,
     Certificate,
     Cgroups,
     Clock,
@@ -13,6 +12,7 @@ from appliance.operator.doctor.facts import (
     Exporter,
     Gpu,
     Image,
+    KeptAccount,
     Kernels,
     Machine,
     Memory,

@@ -1,0 +1,77 @@
+"""Networks and hours of tenants on a real appliance: who is outside is a stranger, and the log says who it was."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from appliance.gateway.grpc.generated import inference_pb2, inference_pb2_grpc
+from policy.hours import DAYS
+from tests.system.conftest import PLAIN, Appliance
+from tests.system.test_audit import wait_for
+
+pytestmark = pytest.mark.runsc
+
+
+def use_policy(appliance: Appliance, **keys: list[str]) -> None:
+    """Put keys of alpha in force."""
+    path, yaml = appliance.state / "policy.yaml", YAML()
+    policy = yaml.load(path)
+    for name in ("networks", "hours"):
+        policy["tenants"]["alpha"].pop(name, None)
+    policy["tenants"]["alpha"].update(keys)
+    with path.open("w") as file:
+        yaml.dump(policy, file)
+    httpx.post(appliance.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()
+
+
+def ask(appliance: Appliance, tenant: str = "alpha", key: str | None = None) -> httpx.Response:
+    """The answer to a short request."""
+    headers = {"authorization": f"Bearer {key or appliance.key(tenant)}"}
+    body = {"model": "athanor-mini", "prompt": "Hi", "max_tokens": 1}
+    return httpx.post(appliance.ready["http"] + "/v1/completions", json=body, headers=headers, timeout=30, verify=PLAIN)
+
+
+def code_by_grpc(appliance: Appliance) -> grpc.StatusCode:
+    """The status of a call over gRPC."""
+    with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
+        try:
+            inference_pb2_grpc.InferenceServiceStub(channel).ListModels(
+                inference_pb2.ListModelsRequest(),
+                metadata=[("authorization", f"Bearer {appliance.key('alpha')}")],
+                timeout=30,
+            )
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def without_ids(answer: httpx.Response) -> tuple[int, dict[str, object]]:
+    """Status and body of an answer."""
+    return answer.status_code, answer.json()
+
+
+def test_from_outside_a_credential_is_no_credential(own_appliance: Appliance) -> None:
+    """From another network alpha's key is refused in the words in which an unknown one is, over both APIs, and the log
+    names the tenant and the rule; beta is served. With its own network in the list alpha is served (control)."""
+    use_policy(own_appliance, networks=["10.0.0.0/8", "2001:db8::/32"])
+    assert without_ids(ask(own_appliance)) == without_ids(ask(own_appliance, key="ath_nobody-1_" + "0" * 64))
+    assert ask(own_appliance).status_code == 401
+    assert code_by_grpc(own_appliance) is grpc.StatusCode.UNAUTHENTICATED
+    assert ask(own_appliance, "beta").status_code == 200
+    denied = wait_for(own_appliance.state / "audit", "denied")[0]
+    assert (denied["tenant"], denied["rule"]) == ("alpha", "tenants.alpha.networks")
+    assert denied["principal"].startswith("key:alpha")
+    use_policy(own_appliance, networks=["10.0.0.0/8", "127.0.0.0/8"])
+    assert (ask(own_appliance).status_code, code_by_grpc(own_appliance)) == (200, grpc.StatusCode.OK)
+    now = datetime.now(UTC)
+    away = f"{DAYS[(now + timedelta(days=3)).weekday()]} 00:00-24:00"
+    use_policy(own_appliance, hours=[away])
+    refused = ask(own_appliance)
+    assert (refused.status_code, f"served at {away} UTC, next in " in refused.json()["error"]["message"]) == (403, True)
+    use_policy(own_appliance, hours=[away, f"{DAYS[now.weekday()]} 00:00-24:00", "00:00-24:00"])
+    assert ask(own_appliance).status_code == 200
