@@ -81,6 +81,7 @@ tenants:
   alpha:
     credentials: ["key:a"]
     models: ["*"]
+prices: {currency: EUR, rules: [{models: ["*"], input: 1, output: 2}]}
 """
 
 

@@ -169,9 +169,9 @@ def test_a_certificate_of_another_authority_does_not_connect(served: Served) -> 
 
 
 def test_a_tenant_sees_and_uses_its_models_only(served: Served) -> None:
-    """403 for a served model of others, 404 for one that nobody serves, which lists the caller's own and nobody else's;
-    an empty list for the nosy one."""
-    assert served.post("n").status_code == 403
+    """404 for a served model of others as for one that nobody serves, which lists the caller's own and none else; an
+    empty list for the nosy one."""
+    assert served.post("n").status_code == 404
     unknown = [served.post(key, model="none") for key in ("a", "n")]
     assert [one.status_code for one in unknown] == [404, 404]
     told = [one.json()["error"]["message"] for one in unknown]

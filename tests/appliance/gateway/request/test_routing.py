@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,7 @@ class House:
         self.models = {name: ModelSandboxes(name, runner) for name, runner in runners.items()}
         self.engines: dict[str, Pair] = {}
         self.texts: dict[str, Pair] = {}
+        self.pairs: list[Pair] = []
         self.supervisor = Supervisor()
         self.feed = AuditFeed(self.supervisor.send)
         keys = {name: name.encode().ljust(32, b"k") for name in ("by-alias", "by-name", "by-star", "strict-one")}
@@ -93,11 +94,21 @@ class House:
         """Have a model's sandboxes there."""
         model = self.models[name]
         self.engines[name], self.texts[name] = make_pair(Role.ENGINE, ENGINE_READY), make_pair(Role.TEXT, TEXT_READY)
+        self.pairs += (self.engines[name], self.texts[name])
         model.table = VocabularyTable(tuple(b"%d " % index for index in range(512)), False)
         text = TextLink(self.texts[name].host, TEXT_READY, 1, lambda *_: None)
         text.table = model.table
         model.set_text(text)
         model.set_engine(EngineLink(self.engines[name].host, ENGINE_READY, 1, lambda *_: model.set_engine(None)))
+
+    def close(self) -> None:
+        """End all sandboxes, those that were replaced included, and the telemetry."""
+        for model in self.models.values():
+            model.close_links()
+        for pair in self.pairs:
+            pair.guest.close()
+            pair.host.close()
+        self.telemetry.close()
 
     async def tokenised(self, name: str) -> None:
         """Give the ids of a prompt that a model is sent."""
@@ -126,13 +137,14 @@ class House:
 
 
 @pytest.fixture
-async def house() -> House:
+async def house() -> AsyncIterator[House]:
     """One whose models are there, but for ``vectors``."""
     made = House()
     made.telemetry.metrics.know(models=made.models)
     made.boot("mini")
     made.boot("next")
-    return made
+    yield made
+    made.close()
 
 
 def request(model: str = "fast", **options: Any) -> GenerateRequest:
