@@ -106,10 +106,12 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
         except ValidationError as error:
             problems.extend(_problems(error, source.name, locator, data))
             refused.append(data)
+        else:
+            _free(data["tenants"])
     if syntax:
         raise PolicySyntaxError(syntax[:MAX_PROBLEMS])
     inheritance = Inheritance(files, refused)
-    files = inheritance.effective(files)
+    written, files = files, inheritance.effective(files)
     problems.extend(inheritance.problems)
     tenants, principals = _merged(files, problems)
     groups = _grouped(files, tenants, problems)
@@ -121,8 +123,16 @@ def load_policy(sources: Iterable[Source]) -> PolicySet:
     if problems:
         raise PolicySchemaError(inheritance.told(problems)[:MAX_PROBLEMS])
     digest = _digest(tenants, groups, public, (currency, prices), routes)
+    for file in (*files, *written):
+        _free(file.content.tenants)
     maps = MappingProxyType(tenants), MappingProxyType(principals), MappingProxyType(groups), MappingProxyType(public)
     return PolicySet(maps[0], maps[1], digest, maps[2], maps[3], prices, currency, MappingProxyType(routes))
+
+
+def _free(mapping: dict[Any, Any]) -> None:
+    """Free a mapping of thousands of tenants one by one: freed at once they keep all other threads waiting."""
+    while mapping:
+        mapping.popitem()
 
 
 def _merged(files: Sequence[WrittenFile], problems: list[Problem]) -> tuple[dict[str, Tenant], dict[str, str]]:
