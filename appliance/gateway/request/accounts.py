@@ -89,12 +89,11 @@ class Account:
         self.tokens = Bucket(min(self.tokens.level, rates.tokens.capacity), now)
         self.input, self.output = _begun(rates.input, self.held_input, now), _begun(rates.output, self.held_output, now)
 
-    def follow(self, limits: Limits, now: float) -> None:
-        """Bring the buckets under new limits. A level under the same rate rises as before."""
-        old, new = self.rates, AccountRates.of(limits)
-        if old == new:
+    def follow(self, new: AccountRates, now: float) -> None:
+        """Bring the buckets under new rates. A level under the same rate rises as before."""
+        old, self.rates = self.rates, new
+        if old is new or old == new:
             return
-        self.rates = new
         if old.requests != new.requests:
             self.requests = rescale(self.requests, old.requests, new.requests, now)
         if old.tokens != new.tokens:

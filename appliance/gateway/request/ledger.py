@@ -80,6 +80,8 @@ class Ledger:
         """Put a new policy in force: levels are rescaled, running requests keep the tokens that they were granted
         (``withdrawal`` decides which may go on)."""
         now = self._clock()
+        # Thousands of tenants have few different limits, whose objects they share.
+        rates: dict[int, AccountRates] = {}
         for tenant, account in self._accounts.items():
             old, new = self._policy.tenants.get(tenant), policy.tenants.get(tenant)
             if new is None:
@@ -87,7 +89,10 @@ class Ledger:
             if old is None:
                 account.cut(new.limits, now)
             elif old.limits is not new.limits:
-                account.follow(new.limits, now)
+                found = rates.get(id(new.limits))
+                if found is None:
+                    found = rates[id(new.limits)] = AccountRates.of(new.limits)
+                account.follow(found, now)
         self._policy, self._namespaces = policy, namespaces
         for tenant in [name for name, account in self._accounts.items() if not account.concurrency]:
             if tenant not in policy.tenants:
