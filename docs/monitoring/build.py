@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from docs.monitoring import runbooks
 from docs.monitoring.grafana import Dashboard, render
 from docs.monitoring.health import SANDBOXES, SLO
-from docs.monitoring.use import KV, OVERVIEW, TENANT_PAGE
+from docs.monitoring.tenants import TENANT_PAGE
+from docs.monitoring.use import KV, OVERVIEW
 
 HERE = Path(__file__).resolve().parent
 PAGES: dict[str, Dashboard] = {

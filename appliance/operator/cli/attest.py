@@ -11,6 +11,7 @@ import typer
 
 from appliance.common.errors import reason_of
 from appliance.operator.cli import exits
+from appliance.operator.cli.audit import verifier_in
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
@@ -100,16 +101,9 @@ def verify(
 
 def _read(path: Path, key: Path) -> Attestation:
     from appliance.common.audit.attestation import MAX_ATTESTATION_BYTES, read_attestation
-    from appliance.common.audit.checkpoint import CheckpointError
     from appliance.common.audit.signed_text import SignedTextError
-    from appliance.common.audit.verify import read_verifier
 
-    try:
-        verifier = read_verifier(key)
-    except OSError as error:
-        fail(exits.REFUSED, f"cannot read {key}: {reason_of(error)}")
-    except CheckpointError as error:
-        fail(exits.REFUSED, f"{key}: {error}")
+    verifier = verifier_in(key)
     try:
         with path.open("rb") as file:
             return read_attestation(file.read(MAX_ATTESTATION_BYTES), verifier)

@@ -156,14 +156,19 @@ def config_errors_fail() -> Iterator[None]:
 
 def _verifier(directory: Path, key: Path | None) -> Verifier:
     from appliance.common.audit import files
+
+    return verifier_in(key or directory / files.PUBLIC_KEY, ELSEWHERE)
+
+
+def verifier_in(path: Path, hint: str | None = None) -> Verifier:
+    """Read the public key of an audit log from a file; what is none ends the command, with a hint where one helps."""
     from appliance.common.audit.checkpoint import CheckpointError
     from appliance.common.audit.verify import read_verifier
 
-    path = key or directory / files.PUBLIC_KEY
     try:
         return read_verifier(path)
     except OSError as error:
-        fail(exits.REFUSED, f"cannot read {path}: {reason_of(error)}", ELSEWHERE)
+        fail(exits.REFUSED, f"cannot read {path}: {reason_of(error)}", hint)
     except CheckpointError as error:
         fail(exits.REFUSED, f"{path}: {error}")
 

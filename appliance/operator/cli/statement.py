@@ -10,7 +10,7 @@ import typer
 
 from appliance.common.errors import reason_of
 from appliance.operator.cli import exits
-from appliance.operator.cli.audit import DEFAULT_FOLDER, From, config_errors_fail
+from appliance.operator.cli.audit import DEFAULT_FOLDER, From, config_errors_fail, verifier_in
 from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import Output
 from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
@@ -104,17 +104,10 @@ def verify(
 
 
 def _read(path: Path, key: Path) -> Statement:
-    from appliance.common.audit.checkpoint import CheckpointError
     from appliance.common.audit.signed_text import SignedTextError
     from appliance.common.audit.statement import MAX_STATEMENT_BYTES, read_statement
-    from appliance.common.audit.verify import read_verifier
 
-    try:
-        verifier = read_verifier(key)
-    except OSError as error:
-        fail(exits.REFUSED, f"cannot read {key}: {reason_of(error)}")
-    except CheckpointError as error:
-        fail(exits.REFUSED, f"{key}: {error}")
+    verifier = verifier_in(key)
     try:
         with path.open("rb") as file:
             data = file.read(MAX_STATEMENT_BYTES + 1)
