@@ -1,12 +1,13 @@
 """Messages between gateway and supervisor: typed, one datagram each, with descriptors beside them.
 
 The two host processes meet on one local ``SOCK_SEQPACKET`` socket. The supervisor listens, the gateway connects and
-says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it was
-handed whether it has it. It may ask for exactly seven things: namespace keys, what tenants have spent, attestations,
-the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of the sandboxes that the
-policy grants to single tenants, which the supervisor looks up for itself. Besides, it says whose KV may be kept outside
-of engines, reserves what requests may cost, and reports what belongs into the audit log. There is no message that names
-a program or a file or reads a key of another kind, so a taken-over gateway gains nothing here.
+says ``Attach``; from then on the supervisor pushes what happens to sandboxes, and the gateway says of each that it
+was handed whether it has it. It may ask for exactly eight things: namespace keys, what tenants have spent, what one
+has used, attestations, the end of a sandbox that misbehaved, the freezing of idle ones, and the coming and going of
+the sandboxes that the policy grants to single tenants, which the supervisor looks up for itself. Besides, it says
+whose KV may be kept outside of engines, reserves what requests may cost, and reports what belongs into the audit log.
+There is no message that names a program or a file or reads a key of another kind, so a taken-over gateway gains
+nothing here.
 
 Datagrams are JSON objects with a ``type``; unknown types, keys and wrong value types are refused on both sides.
 """
@@ -27,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from appliance.common.errors import ControlError
 
-CONTROL_VERSION = 11
+CONTROL_VERSION = 12
 """Version, raised whenever a message changes its meaning; different versions refuse each other."""
 
 MAX_DATAGRAM_BYTES = 128 << 10
@@ -268,6 +269,27 @@ class Attested:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """Gateway: asks what a tenant has used in the current day and month, by model."""
+
+    request: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Supervisor: answer to ``UsageQuery``: the day and the month by number (``appliance.common.usage.periods``), and
+    the five sums of each model in both (``appliance.common.usage.tenant_sums``); or the problem why there is none."""
+
+    request: str
+    day: int
+    month: int
+    in_day: dict[str, list[int]]
+    in_month: dict[str, list[int]]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class AuditState:
     """Supervisor: problem of the audit log; empty while it is written. ``refuses``: 1 if requests are refused
     meanwhile."""
@@ -305,6 +327,7 @@ FromGateway = (
     | SpendQuery
     | ReserveSpend
     | Attest
+    | UsageQuery
 )
 FromSupervisor = (
     Welcome
@@ -319,6 +342,7 @@ FromSupervisor = (
     | Spent
     | SpendReserved
     | Attested
+    | Used
 )
 Control = FromGateway | FromSupervisor
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 from isolation.ipc.grammar import GrammarKind, Whitespace
 from isolation.ipc.messages import Priority
 from isolation.ipc.output import Thinking
@@ -458,6 +459,22 @@ class Service(Protocol):
 
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """The models that this principal may use, by name."""
+        ...
+
+    def limits(self, principal: Principal) -> TenantLimits:
+        """Give the tenant's limits, and what is left of them now.
+
+        Raises:
+            UnauthenticatedError: it is no tenant any more.
+        """
+        ...
+
+    async def usage(self, principal: Principal) -> TenantUsed:
+        """Give what the tenant has used in this day and month.
+
+        Raises:
+            ApplianceError: typed, from the closed list.
+        """
         ...
 
     def rates(self, principal: Principal) -> RateState:

@@ -18,7 +18,6 @@ import structlog
 from appliance.common import notify
 from appliance.common.config import ApplianceConfig
 from appliance.common.control import (
-    Attested,
     AuditState,
     Control,
     DiskState,
@@ -44,10 +43,10 @@ from appliance.gateway.request.audit_feed import AuditFeed, NoAuditFeed
 from appliance.gateway.request.ledger import Ledger
 from appliance.gateway.request.service import GatewayService
 from appliance.gateway.sandboxes.attached import Sandboxes
-from appliance.gateway.sandboxes.attestations import Attestations
 from appliance.gateway.sandboxes.freezer import Freezer
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes, first_ready
 from appliance.gateway.sandboxes.namespace_keys import NamespaceKeys, retention_of
+from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.spend_records import SpendRecords, spending, unaccountable
 from appliance.gateway.sandboxes.supervisor_link import SupervisorLink
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
@@ -112,9 +111,9 @@ class Gateway:
         self._audit = AuditFeed(supervisor.report) if config.audit is not None else NoAuditFeed()
         ledger = Ledger(policy, {})
         self._spend = SpendRecords(supervisor.tell, ledger.spends.take)
-        attestations = Attestations(supervisor.tell)
+        questions = SupervisorQuestions.to(supervisor.tell)
         self._service = GatewayService(
-            self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, attestations
+            self._models, ledger, self._telemetry, self._audit, tenant_sandboxes, self._spend.reserve, questions
         )
         self._namespaces = NamespaceKeys(supervisor.tell, self._service.use_namespaces)
         self._spill, self._disks = SpillGauges(), Disks()
@@ -124,7 +123,7 @@ class Gateway:
             Welcome: self._welcome,
             Spent: self._spend.take_spent,
             SpendReserved: self._spend.take_reserved,
-            Attested: attestations.take,
+            **questions.takers,
             Namespaces: self._namespaces.take,
             AuditState: self._audit.take,
             SpillState: self._spill.take,

@@ -37,6 +37,7 @@ from appliance.gateway.front.stranger_time import StrangerTime
 from appliance.gateway.generate_request import Service
 from appliance.gateway.grpc import connection as grpc_connection
 from appliance.gateway.grpc.servicer import HEALTH, MAX_CALLS, SERVICE, STALL_S, GrpcFrontEnd
+from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
 from appliance.gateway.http import protocol as http_protocol
 from appliance.gateway.http.app import HttpFrontEnd
 from appliance.gateway.http.settings import HttpSettings
@@ -234,7 +235,7 @@ class FrontEnds:
             listener.look()
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._ready() else kinds.NOT_SERVING
-        for name in ("", SERVICE, HEALTH):
+        for name in ("", SERVICE, USAGE_SERVICE, HEALTH):
             self._grpc.health.set(name, status)
 
 

@@ -15,6 +15,7 @@ import grpc
 
 from appliance.gateway.grpc.generated import inference_pb2 as pb
 from appliance.gateway.grpc.servicer import SERVICE
+from appliance.gateway.grpc.usage_calls import USAGE_SERVICE
 from appliance.selftest.raw_http import request_bytes, status_of, talk
 from appliance.selftest.real_appliance import MODEL, RealAppliance
 from isolation.ipc.sampling import NAMES, PARAMETERS
@@ -38,7 +39,18 @@ CODES = frozenset(
     }
 )
 
-PATHS = ("/v1/models", "/v1/completions", "/", "*", "//", "/v1/%00", "/v1/models/" + "a" * 9_000, "http://x/")
+PATHS = (
+    "/v1/models",
+    "/v1/completions",
+    "/v1/limits",
+    "/v1/usage",
+    "/",
+    "*",
+    "//",
+    "/v1/%00",
+    "/v1/models/" + "a" * 9_000,
+    "http://x/",
+)
 
 LANES = 12
 """Number of concurrent requests."""
@@ -299,13 +311,14 @@ def _is_typed(answer: bytes) -> bool:
 
 async def _rpc(appliance: RealAppliance, channel: grpc.aio.Channel, draw: random.Random, found: Responses) -> None:
     """Call a method with a message that is, mostly, of its type."""
-    methods = ("Generate", "Embed", "CountTokens", "Attest", "ListModels", "GetModel", word(draw))
-    method = draw.choices(methods, (14, 2, 2, 1, 1, 1, 2))[0]
+    own = ("Generate", "Embed", "CountTokens", "Attest", "ListModels", "GetModel", word(draw))
+    methods = (*(f"{SERVICE}/{name}" for name in own), f"{USAGE_SERVICE}/GetLimits", f"{USAGE_SERVICE}/GetUsage")
+    method = draw.choices(methods, (14, 2, 2, 1, 1, 1, 2, 1, 1))[0]
     data = message(draw).SerializeToString()
     if draw.random() < 0.3:
         data = mutated(data, draw)
     proof = ("authorization", f"Bearer {appliance.key('beta')}")
-    call = channel.unary_stream(f"/{SERVICE}/{method}")(data, metadata=(proof,), timeout=30)
+    call = channel.unary_stream(f"/{method}")(data, metadata=(proof,), timeout=30)
     try:
         async for _ in call:
             if draw.random() < 0.02:

@@ -39,6 +39,7 @@ from appliance.gateway.generate_request import (
     TokenizerRequest,
 )
 from appliance.gateway.servers import FrontEndSettings, serve_front_ends
+from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 
 PROMPTS = 50
 TOPICS = 5
@@ -122,6 +123,14 @@ class Rehearsed:
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """Return one model."""
         return (ModelCard(MODEL, 0, 4_096),)
+
+    def limits(self, principal: Principal) -> TenantLimits:
+        """Return no limits."""
+        return TenantLimits(principal.tenant, (), 0, 0, 4_096, 4_096, "")
+
+    async def usage(self, principal: Principal) -> TenantUsed:
+        """Refuse: there is no supervisor."""
+        raise UnavailableError("the scripted service has no supervisor")
 
     def rates(self, principal: Principal) -> RateState:
         """Return rate figures whose lengths differ between requests, like a tenant's."""

@@ -1,15 +1,13 @@
 """The supervisor's end of attestations: it says, under the audit log's signature, what serves a tenant's requests.
 
 Every fact is one that the supervisor has for itself; of the gateway it takes the tenant, the model and the nonce, and
-compares the first two with the policy files that it reads. One question is answered at a time, in a thread.
+compares the first two with the policy files that it reads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import structlog
 
 from appliance.common.audit.attestation import NONCE, Attestation, sign_attestation
 from appliance.common.audit.log import AuditLog
-from appliance.common.control import Attest, Attested, Control
+from appliance.common.control import Attest, Attested
 from appliance.common.errors import ControlError
 from appliance.common.version import VERSION
 from appliance.supervisor.policy_reader import DeclaredTenants
@@ -25,15 +23,6 @@ from isolation.gvisor.runtime import Program, Runtime
 from policy.routes import reachable
 
 log = structlog.get_logger()
-
-MAX_WAITING = 64
-"""Questions that wait for their answers, each some 100 us of work; more are not kept, and the gateway's wait for them
-ends."""
-
-MAX_ID_CHARS = 64
-"""Longest id of a request; a gateway's have 28 characters."""
-
-Publish = Callable[[Control, tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,46 +36,25 @@ class ServedFacts:
 
 
 class Attesting:
-    """Answers questions for attestations; its coroutine and callbacks run in one event loop."""
+    """Answers questions for attestations, each some 100 us of work."""
 
-    def __init__(
-        self, audit: AuditLog | None, policy: Path, runtime: Runtime, facts: ServedFacts, publish: Publish
-    ) -> None:
-        """``audit`` signs; None where no log is kept. ``policy`` is the configured path; ``publish`` sends to the
-        gateway."""
+    def __init__(self, audit: AuditLog | None, policy: Path, runtime: Runtime, facts: ServedFacts) -> None:
+        """``audit`` signs; None where no log is kept. ``policy`` is the configured path."""
         self._audit = audit
         self._policy = DeclaredTenants(policy)
         self._runtime = runtime
         self._facts = facts
-        self._publish = publish
-        self._waiting: deque[Attest] = deque()
-        self._more = asyncio.Event()
         self._program: tuple[tuple[int, int, int], Program] | None = None
         """Identity of the program's file when it was hashed, and what it is."""
 
-    def take(self, message: Attest) -> None:
-        """Take a question. Of more than can wait nothing is kept.
+    def check(self, message: Attest) -> None:
+        """Refuse what no gateway asks.
 
         Raises:
-            ControlError: it is none that a gateway asks.
+            ControlError: it is such a question.
         """
-        if NONCE.fullmatch(message.nonce) is None or len(message.request) > MAX_ID_CHARS:
+        if NONCE.fullmatch(message.nonce) is None:
             raise ControlError("a question for an attestation is not one that a gateway asks")
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(message)
-            self._more.set()
-
-    def gateway_left(self) -> None:
-        """Forget what a gateway that is gone asked."""
-        self._waiting.clear()
-
-    async def run(self) -> None:
-        """Answer questions as they come, until cancelled."""
-        while True:
-            await self._more.wait()
-            self._more.clear()
-            while self._waiting:
-                self._publish(await asyncio.to_thread(self.answer, self._waiting.popleft()), ())
 
     def answer(self, message: Attest) -> Attested:
         """Return the attestation, or why there is none. Blocks."""

@@ -25,6 +25,7 @@ from appliance.common.control import (
     ReserveSpend,
     Retention,
     SpendQuery,
+    UsageQuery,
     Want,
     Welcome,
     receive,
@@ -68,8 +69,8 @@ class ControlServer:
         """Takes which tenants' KV may be kept outside of engines."""
         self.on_spend: Callable[[SpendQuery | ReserveSpend], None] = lambda _message: None
         """Takes questions about spend and reservations of it."""
-        self.on_attest: Callable[[Attest], None] = lambda _message: None
-        """Takes questions for attestations."""
+        self.on_question: Callable[[Attest | UsageQuery], None] = lambda _message: None
+        """Takes questions for attestations and about usage."""
         self._peer: socket.socket | None = None
         self._attached = False
         """Whether the peer has sent a matching version; before that nothing is sent to it."""
@@ -184,8 +185,8 @@ class ControlServer:
             self._on_audited(message)
         elif isinstance(message, SpendQuery | ReserveSpend):
             self.on_spend(message)
-        elif isinstance(message, Attest):
-            self.on_attest(message)
+        elif isinstance(message, Attest | UsageQuery):
+            self.on_question(message)
         elif isinstance(message, Retention):
             self.on_retention(message.kept)
         elif isinstance(message, Fault | Freeze | Want | Release | HandedOver):

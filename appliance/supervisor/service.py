@@ -20,12 +20,14 @@ from appliance.common.catalog import ModelFiles, read_model
 from appliance.common.config import ApplianceConfig, ModelConfig
 from appliance.common.control import (
     CONTROL_VERSION,
+    Attest,
     DiskState,
     Fault,
     Freeze,
     HandedOver,
     Release,
     SpillState,
+    UsageQuery,
     Want,
     Welcome,
 )
@@ -38,6 +40,7 @@ from appliance.common.model_digests import DigestCache
 from appliance.common.paths import CONTROL_SOCKET, MEND_S, OPERATOR_SOCKET
 from appliance.common.policy_history import PolicyHistory
 from appliance.common.schema import check as check_state
+from appliance.supervisor.answering import Answering
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from appliance.supervisor.audit import Recorder, watching
 from appliance.supervisor.boot import plan_boot, plan_boots
@@ -52,6 +55,7 @@ from appliance.supervisor.policy_keeper import PolicyKeeper
 from appliance.supervisor.policy_reader import DeclaredTenants, accounts_of
 from appliance.supervisor.residents import Residents
 from appliance.supervisor.spill_service import Vault, open_vault
+from appliance.supervisor.usage_answers import UsageAnswers
 from appliance.supervisor.warm import WarmStarts, open_warm_starts
 from isolation.gvisor.runtime import Runtime
 
@@ -79,7 +83,7 @@ async def supervise(config: ApplianceConfig) -> None:
         config.run_dir / CONTROL_SOCKET,
         Welcome(CONTROL_VERSION, runtime.label, runtime.cgroups.describe(), list(served)),
         on_attach=lambda: _attached(keepers, residents, recorder),
-        on_leave=lambda: _gateway_left(keepers, residents, metering, attesting),
+        on_leave=lambda: _gateway_left(keepers, residents, metering, answering),
         on_wish=lambda wish: _wish(keepers, residents, wish),
         on_audited=recorder.take,
         on_keys=lambda count: recorder.record(entry("keys", what="namespace keys given to the gateway", count=count)),
@@ -91,8 +95,8 @@ async def supervise(config: ApplianceConfig) -> None:
     operator = _operator_socket(config, vault, server, recorder)
     digests = {name: files.digest for name, (_, files) in served.items()}
     image = config.sandbox.image_digest
-    attesting = Attesting(recorder.audit, config.policy, runtime, ServedFacts(digests, image), server.publish)
-    server.on_attest = attesting.take
+    attesting = Attesting(recorder.audit, config.policy, runtime, ServedFacts(digests, image))
+    answering = _answering(config, server, attesting)
     publish = watching(server.publish, recorder.record, digests, image)
     forms = Forms(open_form_cache(config.sandbox.form_cache), runtime.label)
     for model, files in served.values():
@@ -104,7 +108,7 @@ async def supervise(config: ApplianceConfig) -> None:
     writing = asyncio.create_task(recorder.run(), name="audit log")
     told = (_tell_spill(vault, server.publish), _tell_disks(config, server.publish))
     account = _keep_account(config, server, metering, recorder)
-    asides = (residents.run(), *told, account, attesting.run(), _keep_sockets(server, operator))
+    asides = (residents.run(), *told, account, answering.run(), _keep_sockets(server, operator))
     tasks = [asyncio.create_task(work) for work in (*asides, *(keeper.run() for keeper in keepers))]
     for task in (*tasks, writing):
         task.add_done_callback(lambda _done: stop.set())
@@ -259,6 +263,14 @@ async def _keep_account(
     await asyncio.gather(metering.run(), keeper.run())
 
 
+def _answering(config: ApplianceConfig, server: ControlServer, attesting: Attesting) -> Answering:
+    """Answer what the gateway asks for its tenants."""
+    usage = UsageAnswers(config.audit.directory if config.audit is not None else None)
+    found = Answering(server.publish, {Attest: attesting, UsageQuery: usage})
+    server.on_question = found.take
+    return found
+
+
 async def _keep_sockets(server: ControlServer, operator: OperatorSocket) -> None:
     """Make a removed socket file again, every ``MEND_S`` until cancelled."""
     while True:
@@ -274,10 +286,10 @@ def _attached(keepers: list[Keeper], residents: Residents, recorder: Recorder) -
         keeper.offer()
 
 
-def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None, attesting: Attesting) -> None:
+def _gateway_left(keepers: list[Keeper], residents: Residents, metering: Metering | None, answering: Answering) -> None:
     if metering is not None:
         metering.gateway_left()
-    attesting.gateway_left()
+    answering.gateway_left()
     residents.gateway_left()
     for keeper in keepers:
         keeper.gateway_left()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -74,20 +75,34 @@ def sums(folder: Path, by: Sequence[By], chosen: Filter) -> list[Sum]:
     Raises:
         ConfigError: there is no book, it is of a newer version, or it cannot be read.
     """
+    with open_to_read(folder) as book:
+        return _sums(book, by, chosen)
+
+
+@contextmanager
+def open_to_read(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open the book in the audit folder for reading, and close it at the end.
+
+    Raises:
+        ConfigError: there is no book, it is of a newer version, or it cannot be read.
+    """
     path = folder / FOLDER / NAME
     if not path.exists():
         raise ConfigError(f"there is no usage book in {path.parent}; the supervisor begins one at its start")
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
-        try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA:
                 raise ConfigError(f"the usage book {path} has the form {version}; this version knows {SCHEMA}")
-            return _sums(connection, by, chosen)
-        finally:
-            connection.close()
+            yield connection
     except sqlite3.Error as error:
         raise ConfigError(f"cannot read the usage book {path}: {error}") from error
+
+
+def total(sums: Iterable[Sum], *keys: str) -> Sum:
+    """Return the sum of all rows, under these keys."""
+    columns = [(one.requests, one.input, one.cached, one.output, one.cost) for one in sums]
+    return Sum(keys, *map(sum, zip(*columns, strict=True))) if columns else Sum(keys, 0, 0, 0, 0, 0)
 
 
 def _sums(connection: sqlite3.Connection, by: Sequence[By], chosen: Filter) -> list[Sum]:

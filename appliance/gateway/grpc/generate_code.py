@@ -1,12 +1,13 @@
-"""Regenerates ``appliance/gateway/grpc/generated`` from the .proto: ``python -m appliance.gateway.grpc.generate_code``.
+"""Regenerates ``appliance/gateway/grpc/generated``: ``python -m appliance.gateway.grpc.generate_code``.
 
 A tool of development; it needs grpcio-tools and mypy-protobuf. The modules are generated under a flat folder and their
-imports rewritten, because the package path of the .proto (``athanor.inference.v1``, right for every other language)
-would ask for a top-level Python package of that name.
+imports rewritten, because the package paths of the .proto files (``athanor.inference.v1``, right for every other
+language) would ask for a top-level Python package of that name.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 import tempfile
@@ -17,10 +18,11 @@ from grpc_tools import protoc
 
 API = Path(__file__).resolve().parent
 PROTO_ROOT = API / "proto"
-PROTO = PROTO_ROOT / "athanor" / "inference" / "v1" / "inference.proto"
+PROTOS = tuple(PROTO_ROOT / "athanor" / name / "v1" / f"{name}.proto" for name in ("inference", "usage"))
 GENERATED = API / "generated"
 
-_IMPORT = "from athanor.inference.v1 import", "from appliance.gateway.grpc.generated import"
+_IMPORT = re.compile(r"^from athanor\.\w+\.v1 import", re.MULTILINE)
+_REWRITTEN = "from appliance.gateway.grpc.generated import"
 
 
 def generate() -> dict[str, str]:
@@ -42,13 +44,13 @@ def generate() -> dict[str, str]:
                 f"--grpc_python_out={folder}",
                 f"--mypy_out=quiet:{folder}",
                 f"--mypy_grpc_out=quiet:{folder}",
-                str(PROTO),
+                *map(str, PROTOS),
             ]
         )
         if status != 0:
             raise RuntimeError(f"protoc ended with status {status}; its message is above")
         written = sorted(Path(folder).rglob("*.py*"))
-        return {file.name: file.read_text(encoding="utf-8").replace(*_IMPORT) for file in written}
+        return {file.name: _IMPORT.sub(_REWRITTEN, file.read_text(encoding="utf-8")) for file in written}
 
 
 def main() -> int:

@@ -52,7 +52,9 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.grpc import error_status, message_mapping
 from appliance.gateway.grpc.call import CallEnded, GrpcCall
 from appliance.gateway.grpc.generated import inference_pb2 as pb
+from appliance.gateway.grpc.generated import usage_pb2
 from appliance.gateway.grpc.paced_grpc import PacedMessages
+from appliance.gateway.grpc.usage_calls import USAGE_SERVICE, UsageCalls
 from appliance.gateway.grpc.watched_health import WatchedHealth
 from appliance.gateway.grpc.wire import OK, Status
 
@@ -150,7 +152,8 @@ class GrpcFrontEnd:
         self._live: set[Cut] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._reflection = reflection.aio.ReflectionServicer([SERVICE, HEALTH, *REFLECTION])
+        self._reflection = reflection.aio.ReflectionServicer([SERVICE, USAGE_SERVICE, HEALTH, *REFLECTION])
+        self._usage = UsageCalls(service, self._padding)
         self._table = self._methods()
 
     async def idle(self) -> None:
@@ -158,8 +161,9 @@ class GrpcFrontEnd:
         await self._idle.wait()
 
     def begin_drain(self) -> None:
-        """Keep nobody waiting for the sake of padding; calls that still come are answered."""
+        """Keep nobody waiting for the sake of padding, and end watches; other calls that still come are answered."""
         self._draining = True
+        self._usage.begin_drain()
         for paced in self._paced:
             paced.hurry()
 
@@ -201,6 +205,9 @@ class GrpcFrontEnd:
             status = replace(status, metadata=(self._padding.trailer(status.message, status.details),))
         return status
 
+    def _resolved(self, call: _Call) -> Principal:
+        return self._resolver.resolve(call.authorization, call.wire.peer_uris, address=call.address)
+
     def _authenticate(self, method: _Method, call: _Call) -> None:
         """Find out whose call it is.
 
@@ -212,7 +219,7 @@ class GrpcFrontEnd:
             call.wire.unproved()
             return
         try:
-            call.principal = self._resolver.resolve(call.authorization, call.wire.peer_uris, address=call.address)
+            call.principal = self._resolved(call)
         except UnauthenticatedError:
             call.wire.unproved()
             raise
@@ -347,6 +354,18 @@ class GrpcFrontEnd:
         asked = await self._only(pb.GetModelRequest, call)
         return message_mapping.to_model(self._service.models(_principal(call)), asked.model)
 
+    async def _get_limits(self, call: _Call) -> Message:
+        await self._only(usage_pb2.GetLimitsRequest, call)
+        return self._usage.limits(_principal(call))
+
+    async def _get_usage(self, call: _Call) -> Message:
+        await self._only(usage_pb2.GetUsageRequest, call)
+        return await self._usage.usage(_principal(call))
+
+    async def _watch_usage(self, call: _Call) -> None:
+        asked = await self._only(usage_pb2.WatchUsageRequest, call)
+        await self._usage.watch(asked, lambda: self._resolved(call), call.wire.write)
+
     async def _check(self, call: _Call) -> Message:
         asked = await self._only(health_pb2.HealthCheckRequest, call)
         answer: Message = await self.health.check(asked, call.wire)
@@ -391,6 +410,9 @@ class GrpcFrontEnd:
             f"/{SERVICE}/Attest": _Method(Auth.TENANT, self._attest),
             f"/{SERVICE}/ListModels": _Method(Auth.TENANT, self._list_models),
             f"/{SERVICE}/GetModel": _Method(Auth.TENANT, self._get_model),
+            f"/{USAGE_SERVICE}/GetLimits": _Method(Auth.TENANT, self._get_limits),
+            f"/{USAGE_SERVICE}/GetUsage": _Method(Auth.TENANT, self._get_usage),
+            f"/{USAGE_SERVICE}/WatchUsage": _Method(Auth.TENANT, self._watch_usage),
             f"/{HEALTH}/Check": _Method(Auth.PUBLIC, self._check),
             f"/{HEALTH}/Watch": _Method(Auth.TENANT, self._watch),
             **{f"/{name}/ServerReflectionInfo": _Method(Auth.TENANT, self._reflect) for name in REFLECTION},

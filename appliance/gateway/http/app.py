@@ -28,6 +28,7 @@ from appliance.gateway.front.defect import defect
 from appliance.gateway.front.request_builder import Stamp, traceparent
 from appliance.gateway.generate_request import CallContext, Operation, Principal, Service
 from appliance.gateway.http import header_fields, messages_objects, openai, openai_objects, responses_objects
+from appliance.gateway.http.account_objects import limits_object, usage_object
 from appliance.gateway.http.body import Body, ClientGoneError
 from appliance.gateway.http.dialect import ErrorForm, Parsed
 from appliance.gateway.http.exchange import Exchange
@@ -202,6 +203,16 @@ class HttpFrontEnd:
             raise shutting_down()
         await self._generation.attest(exchange, _principal(exchange))
 
+    async def limits(self, exchange: Exchange) -> None:
+        """``GET /v1/limits``."""
+        found = self._service.limits(_principal(exchange))
+        await exchange.answer(200, limits_object(found), new_request_id())
+
+    async def usage(self, exchange: Exchange) -> None:
+        """``GET /v1/usage``."""
+        found = await self._service.usage(_principal(exchange))
+        await exchange.answer(200, usage_object(found), new_request_id())
+
     async def version(self, exchange: Exchange) -> None:
         """``GET /version``: of the appliance, for clients that adapt to it."""
         await exchange.answer(200, {"version": VERSION}, new_request_id())
@@ -251,6 +262,8 @@ ROUTES = (
     Route("POST", "/tokenize", Auth.TENANT, HttpFrontEnd.tokenize),
     Route("POST", "/detokenize", Auth.TENANT, HttpFrontEnd.detokenize),
     Route("POST", "/v1/attestations", Auth.TENANT, HttpFrontEnd.attest),
+    Route("GET", "/v1/limits", Auth.TENANT, HttpFrontEnd.limits),
+    Route("GET", "/v1/usage", Auth.TENANT, HttpFrontEnd.usage),
     Route("GET", "/version", Auth.TENANT, HttpFrontEnd.version),
     Route("GET", "/v1/models", Auth.TENANT, HttpFrontEnd.models),
     Route("GET", MODEL_PATH, Auth.TENANT, HttpFrontEnd.model),

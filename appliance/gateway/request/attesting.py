@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 
+from appliance.common.control import Attest, Attested
 from appliance.common.errors import DeadlineExceededError
 from appliance.gateway.generate_request import AttestRequest
 from appliance.gateway.request.lifecycle import Lifecycle
-from appliance.gateway.sandboxes.attestations import Attestations
+from appliance.gateway.sandboxes.questions import Questions
 from policy.model import Feature
 
 
 class AttestSession:
     """Runs one request for an attestation."""
 
-    def __init__(self, life: Lifecycle, request: AttestRequest, attestations: Attestations) -> None:
+    def __init__(self, life: Lifecycle, request: AttestRequest, questions: Questions[Attested]) -> None:
         self._life = life
         self._request = request
-        self._attestations = attestations
+        self._questions = questions
 
     async def run(self) -> str:
         """Return the signed text.
@@ -35,6 +36,5 @@ class AttestSession:
         if left <= 0:
             raise DeadlineExceededError("the deadline passed before the attestation was made")
         with life.waiting():
-            return await self._attestations.fetch(
-                request.request_id, life.principal.tenant, life.model.name, request.nonce, left
-            )
+            question = Attest(request.request_id, life.principal.tenant, life.model.name, request.nonce)
+            return (await self._questions.ask(question, left)).text

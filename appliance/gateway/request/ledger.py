@@ -17,8 +17,10 @@ from appliance.common.kv_shares import group_account
 from appliance.gateway.generate_request import RateState
 from appliance.gateway.request.accounts import Account, AccountRates
 from appliance.gateway.request.denials import denial
+from appliance.gateway.request.limit_states import limit_states
 from appliance.gateway.request.spend import Spends
 from appliance.gateway.request.waiting import Lines
+from appliance.gateway.tenant_account import TenantLimits
 from policy.decision import Decision, Effect, Obligations
 from policy.evaluate import evaluate, spend_left
 from policy.limits import Bucket, Rate, level
@@ -224,6 +226,24 @@ class Ledger:
             limit_tokens=tokens.capacity,
             remaining_tokens=max(0, int(left_tokens)),
             reset_tokens_s=(tokens.capacity - left_tokens) / tokens.per_second,
+        )
+
+    def limits_now(self, tenant: str) -> TenantLimits:
+        """Return every limit of the tenant, and what is left of it.
+
+        Raises:
+            UnauthenticatedError: it is no tenant any more.
+        """
+        limits, now = self.limits(tenant), self._clock()
+        account = self._account(tenant, now)
+        return TenantLimits(
+            tenant=tenant,
+            limits=limit_states(limits, account, self.spends.of(tenant), now),
+            running=account.concurrency,
+            waiting=self.lines.of(tenant),
+            max_context_tokens=limits.max_context_tokens,
+            max_output_tokens=limits.max_output_tokens,
+            currency=self._policy.currency,
         )
 
     def limits(self, tenant: str) -> Limits:

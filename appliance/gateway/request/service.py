@@ -42,17 +42,19 @@ from appliance.gateway.request.routing import Routing
 from appliance.gateway.request.session import Session
 from appliance.gateway.request.suspects import Suspects
 from appliance.gateway.request.tenant_counts import STRANGER, TenantCounts, Tokens
+from appliance.gateway.request.tenant_use import TenantUses
 from appliance.gateway.request.tokenizing import TokenizerSession
 from appliance.gateway.request.withdrawal import caller_withdrawn, reason_to_end
-from appliance.gateway.sandboxes.attestations import Attestations
 from appliance.gateway.sandboxes.engine_link import EngineLink
 from appliance.gateway.sandboxes.link import RETRY_AFTER_S
 from appliance.gateway.sandboxes.model_sandboxes import ModelSandboxes
 from appliance.gateway.sandboxes.publications import Publications
+from appliance.gateway.sandboxes.questions import SupervisorQuestions
 from appliance.gateway.sandboxes.tenant_sandboxes import TenantSandboxes
 from appliance.gateway.telemetry import names
 from appliance.gateway.telemetry.request_trace import Phase
 from appliance.gateway.telemetry.tracer import OtelTelemetry
+from appliance.gateway.tenant_account import TenantLimits, TenantUsed
 from policy.evaluate import principal as find_tenant
 from policy.evaluate import visible_models
 from policy.networks import admits
@@ -79,12 +81,13 @@ class GatewayService:
         audit: AuditFeed | None = None,
         tenant_sandboxes: TenantSandboxes | None = None,
         record_spend: Callable[[str, str, int], Awaitable[None]] | None = None,
-        attestations: Attestations | None = None,
+        questions: SupervisorQuestions | None = None,
     ) -> None:
         """``model_sandboxes`` are shared, by model; ``tenant_sandboxes`` are those of single tenants; ``audit`` takes
-        entries of the audit log; ``record_spend`` records what a request may cost; ``attestations`` come from the
+        entries of the audit log; ``record_spend`` records what a request may cost; ``questions`` go to the
         supervisor."""
-        self._attestations = attestations
+        self._questions = questions
+        self._uses = TenantUses(questions.usage) if questions is not None else None
         self.model_sandboxes = model_sandboxes
         self.tenant_sandboxes = tenant_sandboxes or TenantSandboxes()
         self.audit = audit or NoAuditFeed()
@@ -151,10 +154,10 @@ class GatewayService:
 
     async def attest(self, principal: Principal, request: AttestRequest, context: CallContext) -> str:
         """Give an attestation; see ``appliance.gateway.generate_request.Service``."""
-        if self._attestations is None:
+        if self._questions is None:
             raise UnavailableError("no supervisor is there to attest anything", retry_after_s=RETRY_AFTER_S)
         with self._begin(principal, request, context, embeds=None) as life:
-            return await AttestSession(life, request, self._attestations).run()
+            return await AttestSession(life, request, self._questions.attestations).run()
 
     def _begin(
         self, principal: Principal, request: AnyRequest, context: CallContext, *, embeds: bool | None
@@ -217,6 +220,16 @@ class GatewayService:
         names = visible_models(policy, principal.tenant, self.model_sandboxes)
         cards = [self._card(self.model_sandboxes[name]) for name in names if name not in policy.routes]
         return tuple(sorted([*cards, *self._routing.cards(policy, principal)], key=lambda card: card.name))
+
+    def limits(self, principal: Principal) -> TenantLimits:
+        """Return the tenant's limits and what is left of them; see ``appliance.gateway.generate_request.Service``."""
+        return self.ledger.limits_now(principal.tenant)
+
+    async def usage(self, principal: Principal) -> TenantUsed:
+        """Return what the tenant has used; see ``appliance.gateway.generate_request.Service``."""
+        if self._uses is None:
+            raise UnavailableError("no supervisor is there to tell what was used", retry_after_s=RETRY_AFTER_S)
+        return await self._uses.of(principal.tenant, self.ledger.policy.currency)
 
     def rates(self, principal: Principal) -> RateState:
         """Return what is left of the tenant's rates."""

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from appliance.common.figures import counted, printable
-from appliance.common.usage.report import TIMES, By, Filter, Sum
+from appliance.common.usage.report import TIMES, By, Filter, Sum, total
 from appliance.operator.cli.tables import number, table
 from policy.prices import BILLIONTHS, amount_text
 
@@ -46,18 +46,11 @@ def usage_view(found: Sequence[Sum], names: Sequence[By], chosen: Filter, width:
         bar = (Text(bar_of(_weight(one, priced=priced), largest), "cyan"),) if bars else ()
         shown.add_row(*keys, *_cells(one, priced=priced), *bar)
     if len(found) > 1:
-        total = total_of(found)
         rest = [""] * (len(names) - 1)
-        shown.add_row(Text("all", "dim"), *rest, *_cells(total, priced=priced), *([""] if bars else []))
+        shown.add_row(Text("all", "dim"), *rest, *_cells(total(found), priced=priced), *([""] if bars else []))
     rows = counted(len(found), "row")
     note = "   cost in the currency of the policy's prices" if priced else ""
     return Group(shown, "", Text.assemble(time, (f"   {rows}{note}", "dim")))
-
-
-def total_of(found: Sequence[Sum]) -> Sum:
-    """Return the sum of all rows."""
-    columns = [(one.requests, one.input, one.cached, one.output, one.cost) for one in found]
-    return Sum((), *map(sum, zip(*columns, strict=True))) if columns else Sum((), 0, 0, 0, 0, 0)
 
 
 def bar_of(value: int, largest: int) -> str:

@@ -1,4 +1,4 @@
-"""docs/reference/grpc.md: services, messages and fields of the proto with their comments."""
+"""docs/reference/grpc.md: services, messages and fields of the proto files with their comments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appliance.operator.reference.http import error_rows
 from appliance.operator.reference.markdown import code, page, section, table
 
 API = Path(__file__).resolve().parents[2] / "gateway" / "grpc" / "proto"
-PROTO = API / "athanor" / "inference" / "v1" / "inference.proto"
+PROTOS = tuple(API / "athanor" / name / "v1" / f"{name}.proto" for name in ("inference", "usage"))
 
 Place = tuple[int, ...]
 """Place in a descriptor, as protoc's source information numbers it (descriptor.proto)."""
@@ -24,27 +24,32 @@ _FIELD, _NESTED, _VALUE, _METHOD, _SYNTAX = 2, 3, 2, 2, 12
 
 def render() -> str:
     """The page."""
-    file, comments = _described()
-    about = comments[_SYNTAX,] + f"\n\nThe package is `{file.package}`; the file, `appliance/gateway/grpc/proto`."
-    methods = []
-    for number, service in enumerate(file.service):
-        rows = [
-            [
-                code(f"{service.name}/{one.name}"),
-                code(_short(one.input_type)),
-                ("stream of " if one.server_streaming else "") + code(_short(one.output_type)),
-                comments.get((_SERVICE, number, _METHOD, index), ""),
-            ]
-            for index, one in enumerate(service.method)
+    methods, about, parts = list[str](), list[str](), list[str]()
+    for proto in PROTOS:
+        file, comments = _described(proto)
+        about.append(comments[_SYNTAX,] + f"\n\nThe package is `{file.package}`.")
+        for number, service in enumerate(file.service):
+            methods.append(_methods(file.package, service, number, comments))
+        for number, message in enumerate(file.message_type):
+            parts += _messages(message, (_MESSAGE, number), "", comments)
+        for number, enum in enumerate(file.enum_type):
+            parts.append(_enum(enum, (_ENUM, number), "", comments))
+    about.append("The files are in `appliance/gateway/grpc/proto`.")
+    errors = section("Errors", table(("status", "ErrorInfo.reason", "meaning"), error_rows(for_grpc=True)))
+    return page("gRPC API", "\n\n".join(about), section("Methods", *methods), *parts, errors)
+
+
+def _methods(package: str, service: Any, number: int, comments: Mapping[Place, str]) -> str:
+    rows = [
+        [
+            code(f"{package}.{service.name}/{one.name}"),
+            code(_short(one.input_type)),
+            ("stream of " if one.server_streaming else "") + code(_short(one.output_type)),
+            comments.get((_SERVICE, number, _METHOD, index), ""),
         ]
-        methods.append(table(("method", "request", "response", "meaning"), rows))
-    parts = [section("Methods", *methods)]
-    for number, message in enumerate(file.message_type):
-        parts += _messages(message, (_MESSAGE, number), "", comments)
-    for number, enum in enumerate(file.enum_type):
-        parts.append(_enum(enum, (_ENUM, number), "", comments))
-    parts.append(section("Errors", table(("status", "ErrorInfo.reason", "meaning"), error_rows(for_grpc=True))))
-    return page("gRPC API", about, *parts)
+        for index, one in enumerate(service.method)
+    ]
+    return table(("method", "request", "response", "meaning"), rows)
 
 
 def _messages(message: Any, place: Place, outer: str, comments: Mapping[Place, str]) -> Iterator[str]:
@@ -90,7 +95,7 @@ def _short(type_name: str) -> str:
     return type_name.rpartition(".")[2]
 
 
-def _described() -> tuple[FileDescriptorProto, dict[Place, str]]:
+def _described(proto: Path) -> tuple[FileDescriptorProto, dict[Place, str]]:
     """Descriptor of the proto, and its comments by place."""
     import grpc_tools  # type: ignore[import-untyped]
     from grpc_tools import protoc
@@ -99,8 +104,8 @@ def _described() -> tuple[FileDescriptorProto, dict[Place, str]]:
         out = Path(folder) / "set"
         included = Path(grpc_tools.__file__).parent / "_proto"
         options = [f"--proto_path={API}", f"--proto_path={included}", f"--descriptor_set_out={out}"]
-        if protoc.main(["protoc", *options, "--include_source_info", str(PROTO)]) != 0:
-            raise RuntimeError(f"protoc refused {PROTO}; its message is above")
+        if protoc.main(["protoc", *options, "--include_source_info", str(proto)]) != 0:
+            raise RuntimeError(f"protoc refused {proto}; its message is above")
         (file,) = FileDescriptorSet.FromString(out.read_bytes()).file
     found = {}
     for one in file.source_code_info.location:

@@ -41,6 +41,8 @@ ROUTE_MEANINGS = {
     "/tokenize": "Token ids of a prompt or a conversation, and their number, as in vLLM.",
     "/detokenize": "Text of token ids, without special tokens, as in vLLM.",
     "/v1/attestations": "What serves the caller's requests to a model, signed (attestation.md).",
+    "/v1/limits": "Limits of the caller's tenant, and what is left of them now (usage.md).",
+    "/v1/usage": "What the caller's tenant has used in the current day and month, by model (usage.md).",
     "/version": "Version of the appliance.",
     "/v1/models": "Models and routes that the caller's tenant may use.",
     "/v1/models/{model:path}": "One of these models.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import pytest
 
 from appliance.common.audit.attestation import Attestation, read_attestation
 from appliance.common.audit.log import AuditLog, open_log
-from appliance.common.control import Attest, Attested, Control
+from appliance.common.control import Attest, Attested
 from appliance.common.errors import ControlError
-from appliance.supervisor import attesting as module
 from appliance.supervisor.attesting import Attesting, ServedFacts
 from isolation.gvisor.gvisor_runtime import GvisorRuntime
 from isolation.gvisor.runsc import find_runsc
@@ -45,12 +43,12 @@ def runtime(tmp_path: Path):
     made.close()
 
 
-def make(tmp_path: Path, audit: AuditLog | None, runtime, told: list[Control] | None = None) -> Attesting:
+def make(tmp_path: Path, audit: AuditLog | None, runtime) -> Attesting:
     """Attesting with two served models, one of them not in the policy of anybody."""
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     facts = ServedFacts({"small": "11" * 32, "big": "22" * 32, "other": "33" * 32}, "44" * 32)
-    return Attesting(audit, path, runtime, facts, lambda message, _: (told if told is not None else []).append(message))
+    return Attesting(audit, path, runtime, facts)
 
 
 def read(answer: Attested, audit: AuditLog) -> Attestation:
@@ -98,37 +96,12 @@ def test_without_an_audit_log_nothing_is_signed(tmp_path: Path, runtime) -> None
     assert (answer.text, "keeps no audit log" in answer.problem) == ("", True)
 
 
-@pytest.mark.parametrize("message", [Attest("r", "alpha", "small", "x"), Attest("r" * 65, "alpha", "small", NONCE)])
-def test_what_no_gateway_asks_is_refused(tmp_path: Path, audit: AuditLog, runtime, message: Attest) -> None:
-    """A nonce that is none and an id that is too long cost the attachment; a right question does not (control)."""
+def test_a_nonce_that_is_none_is_refused(tmp_path: Path, audit: AuditLog, runtime) -> None:
+    """It costs the attachment; a right question does not (control)."""
     asked = make(tmp_path, audit, runtime)
-    asked.take(Attest("r", "alpha", "small", NONCE))
+    asked.check(Attest("r", "alpha", "small", NONCE))
     with pytest.raises(ControlError):
-        asked.take(message)
-
-
-async def test_questions_are_answered_one_after_the_other(
-    tmp_path: Path, audit: AuditLog, runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each gets its answer; more than can wait are not kept, and those of a gateway that left are forgotten."""
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
-    told: list[Control] = []
-    asked = make(tmp_path, audit, runtime, told)
-    asked.take(Attest("gone", "alpha", "small", NONCE))
-    asked.gateway_left()
-    for number in range(5):
-        asked.take(Attest(f"req_{number}", "alpha", "small", NONCE))
-    task = asyncio.create_task(asked.run())
-    async with asyncio.timeout(10):
-        while len(told) < 3:
-            await asyncio.sleep(0.01)
-    asked.take(Attest("later", "alpha", "small", NONCE))
-    async with asyncio.timeout(10):
-        while len(told) < 4:
-            await asyncio.sleep(0.01)
-    assert [one.request for one in told if isinstance(one, Attested)] == ["req_0", "req_1", "req_2", "later"]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        asked.check(Attest("r", "alpha", "small", "x"))
 
 
 @pytest.fixture

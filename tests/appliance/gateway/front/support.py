@@ -39,6 +39,7 @@ from appliance.gateway.generate_request import (
 from appliance.gateway.grpc.servicer import STALL_S
 from appliance.gateway.http.settings import HttpSettings
 from appliance.gateway.servers import FrontEnds, FrontEndSettings, serve_front_ends
+from appliance.gateway.tenant_account import LimitState, LimitUnit, ModelUse, PeriodUse, TenantLimits, TenantUsed
 
 PEPPER = bytes(range(32))
 SPIFFE_ID = "spiffe://athanor.test/tenant/acme"
@@ -162,6 +163,9 @@ class ScriptedService:
         self.principals.append(principal)
         self.tokenizer_requests.append(request)
         self.contexts.append(context)
+        await self._raised()
+
+    async def _raised(self) -> None:
         for step in self.script:
             if isinstance(step, Exception):
                 raise step
@@ -178,6 +182,19 @@ class ScriptedService:
     def models(self, principal: Principal) -> tuple[ModelCard, ...]:
         """One model, and one more with a slash in its name."""
         return (ModelCard(MODEL, 1_700_000_000, 4096), ModelCard("org/other", 1_700_000_001, 8192))
+
+    def limits(self, principal: Principal) -> TenantLimits:
+        """One rate, of which something is left, and a limit of spend."""
+        rate = LimitState("requests_per_minute", LimitUnit.REQUESTS, 60, 60, 59, 1.0, "refuse")
+        spend = LimitState("spend_per_day", LimitUnit.BILLIONTHS, 10**10, 10**10, 9_500_000_001, 3_600.0, "refuse")
+        return TenantLimits(principal.tenant, (rate, spend), 1, 0, 4_096, 1_024, "EUR")
+
+    async def usage(self, principal: Principal) -> TenantUsed:
+        """Two models in the month, one of them today."""
+        await self._raised()
+        first, second = ModelUse(MODEL, 3, 30, 10, 20, 1_500_000_000), ModelUse("", 1, 2, 0, 1, 1)
+        day = PeriodUse(1_700_006_400, 1_700_092_800, (first,))
+        return TenantUsed(principal.tenant, day, PeriodUse(1_698_796_800, 1_701_388_800, (first, second)), "EUR")
 
     def rates(self, principal: Principal) -> RateState:
         """Fixed figures; tokens are unlimited."""

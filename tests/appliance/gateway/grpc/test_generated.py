@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import asyncio
 
+import pytest
+
 from appliance.common.keys import KeyTable
 from appliance.gateway.front.auth import Resolver
 from appliance.gateway.grpc import generate_code
-from appliance.gateway.grpc.generated import inference_pb2
+from appliance.gateway.grpc.generated import inference_pb2, usage_pb2
 from appliance.gateway.grpc.servicer import GrpcFrontEnd
 from tests.appliance.gateway.front.support import PEPPER, ScriptedService
 
@@ -38,15 +40,19 @@ async def test_every_method_of_the_schema_is_served():
     service = ScriptedService()
     front = GrpcFrontEnd(service, Resolver(service, lambda: KeyTable(PEPPER, {})))
     await asyncio.sleep(0)
-    schema = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-    wanted = {f"/{schema.full_name}/{method.name}" for method in schema.methods}
+    schemas = (
+        inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
+        usage_pb2.DESCRIPTOR.services_by_name["UsageService"],
+    )
+    wanted = {f"/{schema.full_name}/{method.name}" for schema in schemas for method in schema.methods}
     served = {name for name in front.methods() if name.startswith("/athanor.")}
     assert served == wanted
 
 
-def test_every_element_of_the_schema_is_commented():
+@pytest.mark.parametrize("proto", generate_code.PROTOS, ids=lambda path: path.stem)
+def test_every_element_of_the_schema_is_commented(proto):
     """Service, methods, messages, fields and enum values each carry a leading comment in the .proto."""
-    lines = generate_code.PROTO.read_text(encoding="utf-8").splitlines()
+    lines = proto.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         text = line.strip()
         starts = text.startswith(("service ", "rpc ", "message ", "enum ", "oneof ")) or (

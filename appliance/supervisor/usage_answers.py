@@ -1,0 +1,56 @@
+"""The supervisor's answers to what a tenant has used, from the usage book, which the gateway cannot read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from appliance.common.control import UsageQuery, Used
+from appliance.common.errors import ConfigError, ControlError
+from appliance.common.usage.report import Sum
+from appliance.common.usage.tenant_sums import tenant_sums
+
+log = structlog.get_logger()
+
+MAX_TENANT_CHARS = 63
+"""Longest name of a tenant (``policy.schema``)."""
+
+
+class UsageAnswers:
+    """Answers questions about usage, each some milliseconds of work at the end of a month."""
+
+    def __init__(self, folder: Path | None, clock: Callable[[], float] = time.time) -> None:
+        """``folder`` is the audit log's; None where none is kept, and so no book."""
+        self._folder = folder
+        self._clock = clock
+
+    def check(self, message: UsageQuery) -> None:
+        """Refuse what no gateway asks.
+
+        Raises:
+            ControlError: it is such a question.
+        """
+        if len(message.tenant) > MAX_TENANT_CHARS:
+            raise ControlError("a question about usage names no tenant")
+
+    def answer(self, message: UsageQuery) -> Used:
+        """Return the sums, or why there are none. Blocks."""
+        if self._folder is None:
+            return _without(message, "this appliance keeps no audit log, and so no usage book")
+        try:
+            found = tenant_sums(self._folder, message.tenant, self._clock())
+        except ConfigError as error:
+            log.error("usage cannot be told to a tenant", problem=str(error))
+            return _without(message, "the usage book cannot be read now")
+        return Used(message.request, found.day, found.month, _told(found.in_day), _told(found.in_month), "")
+
+
+def _told(sums: Sequence[Sum]) -> dict[str, list[int]]:
+    return {one.keys[0]: [one.requests, one.input, one.cached, one.output, one.cost] for one in sums}
+
+
+def _without(message: UsageQuery, problem: str) -> Used:
+    return Used(message.request, 0, 0, {}, {}, problem)

@@ -1,0 +1,105 @@
+"""Limits as a tenant sees them: what is left follows what it uses, in every limit that the policy sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.common.errors import UnauthenticatedError
+from appliance.gateway.request.ledger import Ledger
+from appliance.gateway.request.spend import Spends
+from appliance.gateway.tenant_account import LimitState, LimitUnit, TenantLimits
+from policy.loader import Source, load_policy
+
+POLICY = """
+version: 1
+tenants:
+  alpha:
+    credentials: ["key:a"]
+    models: ["*"]
+    limits:
+      requests_per_minute: {rate: 60, burst: 90}
+      tokens_per_minute: 6000
+      output_tokens_per_minute: {rate: 1200, exceeded: queue}
+      concurrency: 4
+      spend_per_day: 10
+      max_context_tokens: 4096
+      max_output_tokens: 1024
+  beta: {credentials: ["key:b"], models: ["*"]}
+prices:
+  currency: EUR
+  rules:
+    - {models: ["*"], input: 1000, output: 2000}
+"""
+
+
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(clock: Clock) -> Ledger:
+    """A ledger under the policy."""
+    policy = load_policy((Source("policy.yaml", POLICY),))
+    return Ledger(policy, {"alpha": b"a" * 32, "beta": b"b" * 32}, clock, Spends(clock))
+
+
+def row(found: TenantLimits, name: str) -> LimitState:
+    """The limit of this name."""
+    return next(one for one in found.limits if one.name == name)
+
+
+def test_an_unused_account_is_full() -> None:
+    """Each limit that the policy sets is there with its burst, its treatment and all of it left; no other is."""
+    found = opened(Clock()).limits_now("alpha")
+    assert [one.name for one in found.limits] == [
+        "requests_per_minute",
+        "tokens_per_minute",
+        "output_tokens_per_minute",
+        "concurrency",
+        "spend_per_day",
+    ]
+    assert row(found, "requests_per_minute") == LimitState(
+        "requests_per_minute", LimitUnit.REQUESTS, 60, 90, 90, 0.0, "refuse"
+    )
+    assert row(found, "output_tokens_per_minute").exceeded == "queue"
+    assert row(found, "spend_per_day").left == row(found, "spend_per_day").most == 10 * 10**9
+    assert (found.running, found.waiting, found.currency) == (0, 0, "EUR")
+    assert (found.max_context_tokens, found.max_output_tokens) == (4_096, 1_024)
+
+
+def test_what_a_request_takes_is_missing_until_it_is_settled() -> None:
+    """Reserved tokens, slots and costs are gone at once; what was not used comes back, and time brings the rest."""
+    clock = Clock()
+    ledger = opened(clock)
+    reservation = ledger.admit("alpha", "m", 200, 2)
+    reservation.reserve(100, 200, 4_000)
+    found = ledger.limits_now("alpha")
+    assert row(found, "requests_per_minute").left == 89
+    assert row(found, "requests_per_minute").full_in_s == pytest.approx(1.0)
+    assert row(found, "tokens_per_minute").left == 6_000 - 100 - 2 * 200
+    assert row(found, "output_tokens_per_minute").left == 1_200 - 2 * 200
+    assert (row(found, "concurrency").left, row(found, "concurrency").full_in_s, found.running) == (2, None, 2)
+    reserved = 10 * 10**9 - row(found, "spend_per_day").left
+    assert reserved == (100 * 1_000 + 400 * 2_000) * 1_000
+    reservation.settle(100, 30)
+    found = ledger.limits_now("alpha")
+    assert row(found, "tokens_per_minute").left == 6_000 - 130
+    assert row(found, "concurrency").left == 4
+    assert 10 * 10**9 - row(found, "spend_per_day").left == (100 * 1_000 + 30 * 2_000) * 1_000
+    clock.now += 60.0
+    assert row(ledger.limits_now("alpha"), "tokens_per_minute").left == 6_000
+
+
+def test_a_tenant_sees_itself_alone() -> None:
+    """What one uses changes nothing that another sees; who is no tenant sees nothing."""
+    ledger = opened(Clock())
+    before = ledger.limits_now("beta")
+    ledger.admit("alpha", "m", 200, 2).reserve(100, 200, 4_000)
+    assert ledger.limits_now("beta") == before
+    with pytest.raises(UnauthenticatedError):
+        ledger.limits_now("gamma")

@@ -1,0 +1,82 @@
+"""A real appliance tells a tenant its limits and its usage, by both APIs, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from appliance.gateway.grpc.generated import usage_pb2, usage_pb2_grpc
+from tests.system.conftest import PLAIN, Appliance
+
+pytestmark = pytest.mark.runsc
+
+MODEL = "athanor-mini"
+COUNTED_S = 10.0
+"""Longest until an ended request is in the usage: the log's delay, and the time for which an answer is given again."""
+
+
+def get(appliance: Appliance, path: str, tenant: str = "alpha") -> dict[str, Any]:
+    """The answer to a tenant's request."""
+    headers = {"authorization": f"Bearer {appliance.key(tenant)}"}
+    answer = httpx.get(appliance.ready["http"] + path, headers=headers, timeout=30, verify=PLAIN)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_what_a_request_used_is_told_to_its_tenant(own_appliance: Appliance) -> None:
+    """One request is missing from the limits at once, and in the usage of day and month within seconds, with the
+    tokens that the answer named; gRPC and a watch tell the same. Another tenant's account does not change."""
+    appliance = own_appliance
+    before = {one["name"]: one["left"] for one in get(appliance, "/v1/limits")["limits"]}
+    headers = {"authorization": f"Bearer {appliance.key('alpha')}"}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "What is a sandbox?"}], "max_tokens": 8}
+    answer = httpx.post(
+        appliance.ready["http"] + "/v1/chat/completions", json=body, headers=headers, timeout=60, verify=PLAIN
+    )
+    used = answer.json()["usage"]
+    after = {one["name"]: one["left"] for one in get(appliance, "/v1/limits")["limits"]}
+    assert before["requests_per_minute"] - after["requests_per_minute"] in (0, 1)  # a second gives one back
+    assert after["concurrency"] == before["concurrency"]
+    until = time.monotonic() + COUNTED_S
+    while not (found := get(appliance, "/v1/usage"))["day"]["models"]:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    (row,) = found["day"]["models"]
+    assert (row["model"], row["requests"]) == (MODEL, 1)
+    assert (row["input_tokens"], row["output_tokens"]) == (used["prompt_tokens"], used["completion_tokens"])
+    assert found["month"]["total"] == found["day"]["total"]
+    with grpc.insecure_channel(appliance.ready["grpc"]) as channel:
+        stub = usage_pb2_grpc.UsageServiceStub(channel)
+        proof = [("authorization", f"Bearer {appliance.key('alpha')}")]
+        usage = stub.GetUsage(usage_pb2.GetUsageRequest(), metadata=proof, timeout=30).usage
+        assert usage.day.models[0].output_tokens == row["output_tokens"]
+        watched = next(stub.WatchUsage(usage_pb2.WatchUsageRequest(), metadata=proof, timeout=30))
+        assert (watched.sequence, watched.usage, watched.limits.tenant) == (0, usage, "alpha")
+    other = get(appliance, "/v1/usage", "beta")
+    assert (other["tenant"], other["month"]["models"]) == ("beta", [])
+
+
+def test_the_commands_of_the_document_work(appliance: Appliance, root: Path) -> None:
+    """docs/usage.md asks for both, as a tenant does."""
+    text = (root / "docs" / "usage.md").read_text(encoding="utf-8")
+    block = text.partition("```sh account\n")[2].partition("```")[0]
+    told = []
+    for line in block.splitlines():
+        done = subprocess.run(
+            ["/bin/sh", "-c", line],
+            env={**os.environ, "ADDRESS": appliance.ready["http"], "KEY": appliance.key("alpha")},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        told.append(json.loads(done.stdout)["object"])
+    assert told == ["limits", "usage"]
