@@ -230,11 +230,11 @@ def test_the_next_start_sweeps_what_a_guard_could_not(adopting: None, folder: Pa
             os.kill(pid, 19)
     for pid in chain:
         os.kill(pid, 9)
-    for pid in launchers:
-        os.kill(pid, 18)
     process.wait()
     (dead,) = folder.glob(f"{PREFIX}*")
     assert any(str(dead) in " ".join(command_line(pid)) for pid in descendants(os.getpid()))
+    for pid in launchers:
+        os.kill(pid, 18)
     done = subprocess.run(
         [ATHANOR, "selftest", "--only", "G2", "--json"], env=environment, cwd=root, capture_output=True, check=False
     )
